@@ -1,0 +1,74 @@
+"""Judges IOMMU groups: which GPUs can be given to a VM, together with what, and if not, why not."""
+
+from __future__ import annotations
+
+from typing import Iterable, List, Mapping, Sequence, Tuple
+
+from gpuyard.model.host import Inventory
+from gpuyard.model.pci import CLASSES_COMPANION, PciFunction
+from gpuyard.model.slot import Capacity, Slot, Verdict
+
+PASSTHROUGH_DRIVERS = ("vfio-pci", "pci-stub")
+# Chipset functions that the host runs on while a driver holds them: host and ISA bridges, SMBus, IOMMU, peripherals.
+CLASSES_CHIPSET = ("0600", "0601", "0c05", "0806", "0807", "0880")
+
+
+def judge(inventory: Inventory) -> Tuple[Slot, ...]:
+    """The slots of a host in bus order: every IOMMU group that has a GPU in it, usable or blocked with its reasons."""
+    if not inventory.iommu_on:
+        return tuple(_without_iommu(gpu) for gpu in inventory.gpus)
+    slots = [
+        _judge_group(number, members, inventory.needed_by_host)
+        for number, members in inventory.groups().items()
+        if any(gpu in members for gpu in inventory.gpus)
+    ]
+    ungrouped = [_without_iommu(gpu) for gpu in inventory.gpus if gpu.iommu_group is None]
+    return tuple(sorted([*slots, *ungrouped], key=lambda slot: inventory.functions.index(slot.leader)))
+
+
+def _without_iommu(gpu: PciFunction) -> Slot:
+    reason = "the IOMMU is off or absent: switch on SVM/AMD-Vi or VT-d in the firmware (Intel also: intel_iommu=on)"
+    return Slot(None, (gpu,), (), Verdict.BLOCKED, (reason,))
+
+
+def _judge_group(number: int, members: Sequence[PciFunction], needed: Mapping[str, str]) -> Slot:
+    gpus = tuple(f for f in members if f.is_gpu and f.physical_function is None)
+    others = [f for f in members if f not in gpus and not f.is_bridge]
+    reasons = [reason for f in [*gpus, *others] for reason in _blocking(f, needed)]
+    companions = tuple(f for f in others if f.class_id in CLASSES_COMPANION)
+    notes = [*_notes(gpus, others), *_unprepared([*gpus, *others])]
+    verdict = Verdict.BLOCKED if reasons else Verdict.USABLE
+    return Slot(number, gpus, companions, verdict, tuple(reasons), tuple(notes))
+
+
+def _blocking(function: PciFunction, needed: Mapping[str, str]) -> Iterable[str]:
+    """Why this member keeps its whole group with the host."""
+    what = f"{function.short_address} {function.model}"
+    if function.address in needed:
+        yield f"{what} is needed by the host: {needed[function.address]}"
+    if function.boot_vga:
+        yield f"{what} is the boot console: make another display the primary one in the firmware"
+    if function.sriov_num_vfs:
+        yield f"{what} has {function.sriov_num_vfs} virtual functions switched on: write 0 to its sriov_numvfs"
+    if function.class_id in CLASSES_CHIPSET and function.driver not in (None, *PASSTHROUGH_DRIVERS):
+        yield f"{what} is part of the chipset and in use by the host (driver {function.driver})"
+
+
+def _notes(gpus: Sequence[PciFunction], others: Sequence[PciFunction]) -> Iterable[str]:
+    models = sorted({gpu.model for gpu in gpus})
+    if len(models) > 1:
+        yield f"GPUs of different models share the group: {', '.join(models)}"
+    for function in others:
+        if function.class_id not in (*CLASSES_COMPANION, *CLASSES_CHIPSET):
+            yield f"the host loses {function.short_address} {function.class_name}, which shares the group"
+
+
+def _unprepared(members: Sequence[PciFunction]) -> List[str]:
+    held = [f"{f.short_address} ({f.driver})" for f in members if f.driver not in (None, *PASSTHROUGH_DRIVERS)]
+    return [f"not prepared yet, on a driver of the host: {', '.join(held)}"] if held else []
+
+
+def capacity(slots: Iterable[Slot]) -> Capacity:
+    """What the usable slots allow at once, by groups alone."""
+    usable = [slot for slot in slots if slot.usable]
+    return Capacity(gpus=sum(len(slot.gpus) for slot in usable), single_gpu_vms=len(usable), whole_slot_vms=len(usable))

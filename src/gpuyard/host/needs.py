@@ -1,0 +1,93 @@
+"""Which PCI functions the host needs for itself: its disks in use, its uplink, its boot console.
+
+A GPU whose IOMMU group holds one of them must stay with the host. What is found here is what the kernel says is in
+use now; an idle disk or a spare network port is not needed.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Dict, Iterator, List, Optional, Set, Tuple
+
+from gpuyard.host.tree import Tree
+
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+VIRTUAL_DEVICE = "0:"  # major number 0: tmpfs, overlay, 9p and the like have no disk below them
+
+
+def needed_by_host(tree: Tree) -> Dict[str, str]:
+    """Address -> use, for every PCI function that a mounted disk, swap or the default route goes through."""
+    needed: Dict[str, str] = {}
+    for use, path in [*_disks(tree), *_uplinks(tree)]:
+        address = pci_address_of(tree, path)
+        if address is not None:
+            needed[address] = f"{needed[address]}, {use}" if address in needed else use
+    return needed
+
+
+def pci_address_of(tree: Tree, path: str) -> Optional[str]:
+    """The PCI function that a device hangs below (a disk below its controller), by its place in sysfs."""
+    addresses = PCI_ADDRESS.findall(tree.resolve(path))
+    return addresses[-1] if addresses else None
+
+
+def _disks(tree: Tree) -> Iterator[Tuple[str, str]]:
+    """(what it is used for, sysfs path) of each disk below a mounted file system or swap."""
+    seen: Set[Tuple[str, str]] = set()
+    for use, device in [*mounted_devices(tree), *_swap_devices(tree)]:
+        for disk in _below(tree, device):
+            if (use, disk) not in seen:
+                seen.add((use, disk))
+                yield f"{use} on {posixpath.basename(tree.resolve(disk))}", disk
+
+
+def mounted_devices(tree: Tree) -> List[Tuple[str, str]]:
+    """``root disk`` or ``disk of /boot``, with the sysfs path of the block device; the first mount of a device counts."""
+    devices: Dict[str, str] = {}
+    for line in (tree.read("proc/self/mountinfo") or "").splitlines():
+        fields = line.split()
+        if len(fields) < 5 or fields[2].startswith(VIRTUAL_DEVICE):
+            continue
+        number, where = fields[2], fields[4]
+        if where == "/" or number not in devices:
+            devices[number] = "root disk" if where == "/" else f"disk of {where}"
+    return [(use, f"sys/dev/block/{number}") for number, use in devices.items()]
+
+
+def _swap_devices(tree: Tree) -> List[Tuple[str, str]]:
+    lines = (tree.read("proc/swaps") or "").splitlines()[1:]
+    names = [posixpath.basename(line.split()[0]) for line in lines if line.startswith("/dev/")]
+    return [("swap", f"sys/class/block/{name}") for name in names]
+
+
+def _below(tree: Tree, device: str) -> List[str]:
+    """The devices at the bottom of LVM, RAID and encryption; the device itself when nothing is below it."""
+    lower = [f"sys/class/block/{name}" for name in tree.names(f"{device}/slaves")]
+    return [leaf for path in lower for leaf in _below(tree, path)] if lower else [device]
+
+
+def default_route_interfaces(tree: Tree) -> List[str]:
+    """Names of the interfaces that IPv4 or IPv6 default routes go out by, in order."""
+    names: List[str] = []
+    for line in (tree.read("proc/net/route") or "").splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 7 and fields[1] == "00000000" and fields[7] == "00000000":
+            names.append(fields[0])
+    for line in (tree.read("proc/net/ipv6_route") or "").splitlines():
+        fields = line.split()
+        if len(fields) > 9 and fields[0] == "0" * 32 and fields[1] == "00" and fields[9] != "lo":
+            names.append(fields[9])
+    return list(dict.fromkeys(names))
+
+
+def _uplinks(tree: Tree) -> Iterator[Tuple[str, str]]:
+    for name in default_route_interfaces(tree):
+        for port in ports_below(tree, name):
+            yield (f"uplink {port}" if port == name else f"uplink {port} (of {name})"), f"sys/class/net/{port}/device"
+
+
+def ports_below(tree: Tree, name: str) -> List[str]:
+    """The ports at the bottom of bonds, bridges and VLANs; the interface itself when it is one."""
+    lower = [entry[len("lower_") :] for entry in tree.names(f"sys/class/net/{name}") if entry.startswith("lower_")]
+    return list(dict.fromkeys(port for entry in lower for port in ports_below(tree, entry))) if lower else [name]

@@ -1,0 +1,215 @@
+"""Recordings: the needed part of one machine's sysfs and procfs in one small file.
+
+A recording is what a scan reads, not what it concludes, so it can be judged again by a later gpuyard, and be attached
+to a bug report. It is JSON:
+
+``gpuyard_recording``  format version, 1
+``made``               how it was made: a sentence that the one who made it wrote, and what was recorded when
+``facts``              values of HostFacts that replace what the tree says (the real machine's, for a recording of a VM)
+``names``              names of the vendors and products in it, as the recorded machine knew them
+``tree``               nested folders; a string is a file, ``{"->": target}`` is a symbolic link
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, Mapping, Optional
+
+from gpuyard.host.needs import default_route_interfaces, ports_below
+from gpuyard.host.pci_ids import PciIds
+from gpuyard.host.scan import DEVICES, scan
+from gpuyard.host.tree import LINK, RecordedTree, Tree
+from gpuyard.model.errors import UsageError
+from gpuyard.model.host import HostFacts, Inventory
+
+FORMAT = 1
+PLAIN_FILES = (
+    "proc/cmdline",
+    "proc/swaps",
+    "proc/net/route",
+    "proc/net/ipv6_route",
+    "proc/sys/kernel/hostname",
+    "proc/sys/kernel/osrelease",
+    "sys/devices/system/cpu/online",
+    "sys/devices/system/node/online",
+)
+FUNCTION_FILES = (
+    "vendor",
+    "device",
+    "class",
+    "revision",
+    "subsystem_vendor",
+    "subsystem_device",
+    "numa_node",
+    "boot_vga",
+    "sriov_totalvfs",
+    "sriov_numvfs",
+    "reset_method",
+    "resource",
+)
+FUNCTION_LINKS = ("driver", "iommu_group", "physfn")
+
+
+class Recorder:
+    """Copies single files, links and folder entries of a tree into nested dictionaries."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.nodes: Dict[str, Any] = {}
+
+    def put(self, path: str, node: object) -> None:
+        folder = self.nodes
+        *parents, name = path.split("/")
+        for parent in parents:
+            folder = folder.setdefault(parent, {})
+        folder[name] = node
+
+    def file(self, path: str, lines: Optional[List[str]] = None) -> None:
+        """Record a file, or only the given lines of it."""
+        text = self.tree.read(path)
+        if text is not None:
+            self.put(path, "\n".join(lines) if lines is not None else text)
+
+    def link(self, path: str) -> Optional[str]:
+        target = self.tree.link(path)
+        if target is not None:
+            self.put(path, {LINK: target})
+        return target
+
+
+def record(tree: Tree, names: PciIds, made: str, facts: Optional[Mapping[str, object]] = None) -> Dict[str, Any]:
+    """Record the tree. `made` says how, for whoever reads the file; `facts` as for scan()."""
+    recorder = Recorder(tree)
+    for path in PLAIN_FILES:
+        recorder.file(path)
+    _record_machine(recorder)
+    for address in tree.names(DEVICES):
+        _record_function(recorder, address)
+    for group in tree.names("sys/kernel/iommu_groups"):
+        recorder.file(f"sys/kernel/iommu_groups/{group}/type")
+    for unit in tree.names("sys/class/iommu"):
+        recorder.link(f"sys/class/iommu/{unit}")
+    _record_disks(recorder)
+    _record_network(recorder)
+    inventory = scan(tree, names, facts)
+    known = {f.vendor_id: f.vendor_name for f in inventory.functions}
+    known.update({f.ids: f.product_name for f in inventory.functions})
+    return {
+        "gpuyard_recording": FORMAT,
+        "made": made,
+        "facts": dict(facts or {}),
+        "names": {key: name for key, name in sorted(known.items()) if name},
+        "tree": recorder.nodes,
+    }
+
+
+def _record_machine(recorder: Recorder) -> None:
+    """Of the big files in procfs, only the lines that a scan reads: the rest is nobody's business in a bug report."""
+    models = [li for li in (recorder.tree.read("proc/cpuinfo") or "").splitlines() if li.startswith("model name")]
+    recorder.file("proc/cpuinfo", models[:1])
+    memory = (recorder.tree.read("proc/meminfo") or "").splitlines()
+    recorder.file("proc/meminfo", [li for li in memory if li.startswith(("MemTotal", "SwapTotal", "HugePages_Total"))])
+    mounts = (recorder.tree.read("proc/self/mountinfo") or "").splitlines()
+    recorder.file("proc/self/mountinfo", [li for li in mounts if not li.split()[2].startswith("0:")])
+
+
+def _record_function(recorder: Recorder, address: str) -> None:
+    recorder.link(f"{DEVICES}/{address}")
+    path = recorder.tree.resolve(f"{DEVICES}/{address}")
+    for name in FUNCTION_FILES:
+        recorder.file(f"{path}/{name}")
+    for name in FUNCTION_LINKS:
+        recorder.link(f"{path}/{name}")
+
+
+def _record_disks(recorder: Recorder) -> None:
+    tree = recorder.tree
+    numbers = {line.split()[2] for line in (tree.read("proc/self/mountinfo") or "").splitlines()}
+    waiting = [f"sys/dev/block/{number}" for number in sorted(numbers) if not number.startswith("0:")]
+    swaps = (tree.read("proc/swaps") or "").splitlines()[1:]
+    waiting += ["sys/class/block/" + line.split()[0].rpartition("/")[2] for line in swaps]
+    seen = set()
+    while waiting:
+        device = waiting.pop()
+        if device in seen or recorder.link(device) is None:
+            continue
+        seen.add(device)
+        path = tree.resolve(device)
+        recorder.file(f"{path}/size")
+        for lower in tree.names(f"{path}/slaves"):
+            recorder.link(f"{path}/slaves/{lower}")
+            waiting.append(f"sys/class/block/{lower}")
+
+
+def _record_network(recorder: Recorder) -> None:
+    tree = recorder.tree
+    waiting = default_route_interfaces(tree)
+    ports = {port for name in waiting for port in ports_below(tree, name)}
+    seen = set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        recorder.link(f"sys/class/net/{name}")
+        path = tree.resolve(f"sys/class/net/{name}")
+        if name in ports:
+            recorder.link(f"{path}/device")
+        for entry in tree.names(path):
+            if entry.startswith("lower_"):
+                recorder.link(f"{path}/{entry}")
+                waiting.append(entry[len("lower_") :])
+
+
+def dumps(recording: Mapping[str, Any]) -> str:
+    """As text that is small and still can be read and compared: one line per innermost folder."""
+    return _render(recording, 0) + "\n"
+
+
+def _render(node: Any, depth: int) -> str:
+    if not isinstance(node, dict) or not any(isinstance(value, dict) and LINK not in value for value in node.values()):
+        return json.dumps(node)
+    indent = " " * (depth + 1)
+    lines = [f"{indent}{json.dumps(key)}: {_render(value, depth + 1)}" for key, value in node.items()]
+    return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"
+
+
+def replay(text: str, source: str) -> Inventory:
+    """Scan a recording. `source` is its file name, for messages. Raises UsageError when it is not a recording."""
+    try:
+        recording = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{source}: not a recording: {error}; make one with 'gpuyard host record'") from None
+    version = recording.get("gpuyard_recording") if isinstance(recording, dict) else None
+    if version is None:
+        raise UsageError(f"{source}: not a recording: no 'gpuyard_recording'; make one with 'gpuyard host record'")
+    if version != FORMAT:
+        raise UsageError(f"{source}: recording of format {version}, this gpuyard reads format {FORMAT}; update gpuyard")
+    facts, names, nodes = (recording.get(key, {}) for key in ("facts", "names", "tree"))
+    for key, value in (("facts", facts), ("names", names), ("tree", nodes)):
+        if not isinstance(value, dict):
+            raise UsageError(f"{source}: {key!r} must be an object; the recording was edited or cut off")
+    try:
+        known = {str(key): str(name) for key, name in names.items()}
+        return scan(RecordedTree(nodes), PciIds.of_this_machine(known), check_facts(facts), str(recording.get("made")))
+    except ValueError as error:
+        raise UsageError(f"{source}: {error}") from None
+
+
+def check_facts(given: Mapping[str, object]) -> Dict[str, object]:
+    """Facts with the right types; numbers may come as text (from a command line). Raises ValueError with the reason."""
+    defaults = HostFacts(hostname="")
+    checked: Dict[str, object] = {}
+    for key, value in given.items():
+        default = getattr(defaults, key, None)
+        if default is None:
+            known = ", ".join(sorted(vars(defaults)))
+            raise ValueError(f"unknown host fact {key!r}; known are {known}")
+        if isinstance(default, int):
+            try:
+                checked[key] = int(str(value))
+            except ValueError:
+                raise ValueError(f"host fact {key} must be a whole number, not {value!r}") from None
+        else:
+            checked[key] = str(value)
+    return checked

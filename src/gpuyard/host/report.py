@@ -1,0 +1,88 @@
+"""An inventory and its slots for people (lines like lspci's) and for programs (JSON with a documented schema)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any, Dict, Iterable, List
+
+from gpuyard.host.judge import capacity, judge
+from gpuyard.model.host import Inventory
+from gpuyard.model.pci import PciFunction
+from gpuyard.model.slot import Slot
+
+FORMAT = 1
+
+
+def to_dict(inventory: Inventory) -> Dict[str, Any]:
+    """What ``gpuyard host scan -f json`` prints; docs/reference/inventory.schema.json describes it."""
+    slots = judge(inventory)
+    return {
+        "gpuyard_inventory": FORMAT,
+        "origin": inventory.origin,
+        "host": asdict(inventory.facts),
+        "iommu": inventory.iommu_on,
+        "functions": [_function(f, inventory.needed_by_host.get(f.address)) for f in inventory.functions],
+        "slots": [_slot(slot) for slot in slots],
+        "capacity": asdict(capacity(slots)),
+    }
+
+
+def to_json(inventory: Inventory) -> str:
+    return json.dumps(to_dict(inventory), indent=1)
+
+
+def _function(function: PciFunction, needed: object) -> Dict[str, Any]:
+    row = asdict(function)
+    row["device_type"] = function.device_type.value
+    row["needed_by_host"] = needed
+    return row
+
+
+def _slot(slot: Slot) -> Dict[str, Any]:
+    return {
+        "iommu_group": slot.group,
+        "verdict": slot.verdict.value,
+        "reasons": list(slot.reasons),
+        "notes": list(slot.notes),
+        "leader": slot.leader.address,
+        "peers": [gpu.address for gpu in slot.peers],
+        "companions": [function.address for function in slot.companions],
+    }
+
+
+def lines(inventory: Inventory, everything: bool = False) -> List[str]:
+    """One line per function, by IOMMU group: those that share a group with a GPU, or `everything`."""
+    interesting = {f.iommu_group for f in inventory.gpus}
+    shown = [f for f in inventory.functions if everything or (f.iommu_group in interesting and not f.is_bridge)]
+    shown.sort(key=lambda f: (f.iommu_group is None, f.iommu_group or 0))
+    return [line(function) for function in shown]
+
+
+def line(function: PciFunction) -> str:
+    """``IOMMU Group 19 27:00.0 3D controller [0302]: ...``, then what lspci does not say in one line."""
+    group = "no IOMMU group" if function.iommu_group is None else f"IOMMU Group {function.iommu_group}"
+    revision = "" if function.revision == "00" else f" (rev {function.revision})"
+    named = f"{function.class_name} [{function.class_id}]: {function.title} [{function.ids}]{revision}"
+    numa = "" if function.numa_node is None else f"  NUMA {function.numa_node}"
+    driver = function.driver or "no driver"
+    return f"{group} {function.short_address} {named}{numa}  {function.device_type.value}  {driver}"
+
+
+def verdict_lines(slots: Iterable[Slot]) -> List[str]:
+    """A line per slot, its reasons and notes below it, and what the host can run at once."""
+    slots = list(slots)
+    text: List[str] = []
+    for slot in slots:
+        group = "no group" if slot.group is None else f"group {slot.group}"
+        gpus = " + ".join(gpu.short_address for gpu in slot.gpus)
+        with_them = f", with {', '.join(f.short_address for f in slot.companions)}" if slot.companions else ""
+        text.append(f"{slot.verdict.value:8} {group}: {len(slot.gpus)} x {slot.leader.model} ({gpus}{with_them})")
+        text += [f"         because {reason}" for reason in slot.reasons]
+        text += [f"         note: {note}" for note in slot.notes]
+    room = capacity(slots)
+    text.append(
+        f"{room.gpus} GPUs can be given away: to {room.single_gpu_vms} VMs with one GPU each, "
+        f"or to {room.whole_slot_vms} VMs with a whole slot each, at once"
+    )
+    return text

@@ -1,0 +1,118 @@
+"""Where a scan reads from: a folder with ``sys`` and ``proc`` in it, or a recording in memory.
+
+Paths are relative to the root, without a leading slash: ``sys/bus/pci/devices``. A missing file or folder is normal
+(kernels differ in the attributes that they have), so reading one answers None or an empty list instead of raising.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from typing import Any, Dict, List, Mapping, Optional, Protocol
+
+LINK = "->"
+MAX_LINKS = 40  # as the kernel's own limit; a recording may have been edited into a loop
+
+
+class Tree(Protocol):
+    """Read-only view of the parts of ``/sys`` and ``/proc`` that gpuyard looks at."""
+
+    def read(self, path: str) -> Optional[str]:
+        """The text of a file without the final newline; None when it is not there or cannot be read."""
+
+    def link(self, path: str) -> Optional[str]:
+        """The target of a symbolic link as written; None when it is not a link."""
+
+    def names(self, path: str) -> List[str]:
+        """Sorted names in a folder; empty when it is not there."""
+
+    def resolve(self, path: str) -> str:
+        """The path with all links followed, as far as it exists."""
+
+
+class FileTree:
+    """The tree below a real folder, ``/`` for the machine itself."""
+
+    def __init__(self, root: str = "/") -> None:
+        self.root = os.path.realpath(root)
+
+    def _path(self, path: str) -> str:
+        return os.path.join(self.root, path)
+
+    def read(self, path: str) -> Optional[str]:
+        try:
+            with open(self._path(path), encoding="utf-8", errors="replace") as file:
+                return file.read().rstrip("\n")
+        except OSError:  # also EIO and EINVAL: some attributes exist and refuse to be read
+            return None
+
+    def link(self, path: str) -> Optional[str]:
+        try:
+            return os.readlink(self._path(path))
+        except OSError:
+            return None
+
+    def names(self, path: str) -> List[str]:
+        try:
+            return sorted(os.listdir(self._path(path)))
+        except OSError:
+            return []
+
+    def resolve(self, path: str) -> str:
+        return os.path.relpath(os.path.realpath(self._path(path)), self.root)
+
+
+Node = Any  # str: a file; {LINK: target}: a link; any other dict: a folder
+
+
+class RecordedTree:
+    """A tree held in nested dictionaries, as a recording stores it."""
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        self.nodes = nodes
+        self._resolved: Dict[str, str] = {}
+
+    def _at(self, path: str) -> Node:
+        """The node at a path that has no links in it; None when there is none."""
+        node: Node = self.nodes
+        for part in path.split("/"):
+            if not isinstance(node, dict) or part not in node:
+                return None
+            node = node[part]
+        return node
+
+    def resolve(self, path: str) -> str:
+        known = self._resolved.get(path)
+        if known is None:
+            known = self._resolved[path] = self._follow(path)
+        return known
+
+    def _follow(self, path: str) -> str:
+        path = posixpath.normpath(path)
+        for _ in range(MAX_LINKS):
+            node: Node = self.nodes
+            parts = path.split("/")
+            for depth, part in enumerate(parts):
+                node = node.get(part) if isinstance(node, dict) else None
+                if node is None:
+                    return path
+                if isinstance(node, dict) and LINK in node:
+                    target = posixpath.join("/".join(parts[:depth]), node[LINK])
+                    path = posixpath.normpath(posixpath.join(target, *parts[depth + 1 :]))
+                    break
+            else:
+                return path
+        return path
+
+    def read(self, path: str) -> Optional[str]:
+        node = self._at(self.resolve(path))
+        return node if isinstance(node, str) else None
+
+    def link(self, path: str) -> Optional[str]:
+        folder, _, name = path.rpartition("/")
+        node = self._at((self.resolve(folder) + "/" + name) if folder else name)
+        return node[LINK] if isinstance(node, dict) and LINK in node else None
+
+    def names(self, path: str) -> List[str]:
+        node = self._at(self.resolve(path))
+        return sorted(node) if isinstance(node, dict) and LINK not in node else []

@@ -1,0 +1,21 @@
+"""The errors that gpuyard raises on purpose; each carries the exit code that the command line ends with."""
+
+from __future__ import annotations
+
+
+class GpuyardError(Exception):
+    """Something went wrong that the reader of the message can act on: it names the object and says what to do."""
+
+    exit_code = 1
+
+
+class UsageError(GpuyardError):
+    """The command or its input is wrong; nothing was read from or written to a host or a cloud."""
+
+    exit_code = 2
+
+
+class BlockedError(GpuyardError):
+    """What was asked is understood and refused: drift, a blocked host, a name that belongs to somebody else."""
+
+    exit_code = 3

@@ -1,0 +1,65 @@
+"""What is known of one hypervisor: its PCI functions and what it needs for itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from gpuyard.model.pci import PciFunction
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What the scheduler and the compiler need to know about the machine besides its PCI functions."""
+
+    hostname: str
+    kernel: str = ""
+    command_line: str = ""
+    cpu_model: str = ""
+    cpus: int = 0
+    """Logical CPUs that are online."""
+    memory_mib: int = 0
+    disk_gib: int = 0
+    """Size of the disk that holds the root file system."""
+    numa_nodes: int = 1
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """One scan of one host."""
+
+    facts: HostFacts
+    functions: Tuple[PciFunction, ...]
+    """In bus order."""
+    needed_by_host: Mapping[str, str] = field(default_factory=dict)
+    """Address of a function -> what the host uses it for (``root disk nvme0n1``, ``uplink eno1``)."""
+    origin: str = ""
+    """How the scan came to be: the live machine, or what a recording says about itself."""
+
+    def function(self, address: str) -> PciFunction:
+        """The function at a full address; KeyError when there is none."""
+        for function in self.functions:
+            if function.address == address:
+                return function
+        raise KeyError(address)
+
+    def groups(self) -> Dict[int, List[PciFunction]]:
+        """IOMMU group number -> members in bus order; empty when the IOMMU is off."""
+        groups: Dict[int, List[PciFunction]] = {}
+        for function in self.functions:
+            if function.iommu_group is not None:
+                groups.setdefault(function.iommu_group, []).append(function)
+        return dict(sorted(groups.items()))
+
+    @property
+    def gpus(self) -> Tuple[PciFunction, ...]:
+        """GPUs that could be given away: virtual functions are their own thing and not listed."""
+        return tuple(f for f in self.functions if f.is_gpu and f.physical_function is None)
+
+    @property
+    def iommu_on(self) -> bool:
+        return any(f.iommu_group is not None for f in self.functions)
+
+    @property
+    def host_name(self) -> Optional[str]:
+        return self.facts.hostname or None

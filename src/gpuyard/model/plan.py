@@ -1,0 +1,56 @@
+"""Plans: what would change, as a list of steps that a person can read and refuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Mapping, Tuple
+
+
+class Verb(str, Enum):
+    CREATE = "create"
+    UPDATE = "update"
+    REPLACE = "replace"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change to one object, decided by a planner; whoever carries it out decides nothing."""
+
+    verb: Verb
+    kind: str
+    """What sort of object: ``flavor``, ``flavor access``, ``registered limit``, ``project limit``."""
+    name: str
+    reason: str
+    before: Mapping[str, Any] = field(default_factory=dict)
+    after: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def changes(self) -> Tuple[str, ...]:
+        """One line per differing value: ``ram: 8192 -> 16384``."""
+        lines = []
+        for key in sorted({*self.before, *self.after}):
+            old, new = self.before.get(key), self.after.get(key)
+            if old == new:
+                continue
+            lines.append(f"{key}: {new}" if old is None else f"{key}: {old} -> {'(none)' if new is None else new}")
+        return tuple(lines)
+
+    def __str__(self) -> str:
+        return f"{self.verb.value} {self.kind} {self.name}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps in the order in which they must be carried out, and what stands in the way."""
+
+    steps: Tuple[Step, ...] = ()
+    refusals: Tuple[str, ...] = ()
+    """Reasons why the plan must not be applied at all; a plan with refusals changes nothing."""
+    notes: Tuple[str, ...] = ()
+    """What was seen and deliberately left alone."""
+
+    @property
+    def empty(self) -> bool:
+        return not self.steps and not self.refusals

@@ -1,0 +1,169 @@
+"""The leader/peer encoding: how IOMMU groups, which Nova does not know, become what Placement does know.
+
+- A lone GPU, and the leader of every shared group, has its pool's resource class: ``CUSTOM_GPU_V100``.
+- The peers of a shared group have a class of their own, ``CUSTOM_GPU_V100_PEER``.
+- Leader and peers of one group have a trait for their set, ``CUSTOM_GPU_SET_A``. No two groups of a host have the same
+  letter within a pool, so a request for the leader and the peers of a set can only be met by one group.
+
+So one GPU can always be had from any group, a whole group can be had at once, and no order of requests puts two
+servers into one group. A set letter stands for one group size, or a pair could be taken out of a larger group.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gpuyard.host.judge import judge
+from gpuyard.model.gpu import Gpu, GpuRole
+from gpuyard.model.host import Inventory
+from gpuyard.model.pci import DeviceType, PciFunction
+from gpuyard.model.slot import Slot
+from gpuyard.site.problems import Problem
+from gpuyard.site.schema import Site
+
+
+@dataclass(frozen=True)
+class EncodedGpu:
+    """A GPU of the site with its PCI function."""
+
+    gpu: Gpu
+    function: PciFunction
+
+    @property
+    def offered(self) -> bool:
+        """Whether Nova may be told about it."""
+        return not self.gpu.blocked
+
+
+def pool_class(pool: str) -> str:
+    """``v100`` -> ``CUSTOM_GPU_V100``."""
+    return "CUSTOM_GPU_" + pool.upper().replace("-", "_")
+
+
+def peer_class(pool: str) -> str:
+    return pool_class(pool) + "_PEER"
+
+
+def set_trait(letter: str) -> str:
+    return "CUSTOM_GPU_SET_" + letter
+
+
+def letter_of(index: int) -> str:
+    """0 -> A, 25 -> Z, 26 -> AA."""
+    letters = ""
+    index += 1
+    while index:
+        index, rest = divmod(index - 1, 26)
+        letters = chr(ord("A") + rest) + letters
+    return letters
+
+
+def encode(site: Site, inventories: Mapping[str, Inventory]) -> tuple[list[EncodedGpu], list[Problem]]:
+    """Every GPU of the site's pools, by host and address, with its class and set; and what does not fit together."""
+    problems = _claimed_twice(site, inventories)
+    encoded: list[EncodedGpu] = []
+    for host, inventory in inventories.items():
+        for slot in judge(inventory):
+            encoded += _encode_slot(site, host, slot)
+    problems += _mixed_types(site, encoded)
+    return _with_letters(encoded), problems
+
+
+def pool_of(site: Site, host: str, function: PciFunction) -> str | None:
+    """The pool that a GPU belongs to; None when no pool wants its model."""
+    for name, pool in site.pools.items():
+        if function.ids in pool.models and (pool.hosts is None or host in pool.hosts):
+            return name
+    return None
+
+
+def _encode_slot(site: Site, host: str, slot: Slot) -> list[EncodedGpu]:
+    """The GPUs of a slot that pools want: the first one offered leads, those of its pool are its peers."""
+    pools = {gpu.address: pool_of(site, host, gpu) for gpu in slot.gpus}
+    members = [gpu for gpu in slot.gpus if pools[gpu.address]]
+    if not members:
+        return []
+    leader_pool = pools[members[0].address]
+    same_pool = [gpu for gpu in members if pools[gpu.address] == leader_pool]
+    encoded = []
+    for gpu in members:
+        pool = pools[gpu.address]
+        assert pool is not None
+        blocked = "; ".join(slot.reasons)
+        role = GpuRole.LONE if len(same_pool) == 1 else GpuRole.LEADER if gpu == members[0] else GpuRole.PEER
+        if not blocked and pool != leader_pool:
+            role, blocked = GpuRole.PEER, f"shares its IOMMU group with {members[0].address} of pool {leader_pool}"
+        resource_class = peer_class(pool) if role is GpuRole.PEER else pool_class(pool)
+        encoded.append(
+            EncodedGpu(
+                Gpu(host, gpu.address, pool, gpu.model, gpu.ids, role, resource_class, slot.group, None,
+                    gpu.numa_node, blocked),
+                gpu,
+            )
+        )  # fmt: skip
+    return encoded
+
+
+def _with_letters(encoded: list[EncodedGpu]) -> list[EncodedGpu]:
+    """Give each offered shared group its letter: per pool, letters run over sizes, and within a size over a host."""
+    groups: dict[str, dict[tuple[str, int | None], list[int]]] = defaultdict(lambda: defaultdict(list))
+    for index, item in enumerate(encoded):
+        if item.offered and item.gpu.role is not GpuRole.LONE:
+            groups[item.gpu.pool][item.gpu.host, item.gpu.group].append(index)
+    result = list(encoded)
+    for sets in groups.values():
+        first = 0
+        for size in sorted({len(members) for members in sets.values()}):
+            used: dict[str, int] = defaultdict(int)
+            for (host, _), members in sets.items():
+                if len(members) == size:
+                    for index in members:
+                        gpu = replace(encoded[index].gpu, set_letter=letter_of(first + used[host]))
+                        result[index] = replace(encoded[index], gpu=gpu)
+                    used[host] += 1
+            first += max(used.values())
+    return result
+
+
+def _claimed_twice(site: Site, inventories: Mapping[str, Inventory]) -> list[Problem]:
+    problems = []
+    names = list(site.pools)
+    for index, name in enumerate(names):
+        for other in names[:index]:
+            problems += _overlap(site, inventories, other, name)
+    return problems
+
+
+def _overlap(site: Site, inventories: Mapping[str, Inventory], one: str, two: str) -> list[Problem]:
+    """Two pools that want the same GPUs, named by the first host where they do."""
+    first, second = site.pools[one], site.pools[two]
+    models = sorted(set(first.models) & set(second.models))
+    hosts = sorted(set(first.hosts or site.hosts) & set(second.hosts or site.hosts))
+    for host in hosts:
+        for function in inventories[host].gpus if host in inventories else ():
+            if function.ids in models:
+                message = (
+                    f"claims {function.address} on {host} ({function.ids}), which pool {one!r} claims too; "
+                    f"leave the model out of one of them, or give both different 'hosts'"
+                )
+                return [Problem(("pools", two), message)]
+    return []
+
+
+def _mixed_types(site: Site, encoded: list[EncodedGpu]) -> list[Problem]:
+    """An alias has one device_type, and Nova matches it exactly: a pool must not mix type-PCI and type-PF."""
+    problems = []
+    for pool in site.pools:
+        types: dict[DeviceType, EncodedGpu] = {}
+        for item in encoded:
+            if item.gpu.pool == pool and item.offered:
+                types.setdefault(item.function.device_type, item)
+        if len(types) > 1:
+            where = ", ".join(f"{kind.value} on {item.gpu.host} ({item.gpu.ids})" for kind, item in types.items())
+            message = (
+                f"mixes device types: {where}; switch SR-IOV alike in the firmware, or make two pools with 'hosts'"
+            )
+            problems.append(Problem(("pools", pool), message))
+    return problems

@@ -1,0 +1,55 @@
+"""Options of OpenStack services: who gets them, in which section, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Option:
+    """One line of an ini file. The same key may come more than once where the service reads a list of values."""
+
+    section: str
+    key: str
+    value: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """The options of one service, or of one service on one host."""
+
+    service: str
+    """``nova`` (every Nova service), ``nova-scheduler``, ``nova-compute`` or ``placement``."""
+    host: str | None
+    """Set for what differs from host to host."""
+    options: tuple[Option, ...]
+
+    def values(self, section: str, key: str) -> list[str]:
+        """All values of a key, in order."""
+        return [option.value for option in self.options if (option.section, option.key) == (section, key)]
+
+
+def compact_json(value: dict[str, str]) -> str:
+    """JSON on one line, keys in the given order: what ``device_spec`` and ``alias`` take."""
+    return json.dumps(value, separators=(", ", ": "))
+
+
+def render_ini(options: Iterable[Option]) -> str:
+    """An ini file with each reason as a comment above the first option that has it."""
+    by_section: dict[str, list[Option]] = {}
+    for option in options:
+        by_section.setdefault(option.section, []).append(option)
+    lines: list[str] = []
+    for section, members in by_section.items():
+        lines.append(f"[{section}]")
+        reason = ""
+        for option in members:
+            if option.reason and option.reason != reason:
+                lines.append(f"# {option.reason}")
+            reason = option.reason
+            lines.append(f"{option.key} = {option.value}")
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,121 @@
+"""Problems of a site file: each with the place it stands at and what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+from gpuyard.model.errors import UsageError
+from gpuyard.site.schema import Site
+
+Place = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something in the site that cannot be; `place` is the path of keys to it."""
+
+    place: Place
+    message: str
+
+
+class SiteError(UsageError):
+    """The site file has problems; all of them are in the message, one a line, with file and line."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = tuple(lines)
+
+
+def line_of(document: Any, place: Place) -> int:
+    """The line (from 1) of the deepest part of the place that the document has."""
+    line = 1
+    for key in place:
+        if isinstance(document, CommentedMap) and key in document:
+            line = document.lc.key(key)[0] + 1
+        elif isinstance(document, CommentedSeq) and isinstance(key, int) and key < len(document):
+            line = document.lc.item(key)[0] + 1
+        else:
+            break
+        document = document[key]
+    return line
+
+
+def located(file: str, document: Any, problems: Iterable[Problem]) -> SiteError:
+    """The error for a list of problems, in the order in which they stand in the file."""
+    placed = sorted(((line_of(document, p.place), p) for p in _unique(problems)), key=lambda pair: pair[0])
+    return SiteError([f"{file}:{line}: {_path(p.place)}: {p.message}" for line, p in placed])
+
+
+def _unique(problems: Iterable[Problem]) -> list[Problem]:
+    return list(dict.fromkeys(problems))
+
+
+def _path(place: Place) -> str:
+    return ".".join(str(part) for part in place) or "site"
+
+
+def of_validation(error: ValidationError, document: Any) -> list[Problem]:
+    """pydantic's errors in our words, each saying what to write."""
+    problems = []
+    for item in error.errors(include_url=False):
+        place = tuple(part for part in item["loc"] if part != "[key]")
+        problems.append(Problem(place, _message(item, place, document)))
+    return problems
+
+
+def _message(item: Any, place: Place, document: Any) -> str:
+    kind, context, given = item["type"], item.get("ctx", {}), item.get("input")
+    if kind == "extra_forbidden":
+        known = _known_keys(place[:-1])
+        close = difflib.get_close_matches(str(place[-1]), known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known here are {', '.join(known)}"
+        return f"unknown key; {hint}"
+    if kind == "missing":
+        return "is missing; add it"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "string_pattern_mismatch":
+        return f"{given!r} does not look right; write {_PATTERN_HINTS.get(context['pattern'], context['pattern'])}"
+    if kind == "literal_error":
+        return f"{given!r} is not supported; write {context['expected']}"
+    if kind in ("int_type", "int_parsing"):
+        return f"{given!r} is not a whole number; write one without quotes or unit"
+    if kind in ("greater_than_equal", "less_than_equal"):
+        return (
+            f"{given!r} is out of range; write a number that is {_RANGE[kind]} {context.get('ge', context.get('le'))}"
+        )
+    if kind in ("dict_type", "model_type", "model_attributes_type"):
+        return f"{given!r} is not a mapping; write 'key: value' lines below it"
+    if kind == "list_type":
+        return f"{given!r} is not a list; write [{given}]"
+    if kind in ("too_short", "string_type", "bool_parsing", "bool_type"):
+        return {"too_short": "is empty; add at least one"}.get(kind, f"{given!r} is of the wrong type: {item['msg']}")
+    return str(item["msg"])
+
+
+_RANGE = {"greater_than_equal": "at least", "less_than_equal": "at most"}
+_PATTERN_HINTS = {
+    r"^[0-9a-f]{4}:[0-9a-f]{4}$": "vendor:product in lower-case hex, as in '10de:1db4' (quote it)",
+    r"^[a-z0-9]+(-[a-z0-9]+)*$": "lower-case letters, digits and single dashes, as in 'v100'",
+    r"^[A-Za-z0-9][A-Za-z0-9._+-]*$": "letters, digits and . _ + -",
+    r"^[A-Za-z0-9][A-Za-z0-9_-]*$": "letters, digits, _ and -",
+}
+
+
+def _known_keys(place: Place) -> list[str]:
+    """The keys that may stand at a place, found by walking the model along it."""
+    model: Any = Site
+    for part in place:
+        fields = model.model_fields if isinstance(model, type) and issubclass(model, BaseModel) else {}
+        annotation = fields[part].annotation if part in fields else model
+        arguments = getattr(annotation, "__args__", ())
+        models = [a for a in (annotation, *arguments) if isinstance(a, type) and issubclass(a, BaseModel)]
+        if part in fields:
+            model = models[0] if models else annotation
+    return sorted(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
