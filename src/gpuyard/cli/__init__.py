@@ -1,0 +1,1 @@
+"""The command line. Thin: every command calls one function of the packages below it."""

@@ -43,7 +43,7 @@ def _disks(tree: Tree) -> Iterator[Tuple[str, str]]:
 
 
 def mounted_devices(tree: Tree) -> List[Tuple[str, str]]:
-    """``root disk`` or ``disk of /boot``, with the sysfs path of the block device; the first mount of a device counts."""
+    """``root disk`` or ``disk of /boot``, with the sysfs path of the block device; a device counts once."""
     devices: Dict[str, str] = {}
     for line in (tree.read("proc/self/mountinfo") or "").splitlines():
         fields = line.split()

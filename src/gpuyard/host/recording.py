@@ -13,6 +13,7 @@ to a bug report. It is JSON:
 from __future__ import annotations
 
 import json
+from pathlib import PurePath
 from typing import Any, Dict, List, Mapping, Optional
 
 from gpuyard.host.needs import default_route_interfaces, ports_below
@@ -172,6 +173,19 @@ def _render(node: Any, depth: int) -> str:
     indent = " " * (depth + 1)
     lines = [f"{indent}{json.dumps(key)}: {_render(value, depth + 1)}" for key, value in node.items()]
     return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"
+
+
+def replay_file(path: PurePath) -> Inventory:
+    """Scan the recording in a file. Raises UsageError when it cannot be read or is not a recording."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return replay(file.read(), str(path))
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {path}: {error.strerror}; make it on the host with 'gpuyard host record -o FILE'"
+        ) from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: not a recording: not text") from None
 
 
 def replay(text: str, source: str) -> Inventory:

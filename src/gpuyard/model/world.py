@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import FrozenSet, Mapping, Optional, Tuple
+from typing import FrozenSet, Mapping, Optional
 
 
 @dataclass(frozen=True)
@@ -63,5 +63,5 @@ class Snapshot:
     """By host."""
     calls: int = 0
     """API requests this snapshot took."""
-    unexplained: Tuple[str, ...] = ()
-    """GPU providers that can neither be had nor are held or reserved, by name."""
+    unexplained: Mapping[str, str] = field(default_factory=dict)
+    """Name of a GPU provider that can neither be had nor is held or reserved -> what is odd about it."""

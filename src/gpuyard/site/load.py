@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from gpuyard.host.recording import replay
+from gpuyard.host.recording import replay_file
 from gpuyard.model.errors import UsageError
 from gpuyard.model.host import Inventory
 from gpuyard.site.compile import CompiledSite, compile_site
@@ -82,13 +82,8 @@ def _inventories(path: Path, site: Site) -> tuple[dict[str, Inventory], list[Pro
     inventories: dict[str, Inventory] = {}
     problems: list[Problem] = []
     for name, host in site.hosts.items():
-        file = path.parent / host.recording
-        place = ("hosts", name, "recording")
         try:
-            inventories[name] = replay(file.read_text(encoding="utf-8"), str(file))
-        except OSError as error:
-            message = f"cannot read {file}: {error.strerror}; make it on the host with 'gpuyard host record -o FILE'"
-            problems.append(Problem(place, message))
+            inventories[name] = replay_file(path.parent / host.recording)
         except UsageError as error:
-            problems.append(Problem(place, str(error)))
+            problems.append(Problem(("hosts", name, "recording"), str(error)))
     return inventories, problems

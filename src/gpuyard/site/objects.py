@@ -9,8 +9,11 @@ from gpuyard.site.encoding import EncodedGpu, peer_class, pool_class
 from gpuyard.site.nova import alias, leader_alias, peer_alias
 from gpuyard.site.schema import Flavor, Site
 
-OWNER_PROPERTY = "gpuyard:site"
-"""Extra spec that marks a flavor as made by gpuyard for a site; filters ignore the namespace."""
+
+def owner_mark(site: str) -> str:
+    """The description of every flavor that gpuyard makes: it is set in the call that creates it, so that a crash
+    between two calls cannot leave one that looks like somebody else's."""
+    return f"made by gpuyard for site {site}"
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class FlavorObject:
     extra_specs: dict[str, str] = field(default_factory=dict)
     projects: frozenset[str] = frozenset()
     """Names of the projects with access, for a private flavor."""
+    description: str = ""
     pool: str | None = None
     gpus: int = 0
 
@@ -72,7 +76,6 @@ def _flavor(site: Site, name: str, flavor: Flavor, aliases: str | None) -> Flavo
     specs = dict(flavor.properties)
     if aliases:
         specs["pci_passthrough:alias"] = aliases
-    specs[OWNER_PROPERTY] = site.site
     return FlavorObject(
         name=name,
         vcpus=flavor.vcpus,
@@ -82,24 +85,25 @@ def _flavor(site: Site, name: str, flavor: Flavor, aliases: str | None) -> Flavo
         public=flavor.projects is None,
         extra_specs=specs,
         projects=frozenset(flavor.projects or ()),
+        description=owner_mark(site.site),
         pool=next(iter(flavor.gpus), None),
         gpus=sum(flavor.gpus.values()),
     )
 
 
 def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject]:
-    """Registered limits, and each project's own on the pools that it may use.
+    """Registered limits that the site states, and each project's own on the pools that it may use.
 
     A GPU class that has no registered limit is unlimited for everybody, so every pool gets one, of 0. A pool with
     peers has a second class; peers can only be had with their leader, so the project's number bounds both.
     """
-    limits = site.limits
-    wanted = [
-        LimitObject("servers", limits.servers),
-        LimitObject("class:VCPU", limits.vcpus),
-        LimitObject("class:MEMORY_MB", limits.ram),
-        LimitObject("class:DISK_GB", limits.disk),
-    ]
+    base = {
+        "servers": site.limits.servers,
+        "class:VCPU": site.limits.vcpus,
+        "class:MEMORY_MB": site.limits.ram,
+        "class:DISK_GB": site.limits.disk,
+    }
+    wanted = [LimitObject(resource, value) for resource, value in base.items() if value is not None]
     for pool in site.pools:
         classes = pool_classes(encoded, pool)
         wanted += [LimitObject(f"class:{name}", 0) for name in classes]
@@ -113,3 +117,29 @@ def pool_classes(encoded: Sequence[EncodedGpu], pool: str) -> list[str]:
     """The resource classes of a pool: its own, and its peers' where it has some."""
     peers = any(item.gpu.pool == pool and item.gpu.resource_class == peer_class(pool) for item in encoded)
     return [pool_class(pool), peer_class(pool)] if peers else [pool_class(pool)]
+
+
+@dataclass(frozen=True)
+class SeenLimit:
+    """A limit as Keystone has it."""
+
+    id: str
+    limit: LimitObject
+
+
+@dataclass(frozen=True)
+class SeenFlavor:
+    """A flavor as Nova has it."""
+
+    id: str
+    flavor: FlavorObject
+
+
+@dataclass(frozen=True)
+class SeenObjects:
+    """What a cloud has of the kinds of objects that a site manages, also those of others."""
+
+    flavors: tuple[SeenFlavor, ...]
+    limits: tuple[SeenLimit, ...]
+    projects: dict[str, str]
+    """Name -> id, of the default domain."""

@@ -53,3 +53,11 @@ def render_ini(options: Iterable[Option]) -> str:
             lines.append(f"{option.key} = {option.value}")
         lines.append("")
     return "\n".join(lines)
+
+
+def file_name(options: ServiceOptions) -> str:
+    """Where the options of a service go below a folder: ``nova/nova.conf``, ``nova/HOST/nova-compute.conf``."""
+    if options.service == "placement":
+        return "placement.conf"
+    name = f"{options.service}.conf"
+    return f"nova/{options.host}/{name}" if options.host else f"nova/{name}"

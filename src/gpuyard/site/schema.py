@@ -109,12 +109,12 @@ _LIMIT_SCHEMA = {"anyOf": [_SIZE_SCHEMA, {"const": -1}]}
 
 
 class Limits(Strict):
-    """Defaults for every project: Keystone's registered limits. -1 is no limit, as everywhere in OpenStack."""
+    """Defaults for every project: Keystone's registered limits. What is left out is left as it is in Keystone."""
 
-    servers: Annotated[int, Field(ge=-1, strict=True)] = 100
-    vcpus: Annotated[int, Field(ge=-1, strict=True)] = -1
-    ram: Annotated[int, BeforeValidator(_unlimited_or(parse_size_mib)), WithJsonSchema(_LIMIT_SCHEMA)] = -1
-    disk: Annotated[int, BeforeValidator(_unlimited_or(parse_size_gib)), WithJsonSchema(_LIMIT_SCHEMA)] = -1
+    servers: Annotated[int, Field(ge=-1, strict=True)] | None = Field(default=None, description="-1 is no limit.")
+    vcpus: Annotated[int, Field(ge=-1, strict=True)] | None = None
+    ram: Annotated[int, BeforeValidator(_unlimited_or(parse_size_mib)), WithJsonSchema(_LIMIT_SCHEMA)] | None = None
+    disk: Annotated[int, BeforeValidator(_unlimited_or(parse_size_gib)), WithJsonSchema(_LIMIT_SCHEMA)] | None = None
 
 
 class Site(Strict):

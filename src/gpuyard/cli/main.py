@@ -1,0 +1,67 @@
+"""``gpuyard``: puts the command groups together and turns errors into messages and exit codes.
+
+Command modules import what they call inside the command, so that ``gpuyard --help`` does not wait for OpenStack's
+client, the web server and the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from gpuyard import __version__
+from gpuyard.cli import gpu, host, lab, serve, site
+from gpuyard.model.errors import GpuyardError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="gpuyard",
+    help="Turn machines with GPUs into a GPU cloud on OpenStack, and run it.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+app.add_typer(host.app, name="host")
+app.add_typer(site.app, name="site")
+app.add_typer(gpu.app, name="gpu")
+app.add_typer(lab.app, name="lab")
+app.command("serve")(serve.serve)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"gpuyard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    """Turn machines with GPUs into a GPU cloud on OpenStack, and run it.
+
+    Exit codes: 0 ok, 1 error, 2 usage, 3 drift or blocked.
+    """
+
+
+def run() -> None:
+    """The entry point. What gpuyard raises on purpose ends as one message; anything else is a bug and shows itself."""
+    try:
+        app()
+    except GpuyardError as error:
+        print(f"gpuyard: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # the reader of a pipe (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run()

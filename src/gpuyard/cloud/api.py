@@ -1,0 +1,124 @@
+"""Requests to the services of one cloud: authenticated by openstacksdk, counted, with errors that say what to do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import openstack
+from keystoneauth1 import exceptions as auth_errors
+from keystoneauth1.adapter import Adapter
+from openstack import exceptions as sdk_errors
+
+from gpuyard.model.errors import GpuyardError, UsageError
+
+TIMEOUT = 60
+"""Seconds to wait for one answer; Placement may think long about a request for many GPUs."""
+
+# The versions of the APIs that gpuyard speaks, by service type. Nova 2.75: servers carry the extra specs of their
+# flavor; Placement 1.38: the newest that has anything for us.
+MICROVERSIONS = {"compute": "2.75", "placement": "1.38"}
+
+
+class CloudError(GpuyardError):
+    """The cloud did not do what it was asked; the message says which cloud, what was asked, and what it answered."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class CloudApi:
+    """JSON requests to one cloud. Safe to use from several threads."""
+
+    def __init__(self, connection: openstack.connection.Connection) -> None:
+        self.name: str = connection.config.name or "the environment"
+        self.region: str = connection.config.region_name or ""
+        self._adapters: dict[str, Adapter] = {
+            "compute": connection.compute,
+            "placement": connection.placement,
+            "identity": connection.identity,
+        }
+        self._lock = threading.Lock()
+        self.calls = 0
+        """Requests made so far."""
+
+    def get(self, service: str, path: str, **query: object) -> dict[str, Any]:
+        """The JSON answer. Raises CloudError."""
+        return self.request("GET", service, path, query=query)
+
+    def request(
+        self,
+        method: str,
+        service: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, object] | None = None,
+    ) -> dict[str, Any]:
+        """One request; the JSON answer, or {} when it has none. Raises CloudError for any answer from 400 up."""
+        with self._lock:
+            self.calls += 1
+        keywords: dict[str, Any] = {"raise_exc": False, "connect_retries": 1, "timeout": TIMEOUT}
+        if body is not None:
+            keywords["json"] = body
+        if query:
+            keywords["params"] = query
+        if service in MICROVERSIONS:
+            keywords["microversion"] = MICROVERSIONS[service]
+        try:
+            answer = self._adapters[service].request(path, method, **keywords)
+        except (auth_errors.ClientException, sdk_errors.SDKException) as error:
+            raise CloudError(f"cloud {self.name}: {_explain(error)}") from None
+        if answer.status_code >= 400:
+            said = _message(answer)
+            raise CloudError(
+                f"cloud {self.name}: {method} {service} {path}: {answer.status_code} {said}", answer.status_code
+            )
+        return dict(answer.json()) if answer.content else {}
+
+    def pages(self, service: str, path: str, key: str, **query: object) -> Iterator[dict[str, Any]]:
+        """The members of a list that may come in pages, which the service links to each other."""
+        answer = self.get(service, path, **query)
+        while True:
+            yield from answer[key]
+            following = [link["href"] for link in answer.get(f"{key}_links", ()) if link["rel"] == "next"]
+            if not following or not answer[key]:
+                return
+            answer = self.get(service, path, **{**query, "marker": answer[key][-1]["id"]})
+
+
+def _message(answer: Any) -> str:
+    """What an error answer says, in the three shapes that OpenStack services use."""
+    try:
+        body = answer.json()
+    except ValueError:
+        return str(answer.text)[:300].strip()
+    if isinstance(body, dict):
+        if isinstance(body.get("errors"), list) and body["errors"]:  # Placement
+            return str(body["errors"][0].get("detail", "")).strip()
+        for value in body.values():  # Keystone: error; Nova: badRequest, conflictingRequest, forbidden ...
+            if isinstance(value, dict) and "message" in value:
+                return str(value["message"])
+    return str(body)[:300]
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, auth_errors.Unauthorized):
+        return "Keystone does not accept the credentials; check clouds.yaml or ask for a new password or token"
+    if isinstance(error, auth_errors.EndpointNotFound):
+        return f"a service is missing in the catalogue: {error}"
+    if isinstance(error, auth_errors.ConnectFailure | auth_errors.DiscoveryFailure):
+        return f"cannot be reached ({error}); is it up, and is its auth_url right?"
+    return str(error)
+
+
+def connect(cloud: str | None = None) -> CloudApi:
+    """Connect to a cloud of clouds.yaml; None means OS_CLOUD or the OS_* variables, as for `openstack`."""
+    try:
+        return CloudApi(openstack.connect(cloud=cloud, app_name="gpuyard"))
+    except (sdk_errors.ConfigException, auth_errors.MissingRequiredOptions, auth_errors.MissingAuthPlugin) as error:
+        hint = "name one of clouds.yaml with --os-cloud or OS_CLOUD"
+        raise UsageError(f"no usable cloud {cloud or ''}: {error}; {hint}".replace("  ", " ")) from None
+    except (auth_errors.ClientException, sdk_errors.SDKException) as error:
+        raise CloudError(f"cloud {cloud or 'of the environment'}: {_explain(error)}") from None

@@ -1,0 +1,128 @@
+"""Runs loops, each in a thread of its own, and shows how the last run of each went.
+
+A loop re-reads the world and converges; it keeps nothing that a later run would need to be right. It wakes by its
+period or early by a signal, and losing every signal costs time, never truth. A run that fails is reported and tried
+again, later and later up to BACKOFF_LIMIT, and never ends the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from time import monotonic
+
+LOG = logging.getLogger(__name__)
+BACKOFF_LIMIT = 30.0
+"""Seconds between tries of a loop that keeps failing."""
+
+
+@dataclass(frozen=True)
+class LoopStatus:
+    """What an operator sees of a loop."""
+
+    name: str
+    description: str
+    period: float
+    """Seconds between the starts of two runs that go well."""
+    iterations: int = 0
+    failures: int = 0
+    """Runs that failed since the last one that went well."""
+    last_success: datetime | None = None
+    """UTC."""
+    last_seconds: float = 0.0
+    last_reason: str = ""
+    """Why the last run began: ``timer``, or what the signal said."""
+    error: str = ""
+    """What the last run failed with; empty after one that went well."""
+
+
+class Loop:
+    """A named function that is run again and again."""
+
+    def __init__(self, name: str, description: str, period: float, run: Callable[[], None]) -> None:
+        self._run = run
+        self._wake = threading.Event()
+        self._reason = "start"
+        self._lock = threading.Lock()
+        self._status = LoopStatus(name, description, period)
+
+    @property
+    def status(self) -> LoopStatus:
+        with self._lock:
+            return self._status
+
+    def wake(self, reason: str) -> None:
+        """Run soon instead of at the end of the period."""
+        self._reason = reason
+        self._wake.set()
+
+    def run_once(self, reason: str) -> bool:
+        """One run, with its outcome in the status. False when it failed."""
+        began = monotonic()
+        error = ""
+        try:
+            self._run()
+        except Exception as problem:  # whatever it is, the loop goes on and the status tells
+            error = f"{type(problem).__name__}: {problem}"
+            LOG.warning("loop %s failed: %s", self.status.name, error)
+            LOG.debug("loop %s", self.status.name, exc_info=True)
+        with self._lock:
+            old = self._status
+            self._status = replace(
+                old,
+                iterations=old.iterations + 1,
+                failures=old.failures + 1 if error else 0,
+                last_success=old.last_success if error else datetime.now(UTC),
+                last_seconds=monotonic() - began,
+                last_reason=reason,
+                error=error,
+            )
+        return not error
+
+    def delay(self) -> float:
+        """Seconds until the next run: the period, doubled for each failure in a row."""
+        status = self.status
+        usual = max(0.0, status.period - status.last_seconds)
+        return min(BACKOFF_LIMIT, usual + status.period * (2**status.failures - 1)) if status.failures else usual
+
+    def repeat(self, stop: threading.Event) -> None:
+        """Run until stopped; returns within one run after the event is set and the loop is woken."""
+        reason = self._reason
+        while not stop.is_set():
+            self.run_once(reason)
+            woken = self._wake.wait(self.delay())
+            self._wake.clear()
+            reason = self._reason if woken else "timer"
+
+
+class Driver:
+    """All loops of a process."""
+
+    def __init__(self) -> None:
+        self.loops: list[Loop] = []
+        self._threads: list[threading.Thread] = []
+        self._stop = threading.Event()
+
+    def register(self, loop: Loop) -> Loop:
+        self.loops.append(loop)
+        return loop
+
+    def statuses(self) -> list[LoopStatus]:
+        return [loop.status for loop in self.loops]
+
+    def start(self) -> None:
+        for loop in self.loops:
+            thread = threading.Thread(target=loop.repeat, args=(self._stop,), name=loop.status.name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Let running loops finish their run, for at most `timeout` seconds each."""
+        self._stop.set()
+        for loop in self.loops:
+            loop.wake("stop")
+        for thread in self._threads:
+            thread.join(timeout)

@@ -1,0 +1,51 @@
+"""What is known of the GPUs now, shared between the loop that looks and those who show it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpuyard.model.gpu import GpuStatus
+
+
+@dataclass(frozen=True)
+class YardView:
+    """The state of every GPU at one moment."""
+
+    generation: int
+    """Rises by one with every change; the same number means the same statuses."""
+    taken_at: datetime
+    """UTC: when the cloud was last looked at, also when nothing had changed."""
+    statuses: tuple[GpuStatus, ...]
+
+
+class Yard:
+    """The latest view. One writer, any number of readers, who can wait for the next change."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._view: YardView | None = None
+
+    def latest(self) -> YardView | None:
+        """None until the cloud was seen for the first time."""
+        with self._changed:
+            return self._view
+
+    def publish(self, taken_at: datetime, statuses: Sequence[GpuStatus]) -> YardView:
+        """Put a new view in place; readers are woken only when a status differs from the last view."""
+        with self._changed:
+            old, new = self._view, tuple(statuses)
+            same = old is not None and old.statuses == new
+            generation = old.generation + (not same) if old else 1
+            self._view = YardView(generation, taken_at, new)
+            if not same:
+                self._changed.notify_all()
+            return self._view
+
+    def wait(self, generation: int, timeout: float) -> YardView | None:
+        """The view once it is newer than `generation`, or the latest one after `timeout` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._view is not None and self._view.generation > generation, timeout)
+            return self._view

@@ -1,0 +1,93 @@
+"""Builds sysfs trees for tests: the nested dictionaries of a recording, from one line per function."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpuyard.host.pci_ids import PciIds
+from gpuyard.host.scan import scan
+from gpuyard.host.tree import LINK, RecordedTree
+from gpuyard.model.host import Inventory
+
+V100 = "10de:1db4"
+T4 = "10de:1eb8"
+TITAN_XP = "10de:1b02"
+TITAN_XP_AUDIO = "10de:10ef"
+
+EPYC = (("27:00.0", 19), ("28:00.0", 19), ("44:00.0", 32), ("a3:00.0", 75), ("c3:00.0", 87), ("c4:00.0", 87))
+"""Address and IOMMU group of the six V100 of the EPYC."""
+
+
+class Sysfs:
+    """A machine under construction."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Any] = {}
+
+    def put(self, path: str, node: object) -> None:
+        folder = self.nodes
+        *parents, name = path.split("/")
+        for parent in parents:
+            folder = folder.setdefault(parent, {})
+        folder[name] = node
+
+    def function(
+        self, address: str, ids: str, class_id: str = "0302", group: int | None = None, *, below: str = "", **more: str
+    ) -> Sysfs:
+        """Add a function; `below` is the address of its bridge; `more` are further attribute files and `driver`."""
+        full = address if address.count(":") == 2 else f"0000:{address}"
+        bridge = f"0000:{below}/" if below else ""
+        path = f"sys/devices/pci0000:00/{bridge}{full}"
+        self.put(f"sys/bus/pci/devices/{full}", {LINK: f"../../../{path.removeprefix('sys/')}"})
+        vendor, product = ids.split(":")
+        files = {"vendor": f"0x{vendor}", "device": f"0x{product}", "class": f"0x{class_id}00", "revision": "0xa1"}
+        driver = more.pop("driver", None)
+        for name, text in {**files, "numa_node": "-1", **more}.items():
+            self.put(f"{path}/{name}", text)
+        if group is not None:
+            self.put(f"{path}/iommu_group", {LINK: f"../../../kernel/iommu_groups/{group}"})
+        if driver is not None:
+            self.put(f"{path}/driver", {LINK: f"../../../bus/pci/drivers/{driver}"})
+        return self
+
+    def disk(self, name: str, number: str, controller: str, mount: str = "/") -> Sysfs:
+        """A mounted disk below the controller at an address."""
+        path = f"devices/pci0000:00/0000:{controller}/nvme/nvme0/{name}"
+        self.put(f"sys/{path}/size", "2097152000")
+        self.put(f"sys/dev/block/{number}", {LINK: f"../../{path}"})
+        self.put(f"sys/class/block/{name}", {LINK: f"../../{path}"})
+        known = self.nodes.get("proc", {}).get("self", {}).get("mountinfo", "")
+        self.put("proc/self/mountinfo", f"{known}22 1 {number} / {mount} rw - ext4 /dev/{name} rw\n")
+        return self
+
+    def uplink(self, name: str, address: str) -> Sysfs:
+        """A network port at an address that the default route goes out by."""
+        path = f"devices/pci0000:00/0000:{address}/net/{name}"
+        self.put(f"sys/class/net/{name}", {LINK: f"../../{path}"})
+        self.put(f"sys/{path}/device", {LINK: f"../../../0000:{address}"})
+        header = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT"
+        self.put("proc/net/route", f"{header}\n{name}\t00000000\t0101A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0")
+        return self
+
+    def inventory(self, **facts: object) -> Inventory:
+        return scan(RecordedTree(self.nodes), names(), {"hostname": "test", **facts}, "test")
+
+    def recording(self, **facts: object) -> str:
+        """As the text of a recording file."""
+        facts = {"hostname": "test", "cpus": 48, "memory_mib": 515072, "disk_gib": 1800, **facts}
+        return json.dumps(
+            {"gpuyard_recording": 1, "made": "by a test", "facts": facts, "names": {}, "tree": self.nodes}
+        )
+
+
+def names() -> PciIds:
+    return PciIds([], {"10de": "NVIDIA Corporation", V100: "GV100GL [Tesla V100 PCIe 16GB]", T4: "TU104GL [Tesla T4]"})
+
+
+def epyc() -> Sysfs:
+    """The machine with six V100 in four IOMMU groups."""
+    machine = Sysfs()
+    for address, group in EPYC:
+        machine.function(address, V100, group=group, numa_node="0" if group < 50 else "1")
+    return machine
