@@ -39,6 +39,7 @@ class CloudApi:
             "compute": connection.compute,
             "placement": connection.placement,
             "identity": connection.identity,
+            "image": connection.image,
         }
         self._lock = threading.Lock()
         self.calls = 0

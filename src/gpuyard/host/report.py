@@ -82,7 +82,11 @@ def verdict_lines(slots: Iterable[Slot]) -> List[str]:
         text += [f"         note: {note}" for note in slot.notes]
     room = capacity(slots)
     text.append(
-        f"{room.gpus} GPUs can be given away: to {room.single_gpu_vms} VMs with one GPU each, "
-        f"or to {room.whole_slot_vms} VMs with a whole slot each, at once"
+        f"{_count(room.gpus, 'GPU')} can be given away: to {_count(room.single_gpu_vms, 'VM')} with one GPU each, "
+        f"or to {_count(room.whole_slot_vms, 'VM')} with a whole slot each, at once"
     )
     return text
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

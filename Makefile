@@ -1,0 +1,55 @@
+# The front door. Everything that is needed comes from PyPI; state and ports can be set, so that two checkouts can
+# run side by side:  make up GPUYARD_LAB_STATE=/tmp/other GPUYARD_LAB_PORT_BASE=16000 GPUYARD_PORT=8081
+
+UV ?= $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
+PYTHON ?= python3
+export GPUYARD_LAB_STATE ?= $(CURDIR)/.lab
+export UV_PROJECT_ENVIRONMENT ?= .venv
+RUN = $(UV) run --frozen --all-extras
+
+.DEFAULT_GOAL := help
+.PHONY: help up down test test-fast lint fmt bench docs recordings clean
+
+help:  ## Show what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.tools/bin/uv:
+	$(PYTHON) -m venv .tools && .tools/bin/pip install --quiet --disable-pip-version-check uv
+
+.venv/.synced: $(if $(filter .tools/%,$(UV)),.tools/bin/uv) pyproject.toml uv.lock
+	$(UV) sync --frozen --all-extras --quiet
+	@touch $@
+
+up: .venv/.synced  ## A real OpenStack with the example site, and the portal; prints its URL and the demo login
+	$(RUN) gpuyard lab up
+
+down: .venv/.synced  ## End it; its data stays for the next 'make up'
+	$(RUN) gpuyard lab down
+
+test: .venv/.synced lint  ## All tests that run on this machine
+	$(RUN) pytest
+
+test-fast: .venv/.synced  ## Unit and property tests only: seconds
+	$(RUN) pytest tests/unit
+
+lint: .venv/.synced  ## Format, lint, types, layers
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
+	$(RUN) mypy
+	$(RUN) lint-imports
+
+fmt: .venv/.synced  ## Format, and mend what the linter can
+	$(RUN) ruff check --fix .
+	$(RUN) ruff format .
+
+bench: .venv/.synced  ## Measure; prints tables
+	$(RUN) python -m bench
+
+docs: .venv/.synced  ## Write what docs/reference generates from code
+	$(RUN) python -m tools.reference
+
+recordings: .venv/.synced  ## Make the recordings of the example hosts again, in the virtual hypervisor
+	$(RUN) python -m tests.virtual_hypervisor.record_hosts
+
+clean:  ## Remove everything that was built here (end the lab first: make down)
+	rm -rf .venv .tools .lab .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

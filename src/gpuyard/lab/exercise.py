@@ -1,0 +1,216 @@
+"""The proof: all GPUs of a machine with shared IOMMU groups can be used, and no order of requests splits a group.
+
+Runs against a cloud as one of its users; what is true is read from Placement with the operator's eyes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from time import monotonic, sleep
+from typing import Any
+
+from gpuyard.cloud.api import CloudApi, CloudError
+from gpuyard.cloud.snapshot import SnapshotTaker
+from gpuyard.ledger.state import gpu_statuses
+from gpuyard.model.errors import GpuyardError
+from gpuyard.model.gpu import GpuState, GpuStatus
+from gpuyard.site.compile import CompiledSite
+
+IMAGE = "tiny"
+PREFIX = "gpuyard-exercise-"
+POLL = 0.1
+NOT_FOUND = 404
+
+
+class ExerciseError(GpuyardError):
+    """The exercise came out otherwise than it must; the message says what was seen."""
+
+
+@dataclass(frozen=True)
+class Boot:
+    """What became of one request for a server."""
+
+    server_id: str
+    name: str
+    flavor: str
+    status: str
+    """ACTIVE or ERROR."""
+    seconds: float
+    """From the request until that status."""
+    fault: str = ""
+
+
+class Exercise:
+    """Boots and deletes servers as a user, and looks at GPUs as the operator."""
+
+    def __init__(self, operator: CloudApi, user: CloudApi, compiled: CompiledSite, timeout: float = 60.0) -> None:
+        self._operator = operator
+        self._user = user
+        self._compiled = compiled
+        self._timeout = timeout
+        self._numbers = itertools.count(1)
+        self._image = self._image_id()
+        self._flavors = {row["name"]: row["id"] for row in user.pages("compute", "/flavors", "flavors", limit=1000)}
+
+    def _image_id(self) -> str:
+        images = self._user.get("image", "/images", name=IMAGE)["images"]
+        if not images:
+            raise ExerciseError(f"cloud {self._user.name} has no image {IMAGE!r} to boot servers from")
+        return str(images[0]["id"])
+
+    def boot(self, flavor: str) -> Boot:
+        """Ask for a server and wait for its end, good or bad. Raises CloudError when Nova refuses the request."""
+        if flavor not in self._flavors:
+            raise ExerciseError(f"cloud {self._user.name} has no flavor {flavor!r}; run 'gpuyard site apply'")
+        began = monotonic()
+        name = f"{PREFIX}{next(self._numbers)}"
+        wanted = {
+            "name": name,
+            "flavorRef": self._flavors[flavor],
+            "imageRef": self._image,
+            "networks": "none",
+        }
+        server = self._user.request("POST", "compute", "/servers", {"server": wanted})["server"]
+        shown = self._wait(server["id"], lambda row: row is not None and row["status"] != "BUILD")
+        assert shown is not None
+        fault = shown.get("fault", {}).get("message", "")
+        return Boot(server["id"], name, flavor, shown["status"], monotonic() - began, fault)
+
+    def boot_together(self, flavors: Sequence[str]) -> list[Boot]:
+        """All requests at once, as independent users would send them."""
+        with ThreadPoolExecutor(len(flavors)) as pool:
+            return list(pool.map(self.boot, flavors))
+
+    def delete(self, server_ids: Iterable[str]) -> None:
+        """Delete servers and wait until Nova has let go of them and of their GPUs."""
+        server_ids = list(server_ids)
+        for server_id in server_ids:
+            try:
+                self._user.request("DELETE", "compute", f"/servers/{server_id}")
+            except CloudError as error:
+                if error.status != NOT_FOUND:
+                    raise
+        for server_id in server_ids:
+            self._wait(server_id, lambda row: row is None)
+            self._until(partial(self._holds_nothing, server_id), f"allocations of {server_id} to go")
+
+    def clear(self) -> None:
+        """Delete what an earlier exercise left behind, by its name."""
+        rows = self._user.pages("compute", "/servers", "servers", limit=1000)
+        self.delete([row["id"] for row in rows if row["name"].startswith(PREFIX)])
+
+    def statuses(self) -> list[GpuStatus]:
+        """Every GPU, from Placement and Nova, with nothing remembered from an earlier look."""
+        taker = SnapshotTaker(self._operator, self._compiled.gpus, self._compiled.flavors)
+        return gpu_statuses(self._compiled.gpus, taker.take(datetime.now(UTC)))
+
+    def _holds_nothing(self, server_id: str) -> bool:
+        return not self._operator.get("placement", f"/allocations/{server_id}")["allocations"]
+
+    def _wait(self, server_id: str, done: Callable[[dict[str, Any] | None], bool]) -> dict[str, Any] | None:
+        """The server once `done` holds of it; None stands for one that is gone."""
+        found: dict[str, Any] | None = None
+
+        def look() -> bool:
+            nonlocal found
+            try:
+                found = self._user.get("compute", f"/servers/{server_id}")["server"]
+            except CloudError as error:
+                if error.status != NOT_FOUND:
+                    raise
+                found = None
+            return done(found)
+
+        self._until(look, f"server {server_id}")
+        return found
+
+    def _until(self, true: Callable[[], bool], what: str) -> None:
+        end = monotonic() + self._timeout
+        while not true():
+            if monotonic() > end:
+                raise ExerciseError(f"waited {self._timeout:.0f} s for {what} in vain")
+            sleep(POLL)
+
+
+def split_groups(statuses: Iterable[GpuStatus]) -> list[str]:
+    """IOMMU groups whose GPUs are held by more than one server: there must never be one."""
+    holders: dict[tuple[str, int | None], set[str]] = {}
+    for status in statuses:
+        if status.claim is not None:
+            holders.setdefault((status.gpu.host, status.gpu.group), set()).add(status.claim.server_id)
+    return [
+        f"IOMMU group {group} on {host} is split between {', '.join(sorted(servers))}"
+        for (host, group), servers in holders.items()
+        if len(servers) > 1
+    ]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table that the exercise prints."""
+
+    scenario: str
+    server: str
+    flavor: str
+    status: str
+    gpus: str
+    groups: str
+    seconds: float
+
+
+def prove(exercise: Exercise, host: str, single: str, pairs: Sequence[str]) -> Iterable[Row]:
+    """Every pair and then singles until the host is full; then singles alone. Raises ExerciseError at the first
+    thing that is not as it must be.
+
+    `host` has the shared groups, `single` is a flavor with one GPU, `pairs` one flavor per shared group.
+    """
+    exercise.clear()
+    mine = [status for status in exercise.statuses() if status.gpu.host == host]
+    slots = len({status.gpu.group for status in mine})
+    _require_free(mine)
+    full = [*pairs, *([single] * (slots - len(pairs)))]
+    yield from _scenario(exercise, host, "pairs, then singles", full, gpus_in_use=len(mine))
+    yield from _scenario(exercise, host, "singles alone", [single] * slots, gpus_in_use=slots)
+
+
+def _require_free(statuses: Iterable[GpuStatus]) -> None:
+    for status in statuses:
+        if status.state is not GpuState.FREE:
+            gpu = status.gpu
+            raise ExerciseError(
+                f"the exercise needs all GPUs of {gpu.host}: {gpu.address} is {status.state.value}. {status.reason}"
+            )
+
+
+def _scenario(exercise: Exercise, host: str, scenario: str, flavors: Sequence[str], gpus_in_use: int) -> Iterable[Row]:
+    """Boot one after the other, look at the groups after each, then give everything back."""
+    boots: list[Boot] = []
+    try:
+        for flavor in flavors:
+            boot = exercise.boot(flavor)
+            boots.append(boot)
+            statuses = exercise.statuses()
+            mine = [s.gpu for s in statuses if s.claim is not None and s.claim.server_id == boot.server_id]
+            yield Row(
+                scenario,
+                boot.name,
+                flavor,
+                boot.status,
+                ", ".join(gpu.address for gpu in mine),
+                ", ".join(sorted({str(gpu.group) for gpu in mine})),
+                round(boot.seconds, 1),
+            )
+            if boot.status != "ACTIVE":
+                raise ExerciseError(f"{scenario}: server {boot.name} of {flavor} is {boot.status}: {boot.fault}")
+            for split in split_groups(statuses):
+                raise ExerciseError(f"{scenario}: {split}")
+        in_use = sum(s.gpu.host == host and s.state is GpuState.CLAIMED for s in exercise.statuses())
+        if in_use != gpus_in_use:
+            raise ExerciseError(f"{scenario}: {in_use} GPUs of {host} are in use, and {gpus_in_use} should be")
+    finally:
+        exercise.delete(boot.server_id for boot in boots)
