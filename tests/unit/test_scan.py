@@ -170,7 +170,7 @@ def test_what_the_json_says_of_slots() -> None:
     machine.function("18:00.1", TITAN_XP_AUDIO, "0403", 39, driver="snd_hda_intel")
     data = to_dict(machine.inventory())
     assert data["slots"][0]["leader"] == "0000:18:00.0"
-    assert data["slots"][0]["companions"] == ["0000:18:00.1"]
+    assert data["slots"][0]["companions"] == ("0000:18:00.1",)
     assert data["capacity"] == {"gpus": 1, "single_gpu_vms": 1, "whole_slot_vms": 1}
     assert "no IOMMU group" in line(Sysfs().function("27:00.0", V100).inventory().functions[0])
 

@@ -11,7 +11,7 @@ from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
 from gpuyard.cli.output import ColumnOption, Format, FormatOption, print_list
 from gpuyard.model.gpu import GpuState, GpuStatus
 
-app = typer.Typer(help="Every GPU of the site: its state, where it is, and who has it.", no_args_is_help=True)
+app = typer.Typer(help="See every GPU of the site, and who has it.", no_args_is_help=True)
 
 COLUMNS = (
     "State", "Host", "Address", "Group", "Slot", "Pool", "Model", "NUMA",

@@ -9,7 +9,7 @@ import typer
 
 from gpuyard.cli.output import Format, print_yaml
 
-app = typer.Typer(help="Look at a hypervisor: its GPUs, IOMMU groups and what can be given away.", no_args_is_help=True)
+app = typer.Typer(help="Look at a hypervisor's GPUs and IOMMU groups.", no_args_is_help=True)
 
 RootOption = Annotated[
     Path, typer.Option("--root", metavar="DIR", help="Folder that holds sys and proc, instead of this machine's own.")

@@ -19,10 +19,10 @@ INTERRUPTED = 130
 
 app = typer.Typer(
     name="gpuyard",
-    help="Turn machines with GPUs into a GPU cloud on OpenStack, and run it.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help comes twice as fast
 )
 app.add_typer(host.app, name="host")
 app.add_typer(site.app, name="site")

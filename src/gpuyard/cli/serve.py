@@ -21,7 +21,7 @@ def serve(
         bool, typer.Option("--public", help="Listen on an address that others can reach, although there is no login.")
     ] = False,
 ) -> None:
-    """Serve the GPU map, the API and the metrics, live from Placement and Nova."""
+    """Serve the GPU map, the API and the metrics."""
     from datetime import UTC, datetime
 
     from gpuyard.cloud.api import connect

@@ -12,7 +12,7 @@ from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
 if TYPE_CHECKING:
     from gpuyard.model.plan import Plan
 
-app = typer.Typer(help="The site as code: check it, see what would change, make it so.", no_args_is_help=True)
+app = typer.Typer(help="Check the site file, plan and apply it.", no_args_is_help=True)
 
 PruneOption = Annotated[bool, typer.Option("--prune", help="Also delete what is ours and no longer in the site file.")]
 

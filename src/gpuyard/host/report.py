@@ -3,52 +3,79 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from typing import Any, Dict, Iterable, List
+from dataclasses import asdict, dataclass
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from gpuyard.host.judge import capacity, judge
-from gpuyard.model.host import Inventory
+from gpuyard.model.host import HostFacts, Inventory
 from gpuyard.model.pci import PciFunction
-from gpuyard.model.slot import Slot
+from gpuyard.model.slot import Capacity, Slot, Verdict
 
 FORMAT = 1
 
 
-def to_dict(inventory: Inventory) -> Dict[str, Any]:
-    """What ``gpuyard host scan -f json`` prints; docs/reference/inventory.schema.json describes it."""
+@dataclass(frozen=True)
+class SlotRow:
+    """One IOMMU group with GPUs in it; leader, peers and companions are addresses."""
+
+    iommu_group: Optional[int]
+    verdict: Verdict
+    reasons: Tuple[str, ...]
+    notes: Tuple[str, ...]
+    leader: str
+    peers: Tuple[str, ...]
+    companions: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class InventoryDocument:
+    """What ``gpuyard host scan -f json`` prints."""
+
+    gpuyard_inventory: int
+    """Version of this format."""
+    origin: str
+    host: HostFacts
+    iommu: bool
+    functions: Tuple[PciFunction, ...]
+    needed_by_host: Dict[str, str]
+    """Address of a function -> what the host uses it for."""
+    slots: Tuple[SlotRow, ...]
+    capacity: Capacity
+
+
+def document(inventory: Inventory) -> InventoryDocument:
+    """The document that docs/reference/inventory.schema.json describes."""
     slots = judge(inventory)
-    return {
-        "gpuyard_inventory": FORMAT,
-        "origin": inventory.origin,
-        "host": asdict(inventory.facts),
-        "iommu": inventory.iommu_on,
-        "functions": [_function(f, inventory.needed_by_host.get(f.address)) for f in inventory.functions],
-        "slots": [_slot(slot) for slot in slots],
-        "capacity": asdict(capacity(slots)),
-    }
+    return InventoryDocument(
+        gpuyard_inventory=FORMAT,
+        origin=inventory.origin,
+        host=inventory.facts,
+        iommu=inventory.iommu_on,
+        functions=inventory.functions,
+        needed_by_host=dict(inventory.needed_by_host),
+        slots=tuple(_slot(slot) for slot in slots),
+        capacity=capacity(slots),
+    )
+
+
+def to_dict(inventory: Inventory) -> Dict[str, Any]:
+    return asdict(document(inventory))
 
 
 def to_json(inventory: Inventory) -> str:
     return json.dumps(to_dict(inventory), indent=1)
 
 
-def _function(function: PciFunction, needed: object) -> Dict[str, Any]:
-    row = asdict(function)
-    row["device_type"] = function.device_type.value
-    row["needed_by_host"] = needed
-    return row
-
-
-def _slot(slot: Slot) -> Dict[str, Any]:
-    return {
-        "iommu_group": slot.group,
-        "verdict": slot.verdict.value,
-        "reasons": list(slot.reasons),
-        "notes": list(slot.notes),
-        "leader": slot.leader.address,
-        "peers": [gpu.address for gpu in slot.peers],
-        "companions": [function.address for function in slot.companions],
-    }
+def _slot(slot: Slot) -> SlotRow:
+    return SlotRow(
+        iommu_group=slot.group,
+        verdict=slot.verdict,
+        reasons=slot.reasons,
+        notes=slot.notes,
+        leader=slot.leader.address,
+        peers=tuple(gpu.address for gpu in slot.peers),
+        companions=tuple(function.address for function in slot.companions),
+    )
 
 
 def lines(inventory: Inventory, everything: bool = False) -> List[str]:
