@@ -88,6 +88,31 @@ def test_the_root_disk_is_found_below_lvm() -> None:
     assert needed == {"0000:01:00.0": "disk of /boot on nvme0n1, root disk on nvme0n1"}
 
 
+def test_the_root_disk_is_found_below_btrfs_and_device_mapper() -> None:
+    machine = Sysfs().function("01:00.0", "144d:a808", "0108", 5).disk("nvme0n1", "259:0", "01:00.0", "/boot")
+    machine.put("dev/mapper/root", {LINK: "../dm-0"})
+    machine.put("sys/class/block/dm-0", {LINK: "../../devices/virtual/block/dm-0"})
+    machine.put("sys/devices/virtual/block/dm-0/slaves/nvme0n1", {LINK: "../../../../pci0000:00/x"})
+    machine.put(
+        "proc/self/mountinfo", "23 1 0:31 /@ / rw - btrfs /dev/mapper/root rw\n24 1 0:5 / /tmp rw - tmpfs none rw"
+    )
+    tree = RecordedTree(machine.nodes)
+    assert needed_by_host(tree) == {"0000:01:00.0": "root disk on nvme0n1"}
+    assert needed_by_host(RecordedTree(record(tree, names(), "x")["tree"])) == needed_by_host(tree)
+
+
+def test_the_root_disk_is_found_below_nvme_multipath() -> None:
+    machine = Sysfs().function("01:00.0", "144d:a808", "0108", 5)
+    machine.put("sys/dev/block/259:0", {LINK: "../../devices/virtual/nvme-subsystem/nvme-subsys0/nvme0n1"})
+    subsystem = "sys/devices/virtual/nvme-subsystem/nvme-subsys0"
+    machine.put(f"{subsystem}/nvme0n1/size", "1")
+    machine.put(f"{subsystem}/nvme0", {LINK: "../../../pci0000:00/0000:01:00.0/nvme/nvme0"})
+    machine.put("proc/self/mountinfo", "22 1 259:0 / / rw - ext4 /dev/nvme0n1 rw")
+    tree = RecordedTree(machine.nodes)
+    assert list(needed_by_host(tree)) == ["0000:01:00.0"]
+    assert needed_by_host(RecordedTree(record(tree, names(), "x")["tree"])) == needed_by_host(tree)
+
+
 def test_the_uplink_is_found_below_a_bond() -> None:
     machine = Sysfs().function("41:00.0", "8086:1563", "0200", 7).uplink("eno1", "41:00.0")
     machine.put("sys/class/net/bond0", {LINK: "../../devices/virtual/net/bond0"})

@@ -13,6 +13,8 @@ from typing import Dict, Iterator, List, Optional, Set, Tuple
 from gpuyard.host.tree import Tree
 
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+NVME_SUBSYSTEM = re.compile(r"sys/devices/virtual/nvme-subsystem/[^/]+")
+NVME_CONTROLLER = re.compile(r"nvme\d+")
 VIRTUAL_DEVICE = "0:"  # major number 0: tmpfs, overlay, 9p and the like have no disk below them
 
 
@@ -35,24 +37,40 @@ def pci_address_of(tree: Tree, path: str) -> Optional[str]:
 def _disks(tree: Tree) -> Iterator[Tuple[str, str]]:
     """(what it is used for, sysfs path) of each disk below a mounted file system or swap."""
     seen: Set[Tuple[str, str]] = set()
-    for use, device in [*mounted_devices(tree), *_swap_devices(tree)]:
+    for use, device in disks_in_use(tree):
         for disk in _below(tree, device):
             if (use, disk) not in seen:
                 seen.add((use, disk))
                 yield f"{use} on {posixpath.basename(tree.resolve(disk))}", disk
 
 
+def disks_in_use(tree: Tree) -> List[Tuple[str, str]]:
+    """(use, sysfs path) of each block device that is mounted or swapped to."""
+    return [*mounted_devices(tree), *_swap_devices(tree)]
+
+
 def mounted_devices(tree: Tree) -> List[Tuple[str, str]]:
     """``root disk`` or ``disk of /boot``, with the sysfs path of the block device; a device counts once."""
     devices: Dict[str, str] = {}
     for line in (tree.read("proc/self/mountinfo") or "").splitlines():
-        fields = line.split()
-        if len(fields) < 5 or fields[2].startswith(VIRTUAL_DEVICE):
-            continue
-        number, where = fields[2], fields[4]
-        if where == "/" or number not in devices:
-            devices[number] = "root disk" if where == "/" else f"disk of {where}"
-    return [(use, f"sys/dev/block/{number}") for number, use in devices.items()]
+        where, device = line.split()[4], _mounted_device(tree, line)
+        if device is not None and (where == "/" or device not in devices):
+            devices[device] = "root disk" if where == "/" else f"disk of {where}"
+    return [(use, device) for device, use in devices.items()]
+
+
+def _mounted_device(tree: Tree, line: str) -> Optional[str]:
+    """The block device of a line of mountinfo. Btrfs gives itself a virtual number, and names its first device."""
+    number, source = line.split()[2], mount_source(line)
+    if not number.startswith(VIRTUAL_DEVICE):
+        return f"sys/dev/block/{number}"
+    return f"sys/class/block/{posixpath.basename(tree.resolve(source))}" if source else None
+
+
+def mount_source(line: str) -> str:
+    """``dev/mapper/root``: what is mounted, when that is a device, without the leading slash; else empty."""
+    behind = line.partition(" - ")[2].split()
+    return behind[1][1:] if len(behind) > 1 and behind[1].startswith("/dev/") else ""
 
 
 def _swap_devices(tree: Tree) -> List[Tuple[str, str]]:
@@ -62,9 +80,22 @@ def _swap_devices(tree: Tree) -> List[Tuple[str, str]]:
 
 
 def _below(tree: Tree, device: str) -> List[str]:
-    """The devices at the bottom of LVM, RAID and encryption; the device itself when nothing is below it."""
-    lower = [f"sys/class/block/{name}" for name in tree.names(f"{device}/slaves")]
+    """The devices at the bottom of LVM, RAID, encryption and NVMe multipath; the device itself if nothing is."""
+    lower = devices_below(tree, device)
     return [leaf for path in lower for leaf in _below(tree, path)] if lower else [device]
+
+
+def devices_below(tree: Tree, device: str) -> List[str]:
+    """The devices right below one; empty when it is the last.
+
+    A disk of an NVMe subsystem with several controllers (every dual-port disk, also with one port in use) has no
+    ``slaves`` and lies under ``devices/virtual``: what it hangs below are the controllers that its subsystem links to.
+    """
+    subsystem = NVME_SUBSYSTEM.match(tree.resolve(device))
+    if subsystem:
+        folder = subsystem.group()
+        return [f"{folder}/{name}" for name in tree.names(folder) if NVME_CONTROLLER.fullmatch(name)]
+    return [f"sys/class/block/{name}" for name in tree.names(f"{device}/slaves")]
 
 
 def default_route_interfaces(tree: Tree) -> List[str]:

@@ -16,7 +16,7 @@ import json
 from pathlib import PurePath
 from typing import Any, Dict, List, Mapping, Optional
 
-from gpuyard.host.needs import default_route_interfaces, ports_below
+from gpuyard.host.needs import default_route_interfaces, devices_below, disks_in_use, mount_source, ports_below
 from gpuyard.host.pci_ids import PciIds
 from gpuyard.host.scan import DEVICES, scan
 from gpuyard.host.tree import LINK, RecordedTree, Tree
@@ -28,7 +28,6 @@ PLAIN_FILES = (
     "proc/cmdline",
     "proc/swaps",
     "proc/net/route",
-    "proc/net/ipv6_route",
     "proc/sys/kernel/hostname",
     "proc/sys/kernel/osrelease",
     "sys/devices/system/cpu/online",
@@ -111,7 +110,11 @@ def _record_machine(recorder: Recorder) -> None:
     memory = (recorder.tree.read("proc/meminfo") or "").splitlines()
     recorder.file("proc/meminfo", [li for li in memory if li.startswith(("MemTotal", "SwapTotal", "HugePages_Total"))])
     mounts = (recorder.tree.read("proc/self/mountinfo") or "").splitlines()
-    recorder.file("proc/self/mountinfo", [li for li in mounts if not li.split()[2].startswith("0:")])
+    recorder.file(
+        "proc/self/mountinfo", [li for li in mounts if mount_source(li) or not li.split()[2].startswith("0:")]
+    )
+    routes = (recorder.tree.read("proc/net/ipv6_route") or "").splitlines()
+    recorder.file("proc/net/ipv6_route", [li for li in routes if li.startswith(f"{'0' * 32} 00 ")])
 
 
 def _record_function(recorder: Recorder, address: str) -> None:
@@ -125,10 +128,9 @@ def _record_function(recorder: Recorder, address: str) -> None:
 
 def _record_disks(recorder: Recorder) -> None:
     tree = recorder.tree
-    numbers = {line.split()[2] for line in (tree.read("proc/self/mountinfo") or "").splitlines()}
-    waiting = [f"sys/dev/block/{number}" for number in sorted(numbers) if not number.startswith("0:")]
-    swaps = (tree.read("proc/swaps") or "").splitlines()[1:]
-    waiting += ["sys/class/block/" + line.split()[0].rpartition("/")[2] for line in swaps]
+    waiting = [device for _, device in disks_in_use(tree)]
+    for line in (tree.read("proc/self/mountinfo") or "").splitlines():
+        recorder.link(mount_source(line))  # /dev/mapper/NAME -> ../dm-0
     seen = set()
     while waiting:
         device = waiting.pop()
@@ -139,7 +141,7 @@ def _record_disks(recorder: Recorder) -> None:
         recorder.file(f"{path}/size")
         for lower in tree.names(f"{path}/slaves"):
             recorder.link(f"{path}/slaves/{lower}")
-            waiting.append(f"sys/class/block/{lower}")
+        waiting += devices_below(tree, device)
 
 
 def _record_network(recorder: Recorder) -> None:
