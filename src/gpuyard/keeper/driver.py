@@ -42,8 +42,10 @@ class LoopStatus:
 class Loop:
     """A named function that is run again and again."""
 
-    def __init__(self, name: str, description: str, period: float, run: Callable[[], None]) -> None:
+    def __init__(self, name: str, description: str, period: float, run: Callable[[], None], rest: float = 0.0) -> None:
+        """`period` in seconds; `rest`: pause at least this many times as long as the last run took."""
         self._run = run
+        self._rest = rest
         self._wake = threading.Event()
         self._reason = "start"
         self._lock = threading.Lock()
@@ -83,10 +85,12 @@ class Loop:
         return not error
 
     def delay(self) -> float:
-        """Seconds until the next run: the period, doubled for each failure in a row."""
+        """Seconds until the next run: what is left of the period, doubled for each failure in a row."""
         status = self.status
-        usual = max(0.0, status.period - status.last_seconds)
-        return min(BACKOFF_LIMIT, usual + status.period * (2**status.failures - 1)) if status.failures else usual
+        usual = max(0.0, status.period - status.last_seconds, status.last_seconds * self._rest)
+        # An outage of a day is thousands of failures: more doublings than a float can hold, and far above the limit.
+        doublings = 2 ** min(status.failures, 20) - 1
+        return min(BACKOFF_LIMIT, usual + status.period * doublings) if status.failures else usual
 
     def repeat(self, stop: threading.Event) -> None:
         """Run until stopped; returns within one run after the event is set and the loop is woken."""
@@ -120,9 +124,10 @@ class Driver:
             self._threads.append(thread)
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Let running loops finish their run, for at most `timeout` seconds each."""
+        """Let running loops finish their run, for at most `timeout` seconds in all."""
         self._stop.set()
         for loop in self.loops:
             loop.wake("stop")
+        deadline = monotonic() + timeout
         for thread in self._threads:
-            thread.join(timeout)
+            thread.join(max(0.0, deadline - monotonic()))

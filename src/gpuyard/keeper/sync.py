@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from time import monotonic, sleep
 
 from gpuyard.cloud.snapshot import SnapshotTaker
 from gpuyard.keeper.driver import Loop
@@ -12,22 +11,17 @@ from gpuyard.keeper.yard import Yard
 from gpuyard.ledger.state import gpu_statuses
 from gpuyard.site.compile import CompiledSite
 
-SHARE = 3.0
-"""Rest at least this many times as long as a look took, so that a slow cloud is not kept busy by being watched."""
+REST = 3.0
+"""A pause is at least this many times as long as the look before it: a slow cloud is not kept busy by being watched."""
 
 
 def sync_loop(
     taker: SnapshotTaker, compiled: CompiledSite, yard: Yard, period: float, now: Callable[[], datetime]
 ) -> Loop:
     """A loop named ``sync`` that takes a snapshot every `period` seconds, or less often when that takes long."""
-    took = 0.0
 
     def run() -> None:
-        nonlocal took
-        sleep(max(0.0, took * SHARE - period))
-        began = monotonic()
         snapshot = taker.take(now())
-        took = monotonic() - began
         yard.publish(snapshot.taken_at, gpu_statuses(compiled.gpus, snapshot))
 
-    return Loop("sync", "Looks at Placement and Nova and publishes the state of every GPU.", period, run)
+    return Loop("sync", "Looks at Placement and Nova and publishes the state of every GPU.", period, run, REST)

@@ -1,0 +1,188 @@
+"""The API for programs: version 1, read-only. What it says is what the map shows, in the same words."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpuyard import __version__
+from gpuyard.keeper.yard import YardView
+from gpuyard.model.gpu import GpuRole, GpuState, GpuStatus
+from gpuyard.portal.presenter import by_pool, count_states, natural
+from gpuyard.portal.problems import Refusal, documented, no_data_yet
+from gpuyard.portal.sources import Sources
+
+ETAG = {"ETag": {"description": "Changes when a GPU changes; send it as If-None-Match.", "schema": {"type": "string"}}}
+
+
+class Link(BaseModel):
+    rel: str
+    href: str
+
+
+class Version(BaseModel):
+    """What is served here."""
+
+    id: Literal["v1"] = Field(description="The version of the API.")
+    status: Literal["CURRENT"]
+    version: str = Field(description="The version of gpuyard.")
+    site: str = Field(description="The name of the site.")
+    links: list[Link]
+
+
+class ServerRef(BaseModel):
+    """The server that holds a GPU."""
+
+    id: str
+    name: str = Field(description="Empty when Nova does not show the server (yet, or any more).")
+    status: str = Field(description="As Nova has it: ACTIVE, SHUTOFF, ...")
+
+
+class GpuRow(BaseModel):
+    """One GPU."""
+
+    host: str = Field(examples=["gpu-epyc-1"])
+    address: str = Field(description="PCI address.", examples=["0000:27:00.0"])
+    state: GpuState
+    reason: str = Field(description="Why it is in this state; empty when the state says it all.")
+    pool: str = Field(examples=["v100"])
+    model: str = Field(examples=["Tesla V100 PCIe 16GB"])
+    ids: str = Field(description="PCI vendor:product.", examples=["10de:1db4"])
+    group: int | None = Field(description="IOMMU group on the host; null when the host has no IOMMU switched on.")
+    role: GpuRole = Field(description="Its place in the group: lone, or the leader, or a peer that needs the leader.")
+    set: str | None = Field(description="Letter of the set that leader and peers form; null for a lone GPU.")
+    numa_node: int | None
+    server: ServerRef | None = Field(description="Null when no server holds the GPU.")
+    project: str | None
+    user: str | None
+    since: datetime | None = Field(description="Since when the server holds the GPU.")
+
+
+class GpuList(BaseModel):
+    taken_at: datetime = Field(description="When the cloud was looked at.")
+    generation: int = Field(description="Rises when a GPU changes; begins again at 1 when gpuyard is restarted.")
+    gpus: list[GpuRow] = Field(description="By host and address.")
+
+
+class PoolRow(BaseModel):
+    """A pool."""
+
+    name: str
+    models: list[str]
+    total: int
+    free: int
+    states: dict[GpuState, int] = Field(description="GPUs in each state; every state is there.")
+
+
+class PoolList(BaseModel):
+    taken_at: datetime = Field(description="When the cloud was looked at.")
+    generation: int
+    pools: list[PoolRow] = Field(description="By name.")
+
+
+class GpuFilter(BaseModel):
+    """Each parameter can be repeated: a GPU is listed when it matches one value of each."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    pool: list[str] = Field([], description="Only these pools.")
+    state: list[GpuState] = Field([], description="Only these states.")
+    host: list[str] = Field([], description="Only these hosts.")
+
+    def matches(self, status: GpuStatus) -> bool:
+        return (
+            (not self.pool or status.gpu.pool in self.pool)
+            and (not self.state or status.state in self.state)
+            and (not self.host or status.gpu.host in self.host)
+        )
+
+
+def install(app: FastAPI, sources: Sources) -> None:
+    # A generation alone would mean something else after a restart, which begins at 1 again.
+    process = secrets.token_hex(4)
+
+    def answer(request: Request, make: Callable[[YardView], BaseModel]) -> Response:
+        """The view as a document, or 304 when the client has this generation already."""
+        view = sources.yard.latest()
+        if view is None:
+            raise no_data_yet()
+        # Weak: the time of the last look differs although nothing else does.
+        etag = f'W/"{process}-{view.generation}"'
+        if etag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers={"ETag": etag})
+        return Response(make(view).model_dump_json(), media_type="application/json", headers={"ETag": etag})
+
+    @app.get("/v1", tags=["about"])
+    def version() -> Version:
+        """The version document."""
+        hrefs = {"self": "/v1", "gpus": "/v1/gpus", "pools": "/v1/pools", "describedby": "/openapi.json"}
+        links = [Link(rel=rel, href=href) for rel, href in hrefs.items()]
+        return Version(id="v1", status="CURRENT", version=__version__, site=sources.site_name, links=links)
+
+    @app.get("/v1/gpus", tags=["gpus"], response_model=GpuList, responses=_responses(422, 503))
+    def list_gpus(request: Request, wanted: Annotated[GpuFilter, Query()]) -> Response:
+        """Every GPU of the site: its state, why, and who has it."""
+        _refuse_unknown("pool", wanted.pool, (gpu.pool for gpu in sources.gpus))
+        _refuse_unknown("host", wanted.host, (gpu.host for gpu in sources.gpus))
+        return answer(request, lambda view: gpu_list(view, wanted))
+
+    @app.get("/v1/pools", tags=["gpus"], response_model=PoolList, responses=_responses(503))
+    def list_pools(request: Request) -> Response:
+        """How many GPUs each pool has, and how many of them are in each state."""
+        return answer(request, pool_list)
+
+
+def gpu_list(view: YardView, wanted: GpuFilter) -> GpuList:
+    found = [status for status in view.statuses if wanted.matches(status)]
+    found.sort(key=lambda status: (natural(status.gpu.host), status.gpu.address))
+    return GpuList(taken_at=view.taken_at, generation=view.generation, gpus=[gpu_row(status) for status in found])
+
+
+def pool_list(view: YardView) -> PoolList:
+    rows = []
+    for name, members in by_pool(view.statuses):
+        states = count_states(status.state for status in members)
+        models = sorted({status.gpu.model for status in members})
+        rows.append(PoolRow(name=name, models=models, total=len(members), free=states[GpuState.FREE], states=states))
+    return PoolList(taken_at=view.taken_at, generation=view.generation, pools=rows)
+
+
+def gpu_row(status: GpuStatus) -> GpuRow:
+    gpu, claim = status.gpu, status.claim
+    return GpuRow(
+        host=gpu.host,
+        address=gpu.address,
+        state=status.state,
+        reason=status.reason,
+        pool=gpu.pool,
+        model=gpu.model,
+        ids=gpu.ids,
+        group=gpu.group,
+        role=gpu.role,
+        set=gpu.set_letter,
+        numa_node=gpu.numa_node,
+        server=ServerRef(id=claim.server_id, name=claim.server_name, status=claim.server_status) if claim else None,
+        project=(claim.project or None) if claim else None,
+        user=(claim.user or None) if claim else None,
+        since=claim.since if claim else None,
+    )
+
+
+def _refuse_unknown(name: str, wanted: Iterable[str], known: Iterable[str]) -> None:
+    """A misspelt name must not look like a pool without GPUs."""
+    there = sorted(set(known), key=natural)
+    reasons = [
+        f"{name}: no GPU has {name} {value!r}; there is {', '.join(there)}" for value in wanted if value not in there
+    ]
+    if reasons:
+        raise Refusal(422, "invalid_parameters", "The parameters of the request are wrong.", reasons)
+
+
+def _responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    not_modified = {"description": "The client has this generation already (If-None-Match).", "headers": ETAG}
+    return {200: {"headers": ETAG}, 304: not_modified, **documented(*statuses)}

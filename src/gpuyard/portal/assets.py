@@ -1,0 +1,60 @@
+"""The files that the pages are made of. They are read once, from the package, and nothing is loaded from outside."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from gpuyard import __version__
+
+MEDIA_TYPES = {
+    "gpuyard.css": "text/css; charset=utf-8",
+    "live.js": "text/javascript; charset=utf-8",
+    "favicon.svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True)
+class Asset:
+    content: bytes
+    media_type: str
+
+
+@cache
+def assets() -> dict[str, Asset]:
+    folder = files("gpuyard.portal") / "static"
+    return {name: Asset((folder / name).read_bytes(), kind) for name, kind in MEDIA_TYPES.items()}
+
+
+@cache
+def templates() -> Environment:
+    # Everything is escaped, whatever a template is called: names of servers are chosen by their users.
+    return Environment(
+        loader=PackageLoader("gpuyard.portal"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+
+
+@cache
+def build() -> str:
+    """Names this version of the pages: in the addresses of assets, so that they can be cached for ever, and in the
+    pages, so that a page that stays open while gpuyard is upgraded loads itself again."""
+    digest = hashlib.sha256(__version__.encode())
+    for name, asset in sorted(assets().items()):
+        digest.update(name.encode() + asset.content)
+    for name in sorted(templates().list_templates()):
+        digest.update((files("gpuyard.portal") / "templates" / name).read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def render(template: str, **values: object) -> str:
+    """A page or a part of one."""
+    return templates().get_template(template).render(build=build(), version=__version__, **values)

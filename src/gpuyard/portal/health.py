@@ -1,0 +1,90 @@
+"""Whether what is shown is still true: one rule for the page, for readiness and for tests. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpuyard.keeper.driver import LoopStatus
+from gpuyard.keeper.yard import YardView
+from gpuyard.portal.presenter import clock_time
+
+ERROR_LENGTH = 300
+"""Characters of an error that the page shows; the log has all of them."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What the banner says."""
+
+    text: str
+    stale: bool
+    """The last good run was too long ago to trust the map."""
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """The part of the page that changes also when no GPU does."""
+
+    seen_iso: str
+    """When the cloud was last looked at; empty before the first time."""
+    seen: str
+    troubles: tuple[Trouble, ...]
+
+    @property
+    def stale(self) -> bool:
+        return any(trouble.stale for trouble in self.troubles)
+
+
+def allowed_age(status: LoopStatus) -> float:
+    """Seconds since its last good run after which a loop is late: some failed runs are nothing to wake anybody for."""
+    return max(10 * status.period, 10 * status.last_seconds, 30.0)
+
+
+def is_late(status: LoopStatus, now: datetime) -> bool:
+    """A loop that has never had a good run is late too."""
+    return status.last_success is None or (now - status.last_success).total_seconds() > allowed_age(status)
+
+
+def unready(view: YardView | None, loops: Sequence[LoopStatus], now: datetime) -> list[str]:
+    """Why the portal should not be relied on; empty when it can be."""
+    reasons = [] if view else ["the cloud has not been seen yet"]
+    for loop in loops:
+        if is_late(loop, now):
+            error = f": {loop.error}" if loop.error else ""
+            if loop.last_success is None:
+                reasons.append(f"loop {loop.name} has not had a good run yet{error}")
+            else:
+                age = (now - loop.last_success).total_seconds()
+                allowed = allowed_age(loop)
+                reasons.append(
+                    f"loop {loop.name} had its last good run {age:.0f} s ago, more than {allowed:.0f} s{error}"
+                )
+    return reasons
+
+
+def pulse(view: YardView | None, loops: Sequence[LoopStatus], now: datetime) -> Pulse:
+    found = [_trouble(loop, now) for loop in loops]
+    return Pulse(
+        seen_iso=view.taken_at.strftime("%Y-%m-%dT%H:%M:%SZ") if view else "",
+        seen=clock_time(view.taken_at, now) if view else "",
+        troubles=tuple(trouble for trouble in found if trouble),
+    )
+
+
+def _trouble(loop: LoopStatus, now: datetime) -> Trouble | None:
+    """A failed run is told at once; a run that never ends is told when the loop is late."""
+    if loop.last_success is None:
+        return Trouble(f"The cloud has not answered yet: {_short(loop.error)}", True) if loop.error else None
+    since, late = clock_time(loop.last_success, now), is_late(loop, now)
+    if loop.error:
+        return Trouble(f"The cloud has not answered since {since}: {_short(loop.error)}", late)
+    if late:
+        return Trouble(f"The cloud has not answered since {since}: the loop {loop.name!r} is still waiting.", True)
+    return None
+
+
+def _short(error: str) -> str:
+    line = " ".join(error.split())
+    return line if len(line) <= ERROR_LENGTH else line[: ERROR_LENGTH - 1] + "…"

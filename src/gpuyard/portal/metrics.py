@@ -1,0 +1,74 @@
+"""Metrics for Prometheus, read from the yard and the loops when they are asked for: nothing to keep up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gpuyard import __version__
+from gpuyard.keeper.driver import LoopStatus
+from gpuyard.keeper.yard import YardView
+from gpuyard.model.gpu import Gpu, GpuState
+from gpuyard.portal.live import Feed
+from gpuyard.portal.presenter import count_states
+from gpuyard.portal.sources import Sources
+
+
+class YardCollector(Collector):
+    def __init__(self, sources: Sources, feed: Feed) -> None:
+        self._sources = sources
+        self._feed = feed
+
+    def collect(self) -> Iterator[Metric]:
+        yield InfoMetricFamily("gpuyard_build", "The running version.", {"version": __version__})
+        view = self._sources.yard.latest()
+        if view:  # until then nothing is known, and a zero would say that no GPU is free
+            yield from _of_view(view, self._sources.gpus)
+        yield from _of_loops(self._sources.driver.statuses())
+        yield GaugeMetricFamily("gpuyard_portal_streams", "Pages open with a live feed.", self._feed.streams)
+
+
+def registry(sources: Sources, feed: Feed) -> CollectorRegistry:
+    """A registry of its own, so that two apps in one process do not meet."""
+    own = CollectorRegistry()
+    own.register(YardCollector(sources, feed))
+    ProcessCollector(registry=own)
+    return own
+
+
+def _of_view(view: YardView, gpus: Iterable[Gpu]) -> Iterator[Metric]:
+    groups: dict[tuple[str, str, str], list[GpuState]] = {_labels(gpu): [] for gpu in gpus}
+    for status in view.statuses:
+        groups.setdefault(_labels(status.gpu), []).append(status.state)
+    metric = GaugeMetricFamily(
+        "gpuyard_gpus", "GPUs by state; a state that no GPU is in is 0.", labels=["pool", "host", "model", "state"]
+    )
+    for labels, states in sorted(groups.items()):
+        for state, count in count_states(states).items():
+            metric.add_metric([*labels, state.value], count)
+    yield metric
+    yield GaugeMetricFamily(
+        "gpuyard_view_timestamp_seconds", "When the cloud was last looked at.", view.taken_at.timestamp()
+    )
+
+
+def _labels(gpu: Gpu) -> tuple[str, str, str]:
+    return gpu.pool, gpu.host, gpu.model
+
+
+def _of_loops(loops: Iterable[LoopStatus]) -> Iterator[Metric]:
+    success = GaugeMetricFamily(
+        "gpuyard_loop_last_success_timestamp_seconds", "End of the last good run; 0: none yet.", labels=["loop"]
+    )
+    failures = GaugeMetricFamily("gpuyard_loop_failures", "Failed runs since the last good one.", labels=["loop"])
+    seconds = GaugeMetricFamily("gpuyard_loop_run_seconds", "How long the last run took.", labels=["loop"])
+    runs = CounterMetricFamily("gpuyard_loop_runs", "Runs since the start, good and failed.", labels=["loop"])
+    for loop in loops:
+        success.add_metric([loop.name], loop.last_success.timestamp() if loop.last_success else 0)
+        failures.add_metric([loop.name], loop.failures)
+        seconds.add_metric([loop.name], loop.last_seconds)
+        runs.add_metric([loop.name], loop.iterations)
+    yield from (success, failures, seconds, runs)

@@ -1,0 +1,43 @@
+"""What browsers get: the map, its live feed, and the files that the page is made of."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from fastapi.responses import HTMLResponse, Response
+
+from gpuyard.portal import health
+from gpuyard.portal.assets import assets, render
+from gpuyard.portal.live import Feed, FeedResponse
+from gpuyard.portal.presenter import LEGEND, present
+from gpuyard.portal.problems import Refusal
+from gpuyard.portal.sources import Sources
+
+
+def install(app: FastAPI, sources: Sources, feed: Feed) -> None:
+    @app.get("/", include_in_schema=False)
+    def gpu_map() -> HTMLResponse:
+        view, now = sources.yard.latest(), sources.now()
+        html = render(
+            "page.html",
+            site=sources.site_name,
+            page=present(view, now) if view else None,
+            pulse=health.pulse(view, sources.driver.statuses(), now),
+            legend=LEGEND,
+        )
+        return HTMLResponse(html)
+
+    @app.get("/events", include_in_schema=False)
+    async def events() -> Response:
+        if feed.full:
+            raise Refusal(503, "too_many_pages", "Too many pages are open; try again later.", retry_after=30)
+        # Proxies that collect a response before they pass it on would make the feed useless; nginx heeds the header.
+        return FeedResponse(feed.stream(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+
+    @app.get("/static/{name}", include_in_schema=False)
+    def static(name: str) -> Response:
+        asset = assets().get(name)
+        if asset is None:
+            raise Refusal(404, "not_found", f"There is nothing at /static/{name}.")
+        # The pages name a build in the address, so this content never changes there.
+        headers = {"Cache-Control": "public, max-age=31536000, immutable"}
+        return Response(asset.content, media_type=asset.media_type, headers=headers)

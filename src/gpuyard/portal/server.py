@@ -1,0 +1,179 @@
+"""Runs the portal: binds before anything starts, says where it is, and stops at once however many pages are open."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import uvicorn
+from fastapi import FastAPI
+
+from gpuyard import __version__
+from gpuyard.keeper.driver import Driver
+from gpuyard.keeper.yard import Yard
+from gpuyard.model.errors import GpuyardError, UsageError
+from gpuyard.portal.app import create_app
+from gpuyard.portal.live import Feed
+from gpuyard.portal.security import LOOPBACK_NAMES
+
+if TYPE_CHECKING:
+    from gpuyard.site.load import LoadedSite
+
+HOST = "127.0.0.1"
+PORT = 8080
+PATIENCE = 1
+"""Seconds that requests get to end when the server stops; open pages end at once."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run(
+    site: LoadedSite,
+    yard: Yard,
+    driver: Driver,
+    host: str = HOST,
+    port: int = PORT,
+    *,
+    public: bool = False,
+    names: Sequence[str] = (),
+) -> None:
+    """Serve the portal of a site, and run the loops of the driver, until SIGINT or SIGTERM.
+
+    `names` are further host names to answer to: those of a gateway that stands before the portal. Raises UsageError
+    for an address beyond loopback unless `public`, and GpuyardError when the address cannot be had.
+    """
+    if not public:
+        refuse_public(host)
+    gpus = site.compiled.gpus
+    app = create_app(yard, driver, site.site.site, gpus, ["*"] if public else [*LOOPBACK_NAMES, *names])
+
+    def start(url: str) -> None:
+        hosts = len({gpu.host for gpu in gpus})
+        print(
+            f"gpuyard {__version__}: {site.site.site}, {_count(len(gpus), 'GPU')} on {_count(hosts, 'host')}, "
+            f"at {url} (Ctrl+C stops)",
+            flush=True,
+        )
+        driver.start()
+
+    try:
+        serve(app, host, port, started=start)
+    finally:
+        driver.stop(timeout=PATIENCE / 2)
+
+
+def serve(
+    app: FastAPI,
+    host: str = HOST,
+    port: int = PORT,
+    *,
+    started: Callable[[str], None] = lambda url: None,
+    access_log: bool = False,
+) -> None:
+    """Serve an app of `create_app` until SIGINT or SIGTERM. Port 0 is any free one.
+
+    `started` gets the URL once the address is ours, so that nothing is begun that could not be shown.
+    """
+    with bind(host, port) as listener:
+        started(url_of(listener))
+        server_of(app, access_log).run(sockets=[listener])
+
+
+def server_of(app: FastAPI, access_log: bool = False) -> Server:
+    """A server that is not running yet."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,  # whoever runs us says where logs go
+        log_level="info" if access_log else "warning",
+        access_log=access_log,
+        server_header=False,
+        proxy_headers=False,  # nothing here depends on where a request came from
+        ws="none",
+        timeout_graceful_shutdown=PATIENCE,
+    )
+    feed = app.state.feed
+    assert isinstance(feed, Feed)
+    return Server(config, feed)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which on its own would wait for open pages to go away before it stops."""
+
+    def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
+        super().__init__(config)
+        self._feed = feed
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._feed.close()
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):  # those that do not take what they were sent
+            connection.transport.abort()
+        await asyncio.sleep(0)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As in uvicorn, but a signal that has done its work here is not raised again: the caller cleans up."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def refuse_public(host: str) -> None:
+    """Raise UsageError unless only programs on this machine can reach the address."""
+    if not is_loopback(host):
+        raise UsageError(
+            f"{host or 'every address'} can be reached from other machines, and there is no login yet; "
+            "put it behind a gateway that has one, or pass --public"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, which may mean another address tomorrow
+        return False
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises GpuyardError that says what is in the way."""
+    if not 0 <= port <= 65535:  # the resolver would silently take the rest of a division
+        raise UsageError(f"{port} is not a port; pass a --port from 0 to 65535")
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        raise _cannot_bind(host, port, error) from None
+
+
+def _cannot_bind(host: str, port: int, error: OSError) -> GpuyardError:
+    if error.errno == errno.EADDRINUSE:
+        return GpuyardError(f"port {port} of {host} is taken by another program; stop that one, or pass another --port")
+    if error.errno == errno.EACCES:
+        return GpuyardError(f"port {port} needs more rights than this user has; pass a --port from 1024 on")
+    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return UsageError(f"{host!r} is not an address of this machine; pass one that is with --host")
+    return GpuyardError(f"cannot listen on port {port} of {host}: {error}")
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,292 @@
+"""The live feed: what a page that stays open gets to hear."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from datetime import datetime
+from time import sleep
+from typing import Any
+
+import pytest
+
+from gpuyard.keeper.driver import Driver
+from gpuyard.keeper.yard import Yard, YardView
+from gpuyard.model.gpu import GpuState
+from gpuyard.portal import live
+from gpuyard.portal.live import Feed
+from gpuyard.portal.sources import Sources
+from tests.support.yards import GPUS, HELD, LONE, NOON, STATUSES, changed, driver, filled
+
+Stream = AsyncGenerator[bytes, None]
+
+
+def feed(yard: Yard | None = None, loops: Driver | None = None) -> Feed:
+    return Feed(Sources(yard or filled(), loops or driver(), "test", GPUS, lambda: NOON))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "LOOK_EVERY", 0.005)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(10):
+            await test()
+
+    asyncio.run(limited())
+
+
+def events(block: bytes) -> list[dict[str, str]]:
+    """What a browser makes of a block: fields by name, lines of data joined."""
+    found = []
+    for part in block.decode().strip("\n").split("\n\n"):
+        fields: dict[str, str] = {}
+        for line in part.split("\n"):
+            name, _, value = line.partition(": ")
+            fields[name] = f"{fields[name]}\n{value}" if name in fields else value
+        found.append(fields)
+    return found
+
+
+async def told(stream: Stream) -> dict[str, str]:
+    """The next event."""
+    (event,) = events(await anext(stream))
+    return event
+
+
+async def opened(stream: Stream) -> dict[str, dict[str, str]]:
+    """The first events of a stream by their kind, after the line that says when to come back."""
+    assert await told(stream) == {"retry": str(live.RETRY)}
+    first = [await told(stream), await told(stream)]
+    return {event["event"]: event for event in first}
+
+
+def test_a_new_page_gets_what_is_known_at_once() -> None:
+    async def test() -> None:
+        async with aclosing(feed().stream()) as stream:
+            first = await opened(stream)
+            assert first["map"]["id"] == "1"
+            assert 'data-generation="1"' in first["map"]["data"]
+            assert first["map"]["data"].startswith('<div id="map"')
+            assert "12:03:10 UTC" in first["pulse"]["data"]
+
+    run(test)
+
+
+def test_a_change_is_told_with_the_new_generation() -> None:
+    yard = filled()
+
+    async def test() -> None:
+        async with aclosing(feed(yard).stream()) as stream:
+            await opened(stream)
+            yard.publish(NOON, changed(LONE, GpuState.HELD, "scrub now"))
+            event = await told(stream)
+            assert (event["event"], event["id"]) == ("map", "2")
+            assert "scrub now" in event["data"]
+
+    run(test)
+
+
+def test_a_look_without_a_change_only_moves_the_time() -> None:
+    yard = filled()
+
+    async def test() -> None:
+        async with aclosing(feed(yard).stream()) as stream:
+            await opened(stream)
+            yard.publish(NOON.replace(second=20), STATUSES)
+            event = await told(stream)
+            assert event["event"] == "pulse"
+            assert "12:03:20 UTC" in event["data"]
+
+    run(test)
+
+
+def test_trouble_is_told() -> None:
+    loops = driver()
+
+    async def test() -> None:
+        async with aclosing(feed(loops=loops).stream()) as stream:
+            await opened(stream)
+            loops.loops[0]._run = lambda: (_ for _ in ()).throw(ConnectionError("refused"))
+            loops.loops[0].run_once("timer")
+            event = await told(stream)
+            assert event["event"] == "pulse"
+            assert "ConnectionError: refused" in event["data"]
+
+    run(test)
+
+
+def test_before_the_first_look_there_is_no_map_and_then_there_is() -> None:
+    yard = Yard()
+
+    async def test() -> None:
+        async with aclosing(feed(yard, driver(runs=0)).stream()) as stream:
+            assert "retry" in await told(stream)
+            assert (await told(stream))["event"] == "pulse"
+            yard.publish(NOON, STATUSES)
+            assert (await told(stream))["event"] == "map"
+
+    run(test)
+
+
+def test_a_page_that_reads_slowly_gets_the_newest_only() -> None:
+    yard = filled()
+
+    async def test() -> None:
+        async with aclosing(feed(yard).stream()) as slow:
+            await opened(slow)
+            for state in (GpuState.FREE, GpuState.HELD, GpuState.BOOKED):
+                yard.publish(NOON, changed(HELD, state))
+                await asyncio.sleep(0.05)
+            assert (await told(slow))["id"] == "4"
+
+    run(test)
+
+
+def test_silence_is_broken_by_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "HEARTBEAT", 0.02)
+
+    async def test() -> None:
+        async with aclosing(feed().stream()) as stream:
+            await opened(stream)
+            for _ in range(3):
+                comment, pulse = events(await anext(stream))
+                assert comment == {"": "heartbeat"}
+                assert pulse["event"] == "pulse"
+
+    run(test)
+
+
+def test_many_pages_share_one_task_and_one_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    yard, original = filled(), live._map
+    rendered: list[int] = []
+
+    def counted(view: YardView, now: datetime) -> str:
+        rendered.append(view.generation)
+        return original(view, now)
+
+    monkeypatch.setattr(live, "_map", counted)
+
+    async def test() -> None:
+        subject = feed(yard)
+        before = len(asyncio.all_tasks())
+        streams = [subject.stream() for _ in range(100)]
+        for stream in streams:
+            await opened(stream)
+        assert len(asyncio.all_tasks()) == before + 1
+        yard.publish(NOON, changed(LONE, GpuState.HELD))
+        blocks = [await anext(stream) for stream in streams]
+        assert all(block is blocks[0] or block == blocks[0] for block in blocks)
+        for stream in streams:
+            await stream.aclose()
+
+    run(test)
+    assert rendered == [1, 2]
+
+
+def test_the_task_ends_with_the_last_page_and_begins_again_with_the_next() -> None:
+    yard = filled()
+
+    async def test() -> None:
+        subject, before = feed(yard), len(asyncio.all_tasks())
+        for generation in ("1", "2"):
+            async with aclosing(subject.stream()) as stream:
+                assert (await opened(stream))["map"]["id"] == generation  # never one that is older than the page itself
+                assert subject.streams == 1
+            await asyncio.sleep(0.05)
+            assert (subject.streams, len(asyncio.all_tasks())) == (0, before)
+            yard.publish(NOON, changed(LONE, GpuState.HELD))
+
+    run(test)
+
+
+def test_closing_ends_every_stream_at_once() -> None:
+    async def test() -> None:
+        subject = feed()
+        streams = [subject.stream() for _ in range(3)]
+        for stream in streams:
+            await opened(stream)
+        waiting = [asyncio.ensure_future(anext(stream, b"end")) for stream in streams]
+        await asyncio.sleep(0.02)
+        subject.close()
+        assert await asyncio.gather(*waiting) == [b"end"] * 3
+        assert subject.streams == 0
+
+    run(test)
+
+
+def test_a_map_that_cannot_be_rendered_does_not_end_the_feed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    yard, original = filled(), live._map
+
+    def fails_at_first(view: YardView, now: datetime) -> str:
+        if view.generation == 1:
+            raise ValueError("a bug")
+        return original(view, now)
+
+    monkeypatch.setattr(live, "_map", fails_at_first)
+
+    async def test() -> None:
+        async with aclosing(feed(yard).stream()) as stream:
+            assert "retry" in await told(stream)
+            assert (await told(stream))["event"] == "pulse"
+            await asyncio.sleep(0.05)
+            yard.publish(NOON, changed(LONE, GpuState.HELD))
+            assert (await told(stream))["id"] == "2"
+
+    run(test)
+    assert caplog.text.count("generation 1 of the map could not be rendered") == 1
+
+
+def test_a_page_that_goes_while_its_map_is_drawn_takes_it_from_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = live._map
+
+    def slow(view: YardView, now: datetime) -> str:
+        sleep(0.1)
+        return original(view, now)
+
+    monkeypatch.setattr(live, "_map", slow)
+
+    async def test() -> None:
+        subject = feed()
+        impatient = asyncio.ensure_future(anext(subject.stream()))
+        await asyncio.sleep(0.05)
+        impatient.cancel()
+        async with aclosing(subject.stream()) as stream:
+            assert (await opened(stream))["map"]["id"] == "1"
+
+    run(test)
+
+
+def test_a_large_map_is_handed_over_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "PIECE", 1000)
+
+    async def test() -> None:
+        async with aclosing(feed().stream()) as stream:
+            assert "retry" in await told(stream)
+            heard = b""
+            while b"event: pulse" not in heard:
+                piece = await anext(stream)
+                assert len(piece) <= 1000
+                heard += piece
+            assert events(heard)[0]["data"].endswith("</div>")
+
+    run(test)
+
+
+def test_there_is_an_end_to_how_many_pages_can_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MOST_STREAMS", 1)
+
+    async def test() -> None:
+        subject = feed()
+        assert not subject.full
+        async with aclosing(subject.stream()) as stream:
+            await opened(stream)
+            assert subject.full
+        assert not subject.full
+
+    run(test)
