@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpuyard import __version__
 from gpuyard.keeper.yard import YardView
 from gpuyard.model.gpu import GpuRole, GpuState, GpuStatus
-from gpuyard.portal.presenter import by_pool, count_states, natural
+from gpuyard.portal.presenter import by_pool, count_states
 from gpuyard.portal.problems import Refusal, documented, no_data_yet
 from gpuyard.portal.sources import Sources
 
@@ -139,7 +139,6 @@ def install(app: FastAPI, sources: Sources) -> None:
 
 def gpu_list(view: YardView, wanted: GpuFilter) -> GpuList:
     found = [status for status in view.statuses if wanted.matches(status)]
-    found.sort(key=lambda status: (natural(status.gpu.host), status.gpu.address))
     return GpuList(taken_at=view.taken_at, generation=view.generation, gpus=[gpu_row(status) for status in found])
 
 
@@ -175,7 +174,7 @@ def gpu_row(status: GpuStatus) -> GpuRow:
 
 def _refuse_unknown(name: str, wanted: Iterable[str], known: Iterable[str]) -> None:
     """A misspelt name must not look like a pool without GPUs."""
-    there = sorted(set(known), key=natural)
+    there = list(dict.fromkeys(known))
     reasons = [
         f"{name}: no GPU has {name} {value!r}; there is {', '.join(there)}" for value in wanted if value not in there
     ]

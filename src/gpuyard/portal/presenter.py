@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -182,17 +181,12 @@ def clock_time(moment: datetime, now: datetime) -> str:
     return moment.strftime("%H:%M:%S UTC" if same_day else "%Y-%m-%d %H:%M:%S UTC")
 
 
-def natural(name: str) -> list[tuple[int, str]]:
-    """Sorts node2 before node10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.findall(r"[0-9]+|[^0-9]+", name)]
-
-
 def _grouped(statuses: Iterable[GpuStatus], key: Callable[[GpuStatus], str]) -> list[tuple[str, list[GpuStatus]]]:
-    """By key in natural order; within a key the order stays as it was."""
+    """By key; keys and members stay in the order in which the site file has them."""
     groups: dict[str, list[GpuStatus]] = {}
     for status in statuses:
         groups.setdefault(key(status), []).append(status)
-    return sorted(groups.items(), key=lambda item: natural(item[0]))
+    return list(groups.items())
 
 
 def _free(statuses: Iterable[GpuStatus]) -> int:
