@@ -97,8 +97,8 @@ def test_a_flavor_of_somebody_else_is_never_touched_and_its_name_refuses(compile
 
 def test_what_is_no_longer_wanted_goes_only_with_prune(compiled: CompiledSite) -> None:
     old = FlavorObject("old", 1, 512, 1, description=MARK)
-    limit = LimitObject("class:CUSTOM_GPU_K80", 2)
-    own = LimitObject("class:CUSTOM_GPU_K80", 2, "demo")
+    limit = LimitObject("class:CUSTOM_GPU_K80", 2, None, MARK)
+    own = LimitObject("class:CUSTOM_GPU_K80", 2, "demo", MARK)
     world = seen((*compiled.flavors, old), (*compiled.limits, limit, own))
     plan = plan_site(compiled, world)
     assert plan.steps == ()
@@ -112,7 +112,17 @@ def test_what_is_no_longer_wanted_goes_only_with_prune(compiled: CompiledSite) -
 
 def test_other_limits_of_the_cloud_are_left_alone(compiled: CompiledSite) -> None:
     ram = LimitObject("class:MEMORY_MB", 1024)
-    assert plan_site(compiled, seen(compiled.flavors, (*compiled.limits, ram)), prune=True).empty
+    other = LimitObject("class:CUSTOM_GPU_K80", 2, None, "made by gpuyard for site other")
+    assert plan_site(compiled, seen(compiled.flavors, (*compiled.limits, ram, other)), prune=True).empty
+
+
+def test_a_limit_of_somebody_else_on_a_class_of_ours_refuses(compiled: CompiledSite) -> None:
+    limits = tuple(replace(one, description="") for one in compiled.limits)
+    refusals = plan_site(compiled, seen(compiled.flavors, limits)).refusals
+    assert refusals[0].startswith(
+        "registered limit class:CUSTOM_GPU_V100 exists already and is not of this site (somebody else): delete it, or "
+        f"hand it over: openstack registered limit set --description '{MARK}'"
+    )
 
 
 def test_a_missing_project_refuses(compiled: CompiledSite) -> None:

@@ -46,18 +46,17 @@ def _limits(api: CloudApi, names: Mapping[str, str]) -> list[SeenLimit]:
     registered = api.get("identity", "/registered_limits", service_id=service)["registered_limits"]
     own = api.get("identity", "/limits", service_id=service)["limits"]
     return [
-        *(SeenLimit(row["id"], LimitObject(row["resource_name"], row["default_limit"])) for row in registered),
+        *(SeenLimit(row["id"], _limit(row, "default_limit", None)) for row in registered),
         *(
-            SeenLimit(
-                row["id"],
-                LimitObject(
-                    row["resource_name"], row["resource_limit"], names.get(row["project_id"], row["project_id"])
-                ),
-            )
+            SeenLimit(row["id"], _limit(row, "resource_limit", names.get(row["project_id"], row["project_id"])))
             for row in own
             if row["project_id"]
         ),
     ]
+
+
+def _limit(row: Mapping[str, Any], value: str, project: str | None) -> LimitObject:
+    return LimitObject(row["resource_name"], row[value], project, row["description"] or "")
 
 
 def compute_service(api: CloudApi) -> str:
@@ -132,7 +131,7 @@ class SiteApplier:
 
     def _registered_limit(self, step: Step) -> None:
         if step.verb is Verb.CREATE:
-            row = self._limit_row(step.name, {"default_limit": step.after["limit"]})
+            row = self._limit_row(step, step.name, {"default_limit": step.after["limit"]})
             self._api.request("POST", "identity", "/registered_limits", {"registered_limits": [row]})
             return
         path = f"/registered_limits/{self._limit_ids[step.kind, step.name]}"
@@ -144,18 +143,22 @@ class SiteApplier:
 
     def _limit(self, step: Step) -> None:
         project, _, resource = step.name.rpartition(" ")
-        if step.verb is Verb.CREATE:
+        # Keystone takes an update to 0, answers 200 and keeps the old number. Between deletion and creation the
+        # registered limit holds, which is 0 for GPUs: nobody gets more than before.
+        anew = step.verb is Verb.UPDATE and step.after["limit"] == 0
+        if step.verb is Verb.DELETE or anew:
+            self._delete("identity", f"/limits/{self._limit_ids[step.kind, step.name]}")
+        if step.verb is Verb.CREATE or anew:
             owner = {"project_id": self._seen.projects[project], "resource_limit": step.after["limit"]}
-            self._api.request("POST", "identity", "/limits", {"limits": [self._limit_row(resource, owner)]})
-            return
-        path = f"/limits/{self._limit_ids[step.kind, step.name]}"
-        if step.verb is Verb.DELETE:
-            self._delete("identity", path)
-        else:
-            self._api.request("PATCH", "identity", path, {"limit": {"resource_limit": step.after["limit"]}})
+            self._api.request("POST", "identity", "/limits", {"limits": [self._limit_row(step, resource, owner)]})
+        elif step.verb is Verb.UPDATE:
+            body = {"limit": {"resource_limit": step.after["limit"]}}
+            self._api.request("PATCH", "identity", f"/limits/{self._limit_ids[step.kind, step.name]}", body)
 
-    def _limit_row(self, resource: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _limit_row(self, step: Step, resource: str, values: Mapping[str, Any]) -> dict[str, Any]:
         row = {"service_id": compute_service(self._api), "resource_name": resource, **values}
+        if "description" in step.after:
+            row["description"] = step.after["description"]
         return {**row, "region_id": self._api.region} if self._api.region else row
 
     def _delete(self, service: str, path: str) -> None:

@@ -99,6 +99,10 @@ class Exercise:
             self._wait(server_id, lambda row: row is None)
             self._until(partial(self._holds_nothing, server_id), f"allocations of {server_id} to go")
 
+    def wait_for_status(self, server_id: str, status: str) -> None:
+        """Wait until a server has a status. Raises ExerciseError when it does not come."""
+        self._wait(server_id, lambda row: row is not None and row["status"] == status)
+
     def clear(self) -> None:
         """Delete what an earlier exercise left behind, by its name."""
         rows = self._user.pages("compute", "/servers", "servers", limit=1000)

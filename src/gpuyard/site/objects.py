@@ -11,8 +11,8 @@ from gpuyard.site.schema import Flavor, Site
 
 
 def owner_mark(site: str) -> str:
-    """The description of every flavor that gpuyard makes: it is set in the call that creates it, so that a crash
-    between two calls cannot leave one that looks like somebody else's."""
+    """The description of every flavor and limit that gpuyard makes: it is set in the call that creates the object, so
+    that a crash between two calls cannot leave one that looks like somebody else's."""
     return f"made by gpuyard for site {site}"
 
 
@@ -42,6 +42,8 @@ class LimitObject:
     """As Nova names it: ``servers``, ``class:VCPU``, ``class:CUSTOM_GPU_V100``."""
     value: int
     project: str | None = None
+    description: str = ""
+    """The owner's mark, on limits of the site's own classes. Base limits are the cloud's, whoever set them."""
 
 
 def flavor_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[FlavorObject]:
@@ -104,12 +106,13 @@ def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject
         "class:DISK_GB": site.limits.disk,
     }
     wanted = [LimitObject(resource, value) for resource, value in base.items() if value is not None]
+    mark = owner_mark(site.site)
     for pool in site.pools:
         classes = pool_classes(encoded, pool)
-        wanted += [LimitObject(f"class:{name}", 0) for name in classes]
+        wanted += [LimitObject(f"class:{name}", 0, None, mark) for name in classes]
         for project, wish in site.projects.items():
             if pool in wish.gpus:
-                wanted += [LimitObject(f"class:{name}", wish.gpus[pool], project) for name in classes]
+                wanted += [LimitObject(f"class:{name}", wish.gpus[pool], project, mark) for name in classes]
     return wanted
 
 

@@ -1,13 +1,12 @@
 """Plans how a cloud's flavors and limits become what the site wants. Pure.
 
-Only what gpuyard made is changed: flavors that carry the site's mark, limits on the site's own resource classes, and
-the base limits that the site file states. Anything else is left alone, and a flavor of another owner under a wanted
-name refuses the whole plan.
+Only what gpuyard made is changed, flavors and limits that carry the site's mark, and the base limits that the site file
+states. Anything else is left alone, and an object of another owner under a wanted name refuses the whole plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpuyard.model.plan import Plan, Step, Verb
@@ -25,8 +24,12 @@ def plan_site(compiled: CompiledSite, seen: SeenObjects, prune: bool = False) ->
     """The steps from what is seen to what is wanted; without `prune`, what is no longer wanted is only noted."""
     mark = owner_mark(compiled.site.site)
     steps: list[Step] = []
-    refusals = [*_missing_projects(compiled, seen), *_foreign_flavors(compiled.flavors, seen.flavors, mark)]
-    refusals += _no_server_limit(compiled.limits, seen.limits)
+    refusals = [
+        *_missing_projects(compiled, seen),
+        *_foreign_flavors(compiled.flavors, seen.flavors, mark),
+        *_foreign_limits(compiled.limits, seen.limits),
+        *_no_server_limit(compiled.limits, seen.limits),
+    ]
     found = {item.flavor.name: item for item in seen.flavors if item.flavor.description == mark}
     limits = {(item.limit.project, item.limit.resource): item for item in seen.limits}
     # Limits first: a flavor whose GPUs have no limit yet would be everybody's without bound.
@@ -34,7 +37,8 @@ def plan_site(compiled: CompiledSite, seen: SeenObjects, prune: bool = False) ->
         steps += _limit_steps(limit, limits.get((limit.project, limit.resource)))
     for wanted in compiled.flavors:
         steps += _flavor_steps(wanted, found.get(wanted.name))
-    unwanted = [*_unwanted_limits(compiled.limits, seen.limits), *_unwanted_flavors(compiled.flavors, found.values())]
+    unwanted = [*_unwanted_limits(compiled.limits, seen.limits, mark)]
+    unwanted += _unwanted_flavors(compiled.flavors, found.values())
     if prune:
         steps += unwanted
         notes = []
@@ -60,6 +64,19 @@ def _foreign_flavors(wanted: Sequence[FlavorObject], seen: Sequence[SeenFlavor],
                 f"flavor {item.flavor.name} (id {item.id}) exists already and is not of this site ({owner}): rename "
                 f"yours in the site file, delete it, or hand it over: "
                 f"openstack flavor set --description '{mark}' {item.id}"
+            )
+
+
+def _foreign_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit]) -> Iterable[str]:
+    found = {limit_name(item.limit): item for item in seen}
+    for limit in wanted:
+        item = found.get(limit_name(limit))
+        if limit.description and item is not None and item.limit.description != limit.description:
+            kind, name = limit_name(limit)
+            command = "registered limit" if limit.project is None else "limit"
+            yield (
+                f"{kind} {name} exists already and is not of this site ({item.limit.description or 'somebody else'}): "
+                f"delete it, or hand it over: openstack {command} set --description '{limit.description}' {item.id}"
             )
 
 
@@ -102,14 +119,17 @@ def _flavor_steps(wanted: FlavorObject, found: SeenFlavor | None) -> Iterable[St
 
 def _limit_steps(wanted: LimitObject, found: SeenLimit | None) -> Iterable[Step]:
     kind, name = limit_name(wanted)
-    after = {"limit": wanted.value}
+    after: dict[str, Any] = {"limit": wanted.value}
+    if wanted.description:
+        after["description"] = wanted.description
     if found is None:
         reason = "every project's default" if wanted.project is None else "what this project may use"
         if wanted.project is None and wanted.resource.startswith(GPU_CLASS):
             reason = "a class without a limit is unlimited for everybody"
         yield Step(Verb.CREATE, kind, name, reason, {}, after)
     elif found.limit.value != wanted.value:
-        yield Step(Verb.UPDATE, kind, name, "differs from the site file", {"limit": found.limit.value}, after)
+        before = {**after, "limit": found.limit.value}
+        yield Step(Verb.UPDATE, kind, name, "differs from the site file", before, after)
 
 
 def limit_name(limit: LimitObject) -> tuple[str, str]:
@@ -127,14 +147,10 @@ def _unwanted_flavors(wanted: Sequence[FlavorObject], ours: Iterable[SeenFlavor]
             yield Step(Verb.DELETE, "flavor", item.flavor.name, "no longer in the site file", before, {})
 
 
-def _unwanted_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit]) -> Iterable[Step]:
-    """Limits on GPU classes that the site does not name. Projects' own first: Keystone keeps a registered limit that
-    others depend on."""
-    names: Mapping[tuple[str | None, str], LimitObject] = {(limit.project, limit.resource): limit for limit in wanted}
-    unwanted = [
-        item.limit
-        for item in seen
-        if item.limit.resource.startswith(GPU_CLASS) and (item.limit.project, item.limit.resource) not in names
-    ]
+def _unwanted_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit], mark: str) -> Iterable[Step]:
+    """Ours that the site file does not name. Projects' own first: Keystone keeps a registered limit that others
+    depend on."""
+    names = {limit_name(limit) for limit in wanted}
+    unwanted = [i.limit for i in seen if i.limit.description == mark and limit_name(i.limit) not in names]
     for limit in sorted(unwanted, key=lambda limit: (limit.project is None, limit_name(limit))):
         yield Step(Verb.DELETE, *limit_name(limit), "no longer in the site file", {"limit": limit.value}, {})

@@ -1,0 +1,208 @@
+"""Plan and apply against the real services: what is made is what was meant, twice is once, and foreigners stay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gpuyard.cli.main import app, run
+from gpuyard.cloud.api import CloudApi, CloudError, connect
+from gpuyard.cloud.objects import SiteApplier, read_objects
+from gpuyard.lab.clients import ADMIN_CLOUD
+from gpuyard.lab.exercise import Exercise
+from gpuyard.model.errors import BlockedError, UsageError
+from gpuyard.model.plan import Plan
+from gpuyard.site.compile import CompiledSite
+from gpuyard.site.objects import SeenObjects
+from gpuyard.site.plan import plan_site
+from tests.integration.conftest import RunningLab
+from tests.support.sites import flavor, site
+from tests.support.sysfs import Sysfs
+
+pytestmark = pytest.mark.lab
+
+P4 = "10de:1bb3"
+
+
+@pytest.fixture
+def small(tmp_path: Path, operator: CloudApi, applied: None) -> Iterator[CompiledSite]:
+    """A second site beside the example, on names of its own; taken away again with prune."""
+    compiled = small_site(tmp_path, {"x_public": flavor(gpus={"p4": 1}), "x_private": flavor(projects=["demo"])})
+    yield compiled
+    empty = small_site(tmp_path, {}, {})
+    seen = read_objects(operator)
+    SiteApplier(operator, seen).apply(plan_site(empty, seen, prune=True), lambda step: None)
+    assert plan_site(empty, read_objects(operator), prune=True).steps == ()
+
+
+def small_site(folder: Path, flavors: dict[str, object], projects: dict[str, object] | None = None) -> CompiledSite:
+    document = {
+        "site": "small",
+        "pools": {"p4": {"models": [P4]}},
+        "flavors": flavors,
+        "projects": projects if projects is not None else {"demo": {"gpus": {"p4": 1}}},
+    }
+    return site(folder, document, {"host": Sysfs().function("05:00.0", P4, group=1)}).compiled
+
+
+def apply(operator: CloudApi, compiled: CompiledSite) -> SeenObjects:
+    seen = read_objects(operator)
+    plan = plan_site(compiled, seen)
+    assert not plan.refusals
+    SiteApplier(operator, seen).apply(plan, lambda step: None)
+    return read_objects(operator)
+
+
+def test_apply_makes_what_is_wanted_and_a_second_plan_is_empty(operator: CloudApi, small: CompiledSite) -> None:
+    seen = apply(operator, small)
+    assert plan_site(small, seen).steps == ()
+    flavors = {item.flavor.name: item for item in seen.flavors}
+    assert flavors["x_public"].id == "x_public"
+    assert flavors["x_public"].flavor.extra_specs == {"pci_passthrough:alias": "p4:1"}
+    assert flavors["x_private"].flavor.projects == {"demo"}
+    assert not flavors["x_private"].flavor.public
+    limits = {(i.limit.project, i.limit.resource): i.limit.value for i in seen.limits}
+    assert limits[None, "class:CUSTOM_GPU_P4"] == 0
+    assert limits["demo", "class:CUSTOM_GPU_P4"] == 1
+
+
+def test_each_kind_of_change_arrives(operator: CloudApi, small: CompiledSite) -> None:
+    apply(operator, small)
+    public, private = small.flavors
+    changed = replace(
+        small,
+        flavors=(
+            replace(public, ram=16384, extra_specs={**public.extra_specs, "hw:hide_hypervisor_id": "true"}),
+            replace(private, projects=frozenset(), extra_specs={"hw:cpu_policy": "dedicated"}),
+        ),
+        limits=tuple(replace(limit, value=3) if limit.project else limit for limit in small.limits),
+    )
+    plan = plan_site(changed, read_objects(operator))
+    assert sorted(str(step) for step in plan.steps) == [
+        "replace flavor x_public",
+        "update flavor x_private",
+        "update project limit demo class:CUSTOM_GPU_P4",
+    ]
+    assert plan_site(changed, apply(operator, changed)).steps == ()
+    assert plan_site(small, apply(operator, small)).steps == (), "and back, which takes properties away again"
+
+
+def test_stopped_after_any_step_the_next_apply_finishes(operator: CloudApi, small: CompiledSite) -> None:
+    """A kill between two steps, and also between the calls of one: creating a flavor takes up to three."""
+    seen = read_objects(operator)
+    plan = plan_site(small, seen)
+    for _ in range(len(plan.steps)):
+        now = read_objects(operator)
+        left = plan_site(small, now)
+        assert left.steps, "one step at a time"
+        SiteApplier(operator, now).apply(Plan(left.steps[:1]), lambda step: None)
+    assert plan_site(small, read_objects(operator)).steps == ()
+
+
+def test_a_flavor_that_was_made_but_not_finished_is_finished_and_not_taken_for_foreign(
+    operator: CloudApi, small: CompiledSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = read_objects(operator)
+    real = operator.request
+
+    def dies(method: str, service: str, path: str, *more: object, **others: object) -> object:
+        if path.endswith("os-extra_specs"):
+            raise CloudError("the process is killed here")
+        return real(method, service, path, *more, **others)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(operator, "request", dies)
+        with pytest.raises(CloudError, match="create flavor x_public: the process is killed here; the next plan shows"):
+            SiteApplier(operator, seen).apply(plan_site(small, seen), lambda step: None)
+    plan = plan_site(small, read_objects(operator))
+    assert not plan.refusals
+    assert "update flavor x_public" in [str(step) for step in plan.steps]
+    assert plan_site(small, apply(operator, small)).steps == ()
+
+
+def test_a_flavor_of_somebody_else_refuses_the_plan(operator: CloudApi, small: CompiledSite) -> None:
+    mine = {"id": "theirs", "name": "x_public", "vcpus": 1, "ram": 512, "disk": 1}
+    operator.request("POST", "compute", "/flavors", {"flavor": mine})
+    try:
+        plan = plan_site(small, read_objects(operator))
+        assert "flavor x_public (id theirs) exists already and is not of this site" in plan.refusals[0]
+    finally:
+        operator.request("DELETE", "compute", "/flavors/theirs")
+
+
+def test_the_command_line_tells_and_does_the_same(lab: RunningLab, applied: None) -> None:
+    runner = CliRunner()
+    common = ["--os-cloud", ADMIN_CLOUD, "--site", str(lab.lab.site_file)]
+    planned = runner.invoke(app, ["site", "plan", *common])
+    assert (planned.exit_code, planned.stdout) == (0, "Nothing to do: the cloud is as the site file says.\n")
+    done = runner.invoke(app, ["site", "apply", *common])
+    assert (done.exit_code, done.stdout) == (0, "Nothing to do: the cloud is as the site file says.\n")
+
+
+def test_apply_asks_and_no_means_no(lab: RunningLab, operator: CloudApi, small: CompiledSite, tmp_path: Path) -> None:
+    common = ["--os-cloud", ADMIN_CLOUD, "--site", str(tmp_path / "site.yaml")]
+    result = CliRunner().invoke(app, ["site", "apply", *common], input="n\n")
+    assert result.exit_code == 1
+    left = len(plan_site(small, read_objects(operator)).steps)
+    assert f"Carry out {left} steps on cloud gpuyard-lab?" in result.stdout
+    assert "x_public" not in {item.flavor.name for item in read_objects(operator).flavors}
+    result = CliRunner().invoke(app, ["site", "apply", *common], input="y\n")
+    assert result.stdout.endswith(f"{left} steps done; the cloud is as the site file says.\n")
+
+
+def test_a_project_that_is_missing_blocks_with_exit_code_3(
+    lab: RunningLab, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_site(tmp_path, {}, {"nobody": {"gpus": {"p4": 1}}})
+    command = ["gpuyard", "site", "apply", "--yes", "--os-cloud", ADMIN_CLOUD, "--site", str(tmp_path / "site.yaml")]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == BlockedError.exit_code
+    assert "project nobody does not exist in Keystone" in capsys.readouterr().err
+
+
+def test_limits_are_in_force_at_once(exercise: Exercise, operator: CloudApi, example: CompiledSite) -> None:
+    """A project's limit goes down to 0, which Keystone's update ignores, and up again; Nova obeys the next request."""
+    none = tuple(
+        replace(limit, value=0) if (limit.project, limit.resource) == ("demo", "class:CUSTOM_GPU_K40C") else limit
+        for limit in example.limits
+    )
+    closed = replace(example, limits=none)
+    assert plan_site(closed, apply(operator, closed)).steps == ()
+    try:
+        with pytest.raises(CloudError, match="CUSTOM_GPU_K40C is over limit of 0") as refused:
+            exercise.boot("k40c.2cores")
+        assert refused.value.status == 403
+    finally:
+        apply(operator, example)
+    assert exercise.boot("k40c.2cores").status == "ACTIVE"
+
+
+@pytest.mark.parametrize(
+    ("cloud", "error", "says"),
+    [
+        ("nowhere", UsageError, "no usable cloud nowhere: .*; name one of clouds.yaml with --os-cloud or OS_CLOUD"),
+        ("silent", CloudError, "cloud silent: cannot be reached .* is its auth_url right"),
+        ("wrong", CloudError, "cloud wrong: Keystone does not accept the credentials"),
+    ],
+)
+def test_clouds_that_cannot_be_used_say_why(
+    lab: RunningLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cloud: str, error: type[Exception], says: str
+) -> None:
+    login = {"username": "admin", "password": "x", "project_name": "admin", "user_domain_id": "default"}
+    login["project_domain_id"] = "default"
+    clouds = {
+        "silent": {"auth": {**login, "auth_url": "http://127.0.0.1:9/v3"}, "region_name": "RegionOne"},
+        "wrong": {"auth": {**login, "auth_url": lab.lab.endpoint("keystone")}, "region_name": "RegionOne"},
+    }
+    file = tmp_path / "clouds.yaml"
+    file.write_text(json.dumps({"clouds": clouds}))
+    monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(file))
+    with pytest.raises(error, match=says):
+        read_objects(connect(cloud))
