@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Playwright, Request, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Playwright, Request, expect
 
 from gpuyard.keeper.driver import Driver
 from gpuyard.keeper.yard import Yard
 from gpuyard.model.gpu import Gpu, GpuRole, GpuState, GpuStatus
 from gpuyard.portal.presenter import duration
+from tests.support.browser import CHROMIUM
 from tests.support.yards import LONE, NASTY, NOON, STATUSES, changed, claim, driver, filled, t4, v100
 from tests.unit.test_portal_server import Running, running, until
 
 pytestmark = pytest.mark.browser
 
-CHROMIUM = Path(os.environ.get("GPUYARD_CHROMIUM", "/usr/bin/chromium"))
 WIDTHS = (360, 768, 1280, 1920)
-
-
-@pytest.fixture(scope="module")
-def driven() -> Iterator[Playwright]:
-    if not CHROMIUM.exists():
-        missing = f"{CHROMIUM} is not there; install Chromium, or name it with GPUYARD_CHROMIUM"
-        if os.environ.get("CI") == "true":
-            pytest.fail(missing)
-        pytest.skip(missing)
-    with sync_playwright() as playwright:
-        yield playwright
-
-
-@pytest.fixture(scope="module")
-def chromium(driven: Playwright) -> Iterator[Browser]:
-    with driven.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]) as browser:
-        yield browser
 
 
 @pytest.fixture
@@ -116,7 +97,7 @@ def box(page: Page, gpu: Gpu) -> Any:
 def test_hosts_slots_and_pairs_are_there(server: Running, visit: Open) -> None:
     page = visit(server).page
     expect(page).to_have_title("test · GPU map")
-    expect(page.locator(".host h3")).to_have_text(["epyc", "node2", "node10"])
+    expect(page.locator(".host h3")).to_have_text(["epyc", "node10", "node2"])
     host = page.locator(".host", has=page.get_by_text("epyc", exact=True))
     expect(host.locator(".slot")).to_have_count(4)
     expect(host.locator(".slot-label").first).to_have_text("IOMMU group 19 · pair A")

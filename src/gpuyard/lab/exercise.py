@@ -23,7 +23,8 @@ from gpuyard.site.compile import CompiledSite
 
 IMAGE = "tiny"
 PREFIX = "gpuyard-exercise-"
-POLL = 0.1
+POLL = 0.2
+"""Seconds between looks at a server; more often would keep the services from their work on a small machine."""
 NOT_FOUND = 404
 
 
@@ -48,7 +49,11 @@ class Boot:
 class Exercise:
     """Boots and deletes servers as a user, and looks at GPUs as the operator."""
 
-    def __init__(self, operator: CloudApi, user: CloudApi, compiled: CompiledSite, timeout: float = 60.0) -> None:
+    def __init__(
+        self, operator: CloudApi, user: CloudApi, compiled: CompiledSite, prefix: str = PREFIX, timeout: float = 120.0
+    ) -> None:
+        """Names of servers begin with `prefix`; `timeout` in seconds is for each wait."""
+        self._prefix = prefix
         self._operator = operator
         self._user = user
         self._compiled = compiled
@@ -68,7 +73,7 @@ class Exercise:
         if flavor not in self._flavors:
             raise ExerciseError(f"cloud {self._user.name} has no flavor {flavor!r}; run 'gpuyard site apply'")
         began = monotonic()
-        name = f"{PREFIX}{next(self._numbers)}"
+        name = f"{self._prefix}{next(self._numbers)}"
         wanted = {
             "name": name,
             "flavorRef": self._flavors[flavor],
@@ -106,7 +111,7 @@ class Exercise:
     def clear(self) -> None:
         """Delete what an earlier exercise left behind, by its name."""
         rows = self._user.pages("compute", "/servers", "servers", limit=1000)
-        self.delete([row["id"] for row in rows if row["name"].startswith(PREFIX)])
+        self.delete([row["id"] for row in rows if row["name"].startswith(self._prefix)])
 
     def statuses(self) -> list[GpuStatus]:
         """Every GPU, from Placement and Nova, with nothing remembered from an earlier look."""

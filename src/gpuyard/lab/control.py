@@ -1,0 +1,115 @@
+"""A lab's life: up, down, status."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from gpuyard.lab import processes
+from gpuyard.lab.databases import check_template
+from gpuyard.lab.errors import LabError, LabSettingsError
+from gpuyard.lab.files import private_folder
+from gpuyard.lab.plan import LabPlan, plan_of_site
+from gpuyard.lab.settings import Lab, LabSettings, resolve
+from gpuyard.lab.start import Report, Start
+from gpuyard.lab.status import LabStatus, Phase, look
+
+MISREAD = set("$%#\n")
+"""In the path of a file these mean something else to OpenStack's configuration, in places that are out of our reach."""
+
+
+def up(settings: LabSettings, plan: LabPlan | None = None, report: Report | None = None) -> LabStatus:
+    """Bring a lab up, whatever state an earlier command has left it in; return when it can be used.
+
+    Without a plan, its hosts are those of the site file, else those of the last start. A lab that is up as it should be
+    is left alone (the status has no phases then); one that is up with other hosts, ports or options is started again.
+    ``report`` hears of each phase as it ends. Raises LabSettingsError before anything is started, LabError when
+    something does not start; then nothing is left running.
+    """
+    _require_lab_folder(settings.state)
+    private_folder(settings.state)
+    with _locked(settings.state):
+        lab, before = resolve(settings)
+        plan, lab = (plan, replace(lab, site="")) if plan else (_plan_for(lab, settings), lab)
+        if not plan.hosts:
+            raise LabSettingsError("a lab needs a host; name a site that has one with --site")
+        _require_usable(lab, before, settings.fresh)
+        if not settings.fresh and before and _same(lab, before) and plan == _plan_of(lab):
+            now = look(settings.state)
+            if now.healthy:
+                lab.save()
+                return now
+        start = Start(lab, plan, before, report or _nothing)
+        start.run(fresh=settings.fresh or not lab.complete)
+        return replace(look(settings.state), phases=start.phases)
+
+
+def down(settings: LabSettings) -> int:
+    """End all processes of a lab, and keep its data; return how many there were."""
+    if not (settings.state / "lab.json").exists():  # processes may outlive their folder
+        return processes.end_all(settings.state)
+    with _locked(settings.state):
+        return processes.end_all(settings.state)
+
+
+def status(settings: LabSettings) -> LabStatus:
+    """What runs of a lab, and whether it can be used."""
+    return look(settings.state)
+
+
+def _same(lab: Lab, before: Lab) -> bool:
+    """Whether what runs is what is wanted, wherever its hosts were read from."""
+    return replace(lab, site=before.site) == before
+
+
+def _nothing(phase: Phase) -> None:
+    pass
+
+
+def _plan_of(lab: Lab) -> LabPlan | None:
+    try:
+        return LabPlan.load(lab.plan_file)
+    except LabError:
+        return None
+
+
+def _plan_for(lab: Lab, settings: LabSettings) -> LabPlan:
+    """From the site file, read again each time; a lab whose site file is gone keeps the hosts it had."""
+    file = lab.site_file
+    if file and (file == settings.site or file.exists()):
+        return plan_of_site(file)
+    return LabPlan.load(lab.plan_file)
+
+
+def _require_usable(lab: Lab, before: Lab | None, fresh: bool) -> None:
+    if lab.database:
+        check_template(lab.database)
+    if before and before.complete and before.database != lab.database and not fresh:
+        raise LabSettingsError("a lab keeps the database that it was started with; start over with --fresh")
+
+
+def _require_lab_folder(state: Path) -> None:
+    """Refuse a folder with other things in it: starting over deletes what is in there."""
+    if misread := MISREAD & set(str(state)):
+        raise LabSettingsError(f"{state} has a {misread.pop()!r} in its path; choose another folder with --state")
+    if not state.exists():
+        return
+    if not state.is_dir():
+        raise LabSettingsError(f"{state} is not a folder; choose another with --state")
+    names = {entry.name for entry in state.iterdir()}
+    if names - {"lock"} and "lab.json" not in names:
+        raise LabSettingsError(f"{state} has something else in it than a lab; choose an empty folder with --state")
+
+
+@contextmanager
+def _locked(state: Path) -> Iterator[None]:
+    """One command at a time per lab. The kernel drops the lock of a command that dies."""
+    with open(state / "lock", "w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LabError(f"another command is starting or ending the lab in {state} right now") from None
+        yield

@@ -1,0 +1,124 @@
+"""The hosts of a lab, and the options that a site compiles to: everything a lab takes from outside."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuyard.lab.errors import LabError
+from gpuyard.lab.files import write_json
+from gpuyard.model.host import Inventory
+from gpuyard.model.pci import PciFunction
+
+EXAMPLE_SITE = Path(__file__).parent / "site.yaml"
+"""The site of a lab that was never told another."""
+
+
+@dataclass(frozen=True)
+class LabDevice:
+    """One PCI function, with the names and values that Nova's libvirt driver reports it with."""
+
+    address: str
+    vendor_id: str
+    product_id: str
+    dev_type: str = "type-PCI"
+    numa_node: int | None = None
+    parent_addr: str | None = None
+    """The physical function of a virtual one."""
+
+
+@dataclass(frozen=True)
+class LabHost:
+    """One hypervisor of the lab. Memory in MiB, disk in GiB."""
+
+    name: str
+    cpus: int
+    memory_mib: int
+    disk_gib: int
+    pci: tuple[LabDevice, ...] = ()
+    """All its PCI functions; Nova takes from them what its ``device_spec`` lines name."""
+    config: str = ""
+    """Its own options of nova-compute, as an ini file."""
+
+
+@dataclass(frozen=True)
+class LabPlan:
+    """What a lab is to be. The texts are ini files, added to what the lab itself configures."""
+
+    hosts: tuple[LabHost, ...]
+    nova: str = ""
+    """For every Nova service."""
+    scheduler: str = ""
+    """For nova-scheduler alone."""
+    placement: str = ""
+
+    def save(self, path: Path) -> None:
+        write_json(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> LabPlan:
+        """The plan that save() wrote; LabError when it cannot be read."""
+        try:
+            values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            hosts = values.pop("hosts")
+            return cls(hosts=tuple(_host(host) for host in hosts), **values)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LabError(
+                f"{path}: cannot be read as the plan of a lab ({error}); name the site with --site"
+            ) from None
+
+
+def _host(values: dict[str, Any]) -> LabHost:
+    pci = values.pop("pci")
+    return LabHost(pci=tuple(LabDevice(**device) for device in pci), **values)
+
+
+def plan_of_site(path: Path) -> LabPlan:
+    """The plan for a site file: its recorded hosts, with the options that it compiles to.
+
+    Raises what ``load_site`` raises: SiteError with all problems of the file, UsageError when it cannot be read.
+    """
+    from gpuyard.site.load import load_site
+    from gpuyard.site.options import render_ini
+
+    site = load_site(path)
+    compiled = site.compiled
+
+    def ini(service: str, host: str | None = None) -> str:
+        return render_ini(compiled.options_of(service, host).options)
+
+    return LabPlan(
+        hosts=tuple(
+            lab_host(name, inventory, ini("nova-compute", name)) for name, inventory in site.inventories.items()
+        ),
+        nova=ini("nova"),
+        scheduler=ini("nova-scheduler"),
+        placement=ini("placement"),
+    )
+
+
+def lab_host(name: str, inventory: Inventory, config: str) -> LabHost:
+    """The hypervisor that a recording stands for."""
+    facts = inventory.facts
+    return LabHost(
+        name=name,
+        cpus=facts.cpus,
+        memory_mib=facts.memory_mib,
+        disk_gib=facts.disk_gib,
+        pci=tuple(device(function) for function in inventory.functions),
+        config=config,
+    )
+
+
+def device(function: PciFunction) -> LabDevice:
+    """A PCI function the way Nova gets it from libvirt."""
+    return LabDevice(
+        address=function.address,
+        vendor_id=function.vendor_id,
+        product_id=function.product_id,
+        dev_type=function.device_type.value,
+        numa_node=function.numa_node,
+        parent_addr=function.physical_function,
+    )

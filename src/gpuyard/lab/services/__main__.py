@@ -1,0 +1,33 @@
+"""``python -m gpuyard.lab.services PROCESS STATE``: one process of the lab."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from gpuyard.lab.services.startup import prepare_database
+from gpuyard.lab.settings import remembered
+
+
+def main(name: str, state: Path) -> None:
+    """Prepare, make the schema when it is not there yet, serve."""
+    os.chdir(state)
+    sys.argv = [name]  # the services parse it
+    lab = remembered(state)
+    assert lab is not None
+    service = importlib.import_module(f"gpuyard.lab.services.{name}")
+    service.prepare(lab)
+    prepare_database(lab, name, service.create)
+    service.serve(lab)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], Path(sys.argv[2]))
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # a service's threads would keep a process alive that serves nobody

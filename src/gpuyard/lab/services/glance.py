@@ -1,0 +1,29 @@
+"""The process of Glance."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gpuyard.lab.services.startup import serve_wsgi
+from gpuyard.lab.settings import Lab
+
+
+def prepare(lab: Lab) -> None:
+    os.environ["OS_GLANCE_CONFIG_DIR"] = str(lab.etc / "glance")
+    import glance.common.wsgi_app  # noqa: F401
+
+
+def create(lab: Lab) -> None:
+    """What ``glance-manage db_sync`` does."""
+    from glance.cmd import manage
+
+    sys.argv = ["glance-manage", "--config-file", str(lab.etc / "glance" / "glance-api.conf"), "db_sync"]
+    if manage.main():
+        raise RuntimeError("glance-manage db_sync failed")
+
+
+def serve(lab: Lab) -> None:
+    from glance.wsgi.api import application
+
+    serve_wsgi(application, lab, "glance")

@@ -1,0 +1,134 @@
+"""The process of Nova: API, conductor, scheduler, and one nova-compute for each host of the lab.
+
+They share a process because the message bus between them is memory. Every part is Nova's own but the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gpuyard.lab.config import NO_MESSAGE_BUS
+from gpuyard.lab.files import write_json
+from gpuyard.lab.plan import LabHost, LabPlan
+from gpuyard.lab.services.options import HOST_OPTIONS, SCHEDULER_OPTIONS, options_in_force, read_options
+from gpuyard.lab.services.startup import log, quieten, serve_wsgi_in_background, wait_until
+from gpuyard.lab.settings import Lab
+
+
+def prepare(lab: Lab) -> None:
+    os.environ["OS_NOVA_CONFIG_DIR"] = str(lab.etc / "nova")
+    # Every entry point of Nova decides about eventlet when it is imported, nova-manage's for it.
+    os.environ["OS_NOVA_DISABLE_EVENTLET_PATCHING"] = "yes"
+    from nova import monkey_patch
+
+    monkey_patch.patch(backend="threading")
+    monkey_patch.patch = lambda backend="": None  # a second decision is an error
+    import nova.api.openstack.wsgi_app
+    import nova.cmd.manage
+    import nova.compute.manager
+    import nova.conductor.manager
+    import nova.scheduler.manager  # noqa: F401
+
+
+def create(lab: Lab) -> None:
+    """What ``nova-manage api_db sync``, ``cell_v2 map_cell0``, ``cell_v2 create_cell`` and ``db sync`` do."""
+    from nova import config, objects
+    from nova.cmd import manage
+    from nova.db import migration
+
+    config.parse_args(["nova-manage"], default_config_files=[str(lab.etc / "nova" / "nova.conf")])
+    objects.register_all()
+    migration.db_sync(database="api")
+    cells = manage.CellV2Commands()
+    cells.map_cell0(lab.database_url("nova_cell0"))
+    failed = cells.create_cell("cell1", lab.database_url("nova_cell1"), NO_MESSAGE_BUS)
+    if failed:
+        raise RuntimeError(f"nova-manage cell_v2 create_cell failed with {failed}")
+    manage.DbCommands().sync()
+
+
+def serve(lab: Lab) -> None:
+    """Start everything in the order in which it depends on each other, then say so."""
+    import nova.conf
+    import os_vif
+    from nova import context, objects
+    from nova.objects import host_mapping
+    from nova.wsgi import osapi_compute
+
+    log("API loaded")
+    quieten("neutronclient")  # that it is deprecated, whenever Nova uses it
+    objects.register_all()
+    os_vif.initialize()
+    serve_wsgi_in_background(osapi_compute.application, lab, "nova")
+    wait_until(lab.identity_ready)  # each of the services below talks to Placement while it starts
+    services = [_start("nova-conductor", "conductor")]
+    with options_in_force(nova.conf.CONF, lab.etc / "nova" / "scheduler.conf", SCHEDULER_OPTIONS):
+        services.append(_start("nova-scheduler", "scheduler"))
+    expected = {}
+    for host in LabPlan.load(lab.plan_file).hosts:
+        compute = _start_compute(lab, host)
+        services.append(compute)
+        expected[host.name] = _gpu_providers(host, compute)
+    host_mapping.discover_hosts(context.get_admin_context())
+    write_json(lab.hosts_ready, expected)
+    log(f"{len(expected)} hosts ready")
+    threading.Event().wait()  # the services run in threads of their own
+
+
+def _start(binary: str, topic: str, **more: Any) -> Any:
+    """Start one service of Nova in threads of this process, as its command would in a process of its own."""
+    from nova import service
+
+    made = service.Service.create(binary=binary, topic=topic, **more)
+    made.start()
+    # The first heartbeat is due in five seconds. Until then the record of the last run counts, which says "down".
+    made.servicegroup_api._driver._report_state(made)
+    log(f"{binary} {more.get('host', '')} started")
+    return made
+
+
+def _start_compute(lab: Lab, host: LabHost) -> Any:
+    """Start a host's nova-compute with the options of its own file, and make sure that it took them."""
+    import nova.conf
+    from nova.compute import rpcapi
+
+    file = lab.etc / "nova" / "hosts" / f"{host.name}.conf"
+    with options_in_force(nova.conf.CONF, file, HOST_OPTIONS), _driver_for(host):
+        made = _start("nova-compute", rpcapi.RPC_TOPIC, topic_alt=rpcapi.RPC_TOPIC_ALT, host=host.name)
+    wanted = [json.loads(value) for value in read_options(file).get(("pci", "device_spec"), [])]
+    taken = [spec.dev_spec_conf for spec in made.manager.rt.pci_tracker.dev_filter.specs]
+    if taken != wanted:
+        raise RuntimeError(f"{host.name}: nova-compute took the device_spec {taken}, its file has {wanted}")
+    return made
+
+
+def _gpu_providers(host: LabHost, compute: Any) -> list[str]:
+    """Names of the resource providers that Nova makes for the PCI functions that it tracks."""
+    tracked = compute.manager.rt.pci_tracker.pci_devs
+    # A virtual function is counted at the provider of its physical one.
+    addresses = {device.parent_addr or device.address for device in tracked}
+    return sorted(f"{host.name}_{address.upper()}" for address in addresses)
+
+
+@contextmanager
+def _driver_for(host: LabHost) -> Iterator[None]:
+    """Have Nova load the driver of one host.
+
+    Nova finds a driver by name below ``nova.virt`` and tells it nothing of its host, so the function that loads it is
+    replaced while the host's service is created.
+    """
+    from nova.virt import driver
+
+    from gpuyard.lab.services.virt import RecordedHostDriver
+
+    load = driver.load_compute_driver
+    driver.load_compute_driver = lambda virtapi, compute_driver=None: RecordedHostDriver(virtapi, host)
+    try:
+        yield
+    finally:
+        driver.load_compute_driver = load

@@ -1,0 +1,93 @@
+"""`gpuyard serve` on the real lab: a change in Nova reaches the feed and the page by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic, sleep
+from urllib.request import urlopen
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from gpuyard.lab.clients import ADMIN_CLOUD
+from gpuyard.lab.exercise import Exercise
+from tests.integration.conftest import RunningLab
+
+pytestmark = pytest.mark.lab
+
+PATIENCE = 30.0
+"""Seconds; how long it really takes is measured in bench/."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def serving(lab: RunningLab) -> Iterator[str]:
+    """The portal in a process of its own; gives its address."""
+    port = free_port()
+    environment = {**os.environ, "OS_CLIENT_CONFIG_FILE": str(lab.status.clouds_file)}
+    command = [sys.executable, "-m", "gpuyard.cli.main", "serve", "--os-cloud", ADMIN_CLOUD, "--port", str(port)]
+    with subprocess.Popen([*command, "--site", str(lab.lab.site_file)], env=environment) as process:
+        try:
+            wait_for(lambda: ready(port), process)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            assert process.wait(10) == 0
+
+
+def ready(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def wait_for(true: object, process: subprocess.Popen[bytes] | None = None) -> None:
+    end = monotonic() + PATIENCE
+    while not true():  # type: ignore[operator]
+        assert process is None or process.poll() is None, "the server has ended"
+        assert monotonic() < end, "waited in vain"
+        sleep(0.1)
+
+
+def gpus(address: str, query: str = "") -> list[dict[str, object]]:
+    with urlopen(f"{address}/v1/gpus{query}", timeout=10) as answer:
+        found: list[dict[str, object]] = json.load(answer)["gpus"]
+        return found
+
+
+def test_the_feed_and_the_api_follow_nova(lab: RunningLab, exercise: Exercise) -> None:
+    with serving(lab) as address, urlopen(f"{address}/events", timeout=PATIENCE) as feed:
+        assert {gpu["state"] for gpu in gpus(address)} == {"free"}
+        boot = exercise.boot("k40c.2cores")
+        seen = ""
+        while boot.name not in seen:
+            seen = feed.readline().decode()
+        wait_for(lambda: [gpu["state"] for gpu in gpus(address, "?host=hyper18")] == ["claimed"])
+        exercise.delete([boot.server_id])
+        wait_for(lambda: [gpu["state"] for gpu in gpus(address, "?host=hyper18")] == ["free"])
+
+
+@pytest.mark.browser
+def test_the_page_follows_nova(lab: RunningLab, exercise: Exercise, chromium: Browser) -> None:
+    with serving(lab) as address, chromium.new_page() as page:
+        page.goto(address)
+        for host in ("gpu-server", "cld-dfa-gpu-01", "cld-dfa-gpu-02", "cld-dfa-gpu-03", "hyper18", "c4130"):
+            expect(page.get_by_role("heading", name=host)).to_be_visible()
+        boot = exercise.boot("gpu_pair-a")
+        expect(page.get_by_text(boot.name)).to_have_count(2, timeout=PATIENCE * 1000)
+        exercise.delete([boot.server_id])
+        expect(page.get_by_text(boot.name)).to_have_count(0, timeout=PATIENCE * 1000)
