@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import typer
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import TypeAdapter
 from typer.main import get_command
 
 from gpuyard.cli.main import app
 from gpuyard.host.report import InventoryDocument
+from gpuyard.keeper.driver import Driver, Loop
+from gpuyard.keeper.yard import Yard
+from gpuyard.model.gpu import Gpu, GpuRole, GpuState, GpuStatus
+from gpuyard.portal.app import create_app
 from gpuyard.site.schema import json_schema
 
 REFERENCE = Path(__file__).parents[1] / "docs/reference"
@@ -38,12 +45,31 @@ def _walk(command: Any, path: str) -> list[tuple[str, str]]:
     return found
 
 
+def metrics() -> str:
+    """Every metric of the portal, with its help and labels, as Prometheus would read them from /metrics."""
+    gpu = Gpu("host", "0000:27:00.0", "v100", "V100", "10de:1db4", GpuRole.LONE, "CUSTOM_GPU_V100", 19)
+    yard, driver = Yard(), Driver()
+    driver.register(Loop("sync", "", 1.0, lambda: None)).run_once("reference")
+    yard.publish(datetime.now(UTC), [GpuStatus(gpu, GpuState.FREE)])
+    text = TestClient(create_app(yard, driver, "site", [gpu], ["testserver"])).get("/metrics").text
+    rows = ["| metric | kind | labels | what |", "|---|---|---|---|"]
+    for family in sorted(text_string_to_metric_families(text), key=lambda one: one.name):
+        if family.name.startswith("gpuyard_"):
+            labels = ", ".join(
+                f"`{label}`" for label in sorted({x for sample in family.samples for x in sample.labels})
+            )
+            rows.append(f"| `{family.samples[0].name}` | {family.type} | {labels} | {family.documentation} |")
+    also = "Besides these the usual `process_*` metrics of the Prometheus client are there.\n"
+    return "\n".join([GENERATED, "# Metrics\n", *rows, "", also])
+
+
 def documents() -> dict[str, str]:
     """File name -> text of everything below docs/reference that is generated."""
     return {
         "site.schema.json": json.dumps(json_schema(), indent=2) + "\n",
         "inventory.schema.json": json.dumps(inventory_schema(), indent=2) + "\n",
         "commands.md": commands(),
+        "metrics.md": metrics(),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="A real OpenStack with recorded hosts, on this machine.", no_args_is_help=True)
 
 COLUMNS = ("Name", "URL", "PID", "Memory MiB", "State")
+EXERCISE_COLUMNS = ("Scenario", "Server", "Flavor", "Status", "GPUs", "IOMMU groups", "Seconds")
 NOT_ALL_UP = 3
 
 StateOption = Annotated[
@@ -65,14 +67,42 @@ def up(
             "a database goes.",
         ),
     ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            envvar="GPUYARD_PORT",
+            min=1,
+            max=65535,
+            help="Where the map is served.",
+            show_default="as at the last start, or 8080",
+        ),
+    ] = None,
+    bare: Annotated[bool, typer.Option("--bare", help="Only the services: apply no site, serve no map.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what the lab has, and start over.")] = False,
 ) -> None:
-    """Start the lab, or heal one that died half way; return when it can be used."""
+    """Start the lab, or heal one that died half way; apply its site and serve the map; return when all can be used."""
     settings = _settings(state, port_base, database, site, fresh)
+    from gpuyard.lab import portal
     from gpuyard.lab.control import up as lab_up
+    from gpuyard.lab.settings import remembered
+    from gpuyard.lab.status import Phase
+    from gpuyard.site.load import load_site
 
+    began = monotonic()
+    port = port or portal.last_port(settings.state)
+    if not bare:
+        portal.require_port(settings, port)
     status = lab_up(settings, report=_print_phase)
-    _print_welcome(status)
+    lab = remembered(settings.state)
+    url = ""
+    if not bare and lab is not None and lab.site_file is not None:
+        loaded = load_site(lab.site_file)
+        steps = portal.apply_site(lab, loaded)
+        if steps:
+            _print_phase(Phase(f"site {loaded.site.site}, {steps} steps", monotonic() - began, 0))
+        url = portal.serve(lab, loaded, port)
+    _print_welcome(status, monotonic() - began, url)
 
 
 @app.command()
@@ -90,15 +120,52 @@ def status(state: StateOption = None, format_: FormatOption = Format.TABLE, colu
     """Show the services of the lab. Exit code 3 unless all are up."""
     settings = _settings(state)
     from gpuyard.lab.control import status as lab_status
+    from gpuyard.lab.portal import look as look_at_portal
 
     seen = lab_status(settings)
+    portal = look_at_portal(settings.state)
+    services = [*seen.services, *([portal] if portal else [])]
     rows = [
-        {"Name": s.name, "URL": s.url, "PID": s.pid, "Memory MiB": s.memory_mib, "State": s.state}
-        for s in seen.services
+        {"Name": s.name, "URL": s.url, "PID": s.pid, "Memory MiB": s.memory_mib, "State": s.state} for s in services
     ]
     print_list(rows, COLUMNS, format_, columns)
-    if not seen.healthy:
+    if not seen.healthy or any(s.state != "up" for s in services):
         raise typer.Exit(NOT_ALL_UP)
+
+
+@app.command()
+def exercise(state: StateOption = None, format_: FormatOption = Format.TABLE, columns: ColumnOption = None) -> None:
+    """Prove that all GPUs can be used, and that no IOMMU group is ever split between two servers.
+
+    Takes pairs and singles until the host with the most shared groups is full, then singles alone, as the demo user,
+    and reads from Placement after each server who has which GPU.
+    """
+    from dataclasses import asdict
+
+    from gpuyard.cloud.api import connect
+    from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+    from gpuyard.lab.errors import LabError
+    from gpuyard.lab.exercise import Exercise, choose, prove
+    from gpuyard.lab.settings import remembered
+    from gpuyard.site.load import load_site
+
+    settings = _settings(state)
+    lab = remembered(settings.state)
+    if lab is None or lab.site_file is None:
+        raise LabError(f"no lab with a site is in {settings.state}; start one with 'gpuyard lab up'")
+    compiled = load_site(lab.site_file).compiled
+    subject = choose(compiled)
+    subjects = Exercise(connect(ADMIN_CLOUD, lab.clouds_file), connect(DEMO_CLOUD, lab.clouds_file), compiled)
+    rows = []
+    for row in prove(subjects, subject):
+        print(f"  {row.scenario}: {row.server} ({row.flavor}) {row.status}", file=sys.stderr, flush=True)
+        rows.append(dict(zip(EXERCISE_COLUMNS, asdict(row).values(), strict=True)))
+    print_list(rows, EXERCISE_COLUMNS, format_, columns)
+    if format_ is Format.TABLE:
+        print(
+            f"{subject.gpus} of {subject.gpus} GPUs of {subject.host} were in use, then {subject.slots} by as many "
+            f"servers with one each; no IOMMU group was ever split."
+        )
 
 
 def _settings(
@@ -119,13 +186,13 @@ def _print_phase(phase: Phase) -> None:
     print(f"{phase.at_s:6.1f} s  {phase.name}", file=sys.stderr, flush=True)
 
 
-def _print_welcome(status: LabStatus) -> None:
+def _print_welcome(status: LabStatus, seconds: float, url: str) -> None:
     from gpuyard.lab.clients import DEMO_CLOUD, demo_login
 
     user, password = demo_login(status.clouds_file)
-    seconds = f" after {status.phases[-1].at_s:.0f} s" if status.phases else " already"
-    print(f"The lab is up{seconds}: {len(status.hosts)} hosts, {status.memory_mib} MiB.")
-    openrc = shlex.quote(str(status.state / "openrc"))
-    print(f"As its administrator:  . {openrc} && openstack hypervisor list")
-    print(f"As a user:             openstack --os-cloud {DEMO_CLOUD} server list")
-    print(f"                       (the same file; user {user}, password {password})")
+    after = f" after {seconds:.0f} s" if status.phases else " already"
+    print(f"The lab is up{after}: {len(status.hosts)} hosts, {status.memory_mib} MiB.")
+    if url:
+        print(f"  the map:    {url}")
+    print(f"  as admin:   . {shlex.quote(str(status.state / 'openrc'))}; then: gpuyard gpu list, openstack server list")
+    print(f"  as a user:  openstack --os-cloud {DEMO_CLOUD} ... (login: {user}, password: {password})")

@@ -77,8 +77,8 @@ def apply(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Make the cloud's flavors and limits what the site file wants."""
-    from gpuyard.cloud.api import CloudError, connect
-    from gpuyard.cloud.objects import SiteApplier, read_objects
+    from gpuyard.cloud.api import connect
+    from gpuyard.cloud.objects import apply_plan, read_objects
     from gpuyard.site.load import load_site
     from gpuyard.site.plan import plan_site
 
@@ -91,11 +91,7 @@ def apply(
         return
     if not yes:
         typer.confirm(f"Carry out {len(steps.steps)} steps on cloud {api.name}?", abort=True)
-    SiteApplier(api, seen).apply(steps, lambda step: print(f"  {step} ..."))
-    left = plan_site(compiled, read_objects(api), prune)
-    if left.steps or left.refusals:
-        names = ", ".join(map(str, left.steps))
-        raise CloudError(f"cloud {api.name}: applied, but read back it still differs: {names or left.refusals[0]}")
+    apply_plan(api, compiled, seen, steps, lambda step: print(f"  {step} ..."), prune)
     print(f"{len(steps.steps)} steps done; the cloud is as the site file says.")
 
 
@@ -112,6 +108,6 @@ def show_plan(steps: Plan) -> None:
     for note in steps.notes:
         print(f"note: {note}")
     if steps.refusals:
-        raise BlockedError("\n".join(["the plan cannot be applied:", *(f"- {text}" for text in steps.refusals)]))
+        raise BlockedError(steps.refused)
     if not steps.steps:
         print("Nothing to do: the cloud is as the site file says.")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import openstack
 from keystoneauth1 import exceptions as auth_errors
 from keystoneauth1.adapter import Adapter
 from openstack import exceptions as sdk_errors
+from openstack.config import OpenStackConfig
 
 from gpuyard.model.errors import GpuyardError, UsageError
 
@@ -114,10 +116,15 @@ def _explain(error: Exception) -> str:
     return str(error)
 
 
-def connect(cloud: str | None = None) -> CloudApi:
-    """Connect to a cloud of clouds.yaml; None means OS_CLOUD or the OS_* variables, as for `openstack`."""
+def connect(cloud: str | None = None, clouds_file: Path | None = None) -> CloudApi:
+    """Connect to a cloud of clouds.yaml; None means OS_CLOUD or the OS_* variables, as for `openstack`.
+
+    `clouds_file` is used in place of the clouds.yaml that would be found, and of the environment.
+    """
     try:
-        return CloudApi(openstack.connect(cloud=cloud, app_name="gpuyard"))
+        files = [str(clouds_file)] if clouds_file else None
+        config = OpenStackConfig(config_files=files, load_envvars=clouds_file is None)
+        return CloudApi(openstack.connection.Connection(config=config.get_one(cloud, app_name="gpuyard")))
     except (sdk_errors.ConfigException, auth_errors.MissingRequiredOptions, auth_errors.MissingAuthPlugin) as error:
         hint = "name one of clouds.yaml with --os-cloud or OS_CLOUD"
         raise UsageError(f"no usable cloud {cloud or ''}: {error}; {hint}".replace("  ", " ")) from None

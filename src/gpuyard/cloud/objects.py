@@ -7,8 +7,9 @@ from typing import Any
 
 from gpuyard.cloud.api import CloudApi, CloudError
 from gpuyard.model.plan import Plan, Step, Verb
+from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import FlavorObject, LimitObject, SeenFlavor, SeenLimit, SeenObjects
-from gpuyard.site.plan import ACCESS, PROPERTY, flavor_id, limit_name
+from gpuyard.site.plan import ACCESS, PROPERTY, flavor_id, limit_name, plan_site
 
 NOT_FOUND = 404
 
@@ -168,6 +169,22 @@ class SiteApplier:
         except CloudError as error:
             if error.status != NOT_FOUND:
                 raise
+
+
+def apply_plan(
+    api: CloudApi,
+    compiled: CompiledSite,
+    seen: SeenObjects,
+    plan: Plan,
+    report: Callable[[Step], None],
+    prune: bool = False,
+) -> None:
+    """Carry a plan out, then look again: raises CloudError unless the cloud is as the site wants it."""
+    SiteApplier(api, seen).apply(plan, report)
+    left = plan_site(compiled, read_objects(api), prune)
+    if left.steps or left.refusals:
+        names = ", ".join(map(str, left.steps))
+        raise CloudError(f"cloud {api.name}: applied, but read back it still differs: {names or left.refusals[0]}")
 
 
 def _part(flat: Mapping[str, Any], prefix: str) -> dict[str, Any]:

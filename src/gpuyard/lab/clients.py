@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,18 @@ def clouds(lab: Lab) -> dict[str, Any]:
 
 def openrc(lab: Lab) -> str:
     """For ``. openrc``: after it, ``openstack`` and ``gpuyard`` talk to the lab."""
-    variables = {"OS_CLIENT_CONFIG_FILE": str(lab.clouds_file), "OS_CLOUD": ADMIN_CLOUD}
+    variables = {
+        "GPUYARD_LAB_STATE": str(lab.state),
+        "OS_CLIENT_CONFIG_FILE": str(lab.clouds_file),
+        "OS_CLOUD": ADMIN_CLOUD,
+    }
     if lab.site_file:
         variables["GPUYARD_SITE"] = str(lab.site_file)
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+    programs = shlex.quote(str(Path(sys.executable).parent))
+    exports = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
+    # The programs that belong to the lab, unless the shell has them in its PATH already.
+    path = f'case ":$PATH:" in *:{programs}:*) ;; *) PATH={programs}:"$PATH" ;; esac\n'
+    return "".join([*exports, path])
 
 
 def demo_login(clouds_file: Path) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from gpuyard.ledger.state import gpu_statuses
 from gpuyard.model.errors import GpuyardError
 from gpuyard.model.gpu import GpuState, GpuStatus
 from gpuyard.site.compile import CompiledSite
+from gpuyard.site.nova import leader_alias
 
 IMAGE = "tiny"
 PREFIX = "gpuyard-exercise-"
@@ -172,19 +173,50 @@ class Row:
     seconds: float
 
 
-def prove(exercise: Exercise, host: str, single: str, pairs: Sequence[str]) -> Iterable[Row]:
-    """Every pair and then singles until the host is full; then singles alone. Raises ExerciseError at the first
-    thing that is not as it must be.
+@dataclass(frozen=True)
+class Subject:
+    """What the exercise is done on."""
 
-    `host` has the shared groups, `single` is a flavor with one GPU, `pairs` one flavor per shared group.
-    """
+    host: str
+    gpus: int
+    slots: int
+    single: str
+    """A flavor with one GPU."""
+    pairs: tuple[str, ...]
+    """A flavor for each group of the host that several GPUs share."""
+
+
+def choose(compiled: CompiledSite) -> Subject:
+    """The host with the most shared groups, and the smallest flavors for them. Raises ExerciseError without one."""
+    hosts: dict[tuple[str, str], set[str]] = {}
+    for gpu in compiled.gpus:
+        if gpu.set_letter:
+            hosts.setdefault((gpu.host, gpu.pool), set()).add(gpu.set_letter)
+    if not hosts:
+        raise ExerciseError("no host of the site has an IOMMU group with several GPUs: there is nothing to prove")
+    host, pool = max(hosts, key=lambda key: len(hosts[key]))
+    flavors = sorted((one for one in compiled.flavors if one.pool == pool), key=lambda one: one.ram)
+    aliases = {one.extra_specs["pci_passthrough:alias"].split(":")[0]: one.name for one in reversed(flavors)}
+    missing = [
+        name for name in (pool, *(leader_alias(pool, x) for x in sorted(hosts[host, pool]))) if name not in aliases
+    ]
+    if missing:
+        raise ExerciseError(f"the site has no flavor for {', '.join(missing)}; add one with 'gpus: {{{pool}: ...}}'")
+    mine = [gpu for gpu in compiled.gpus if gpu.host == host and gpu.pool == pool and not gpu.blocked]
+    pairs = tuple(aliases[leader_alias(pool, letter)] for letter in sorted(hosts[host, pool]))
+    return Subject(host, len(mine), len({gpu.group for gpu in mine}), aliases[pool], pairs)
+
+
+def prove(exercise: Exercise, subject: Subject) -> Iterable[Row]:
+    """Every pair and then singles until the host is full; then singles alone. Raises ExerciseError at the first
+    thing that is not as it must be."""
     exercise.clear()
-    mine = [status for status in exercise.statuses() if status.gpu.host == host]
-    slots = len({status.gpu.group for status in mine})
-    _require_free(mine)
-    full = [*pairs, *([single] * (slots - len(pairs)))]
-    yield from _scenario(exercise, host, "pairs, then singles", full, gpus_in_use=len(mine))
-    yield from _scenario(exercise, host, "singles alone", [single] * slots, gpus_in_use=slots)
+    _require_free(status for status in exercise.statuses() if status.gpu.host == subject.host)
+    full = [*subject.pairs, *([subject.single] * (subject.slots - len(subject.pairs)))]
+    yield from _scenario(exercise, subject.host, "pairs, then singles", full, gpus_in_use=subject.gpus)
+    yield from _scenario(
+        exercise, subject.host, "singles alone", [subject.single] * subject.slots, gpus_in_use=subject.slots
+    )
 
 
 def _require_free(statuses: Iterable[GpuStatus]) -> None:

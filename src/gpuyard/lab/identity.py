@@ -6,6 +6,7 @@ change of ports puts the new addresses into the catalogue.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,3 +121,14 @@ def ensure_identity(lab: Lab, token: str) -> None:
         keystone.ensure_endpoint(service, lab.endpoint(api.name))
         if api.name == "nova":
             keystone.ensure_limits(service)
+
+
+def ensure_projects(lab: Lab, token: str, names: Iterable[str]) -> None:
+    """Projects with these names, and the demo user as a member of each."""
+    keystone = Keystone(lab, token)
+    roles = {role["name"]: role["id"] for role in keystone.all("role")}
+    user = keystone.ensure("user", DEMO)
+    for name in names:
+        project = keystone.ensure("project", name, domain_id=DOMAIN)
+        for role in ("member", "reader"):
+            keystone.put(f"/projects/{project}/users/{user}/roles/{roles[role]}")

@@ -17,15 +17,19 @@ LISTENING = "0A"
 
 def require_free(lab: Lab) -> None:
     """Raise LabSettingsError when a port is taken, naming it, its holder where that can be seen, and what to set."""
+    last = lab.port_base + len(APIS) - 1
+    remedy = (
+        f"the lab needs the ports {lab.port_base} to {last}: choose others with --port-base or {PORT_BASE_VARIABLE}"
+    )
     for api in APIS:
-        port = lab.port(api.name)
-        if not _free(port):
-            holder = _holder(port)
-            raise LabSettingsError(
-                f"port {port}, for {api.name}, is in use{f' by {holder}' if holder else ''}; the lab needs the ports "
-                f"{lab.port_base} to {lab.port_base + len(APIS) - 1}: "
-                f"choose others with --port-base or {PORT_BASE_VARIABLE}"
-            )
+        require_free_port(lab.port(api.name), api.name, remedy)
+
+
+def require_free_port(port: int, user: str, remedy: str) -> None:
+    """The same for one port, which `user` wants; `remedy` says what to set."""
+    if not _free(port):
+        holder = _holder(port)
+        raise LabSettingsError(f"port {port}, for {user}, is in use{f' by {holder}' if holder else ''}; {remedy}")
 
 
 def free_port_base(candidates: Iterable[int] = range(15000, 32000, 10)) -> int:

@@ -75,6 +75,18 @@ def start(state: Path, name: str, command: list[str], environment: Mapping[str, 
     return Started(name, pid, log)
 
 
+# Of a command's environment its processes get only this: not somebody's OS_* and PG* variables, and no proxy.
+KEPT_ENVIRONMENT = (
+    "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "TMPDIR", "TZ", "USER",
+)  # fmt: skip
+
+
+def clean_environment() -> dict[str, str]:
+    """What a process of a lab gets of the environment of the command that starts it."""
+    kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
+    return {**kept, "PYTHONWARNINGS": "ignore", "PYTHONFAULTHANDLER": "1"}
+
+
 def find(state: Path) -> tuple[LabProcess, ...]:
     """All processes of a lab that run now, by process id."""
     pids = sorted(int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
@@ -111,6 +123,11 @@ def leaders(processes: Sequence[LabProcess]) -> dict[str, LabProcess]:
     """The process of each name that was started by ``start``, without what it started itself."""
     pids = {(process.name, process.pid) for process in processes}
     return {process.name: process for process in processes if (process.name, process.parent) not in pids}
+
+
+def end(state: Path, name: str) -> None:
+    """End the processes of one name."""
+    _end(state, [process for process in find(state) if process.name == name], signal.SIGTERM)
 
 
 def end_all(state: Path) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
@@ -35,10 +34,6 @@ from gpuyard.lab.status import Phase
 
 Report = Callable[[Phase], None]
 
-# Of the environment of 'lab up' the services get only this: not somebody's OS_* and PG* variables, and no proxy.
-KEPT_ENVIRONMENT = (
-    "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "TMPDIR", "TZ", "USER",
-)  # fmt: skip
 KEEP_LOGS_BELOW = 10 * 1024 * 1024
 
 
@@ -53,8 +48,7 @@ class Start:
         self._report = report
         self._began = time.monotonic()
         self._started: list[processes.Started] = []
-        environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
-        self._environment = {**environment, "PYTHONWARNINGS": "ignore", "PYTHONFAULTHANDLER": "1"}
+        self._environment = processes.clean_environment()
 
     def run(self, fresh: bool) -> None:
         """From whatever an earlier start has left to a lab that is up; on any failure nothing is left running."""

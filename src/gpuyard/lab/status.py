@@ -81,7 +81,7 @@ def _api(lab: Lab, name: str, found: tuple[LabProcess, ...]) -> ServiceStatus:
     leader = processes.leaders(found).get(process)
     if leader is None:
         return ServiceStatus(name, lab.url(name), None, None, DOWN)
-    memory = _memory_mib(process, found) if process == name else None
+    memory = memory_mib(process, found) if process == name else None
     return ServiceStatus(name, lab.url(name), leader.pid, memory, UP if healthy(lab, name) else SILENT)
 
 
@@ -92,10 +92,11 @@ def _database(lab: Lab, found: tuple[LabProcess, ...]) -> ServiceStatus:
     leader = processes.leaders(found).get(POSTGRESQL)
     if leader is None:
         return ServiceStatus(POSTGRESQL, "embedded", None, None, DOWN)
-    return ServiceStatus(POSTGRESQL, "embedded", leader.pid, _memory_mib(POSTGRESQL, found), UP)
+    return ServiceStatus(POSTGRESQL, "embedded", leader.pid, memory_mib(POSTGRESQL, found), UP)
 
 
-def _memory_mib(name: str, found: tuple[LabProcess, ...]) -> int:
+def memory_mib(name: str, found: tuple[LabProcess, ...]) -> int:
+    """Proportional set size of the processes of a name together."""
     return sum(processes.memory_kib(process.pid) for process in found if process.name == name) // 1024
 
 

@@ -54,3 +54,8 @@ class Plan:
     @property
     def empty(self) -> bool:
         return not self.steps and not self.refusals
+
+    @property
+    def refused(self) -> str:
+        """All refusals as one message."""
+        return "\n".join(["the plan cannot be applied:", *(f"- {text}" for text in self.refusals)])

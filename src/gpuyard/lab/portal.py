@@ -1,0 +1,113 @@
+"""What makes a lab of OpenStack services a GPU cloud: its site applied, and the portal served beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+from gpuyard.cloud.api import connect
+from gpuyard.cloud.objects import apply_plan, read_objects
+from gpuyard.lab import processes
+from gpuyard.lab.catalog import ADDRESS
+from gpuyard.lab.clients import ADMIN_CLOUD
+from gpuyard.lab.errors import LabError
+from gpuyard.lab.files import write_json
+from gpuyard.lab.http import answers
+from gpuyard.lab.identity import ensure_projects, log_in
+from gpuyard.lab.ports import require_free_port
+from gpuyard.lab.readiness import wait_for
+from gpuyard.lab.settings import Lab, LabSettings, remembered
+from gpuyard.lab.status import DOWN, SILENT, UP, ServiceStatus, memory_mib
+from gpuyard.model.errors import BlockedError
+from gpuyard.site.load import LoadedSite
+from gpuyard.site.plan import plan_site
+
+PORTAL = "portal"
+DEFAULT_PORT = 8080
+
+
+def apply_site(lab: Lab, loaded: LoadedSite) -> int:
+    """Make the lab's flavors and limits those of its site, after making the projects that it names; returns how many
+    steps that took. Raises BlockedError when the site cannot be applied."""
+    site = loaded.site
+    named = {*site.projects, *(project for flavor in site.flavors.values() for project in flavor.projects or ())}
+    ensure_projects(lab, log_in(lab), sorted(named))
+    api = connect(ADMIN_CLOUD, lab.clouds_file)
+    seen = read_objects(api)
+    plan = plan_site(loaded.compiled, seen)
+    if plan.refusals:
+        raise BlockedError(plan.refused)
+    apply_plan(api, loaded.compiled, seen, plan, lambda step: None)
+    return len(plan.steps)
+
+
+def last_port(state: Path) -> int:
+    """Where the portal was served the last time, or where it is by default."""
+    return int(_served(state).rpartition(":")[2] or DEFAULT_PORT)
+
+
+def require_port(settings: LabSettings, port: int) -> None:
+    """Raise LabSettingsError, before anything is started, when the portal's port is in use by somebody else."""
+    if _running(settings.state) is None or _served(settings.state) != url_of(port):
+        require_free_port(port, "the map", "choose another with --port or GPUYARD_PORT")
+
+
+def serve(lab: Lab, loaded: LoadedSite, port: int) -> str:
+    """Start the portal as one more process of the lab; one that serves this site at this port already is left alone.
+    Returns its address."""
+    url = url_of(port)
+    wanted = {"url": url, "site": hashlib.sha256(repr(loaded.compiled).encode()).hexdigest()}
+    if _running(lab.state) is not None and _record(lab.state) == wanted and answers(f"{url}/readyz"):
+        return url
+    processes.end(lab.state, PORTAL)
+    command = [sys.executable, "-P", "-m", "gpuyard.cli.main", "serve", "--site", str(loaded.path.resolve())]
+    command += ["--os-cloud", ADMIN_CLOUD, "--port", str(port)]
+    environment = {**processes.clean_environment(), "OS_CLIENT_CONFIG_FILE": str(lab.clouds_file)}
+    started = processes.start(lab.state, PORTAL, command, environment, lab.log_of(PORTAL))
+    try:
+        wait_for("the map", lambda: answers(f"{url}/readyz"), [started])
+    except BaseException:
+        processes.end(lab.state, PORTAL)
+        raise
+    write_json(_file(lab.state), wanted)
+    return url
+
+
+def look(state: Path) -> ServiceStatus | None:
+    """The portal's row in the status of a lab; None for a lab that was started without one."""
+    if remembered(state) is None or not (url := _served(state)):
+        return None
+    process = _running(state)
+    if process is None:
+        return ServiceStatus(PORTAL, url, None, None, DOWN)
+    memory = memory_mib(PORTAL, processes.find(state))
+    return ServiceStatus(PORTAL, url, process.pid, memory, UP if answers(f"{url}/readyz") else SILENT)
+
+
+def url_of(port: int) -> str:
+    return f"http://{ADDRESS}:{port}"
+
+
+def _running(state: Path) -> processes.LabProcess | None:
+    return processes.leaders(processes.find(state)).get(PORTAL)
+
+
+def _file(state: Path) -> Path:
+    return state / "portal.json"
+
+
+def _record(state: Path) -> dict[str, str]:
+    """What the last portal served, and where; empty when there was none."""
+    try:
+        found: dict[str, str] = json.loads(_file(state).read_text(encoding="utf-8"))
+        return found
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        raise LabError(f"{_file(state)} is damaged; delete it") from None
+
+
+def _served(state: Path) -> str:
+    return _record(state).get("url", "")

@@ -1,0 +1,91 @@
+"""The documentation is true: generated pages are current, and every command, setting, metric and package is in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from tools.reference import REFERENCE, commands, documents, inventory_schema
+from typer.main import get_command
+
+import gpuyard
+from gpuyard.cli.main import app
+from gpuyard.host.recording import replay_file
+from gpuyard.host.report import to_json
+from gpuyard.lab.plan import EXAMPLE_SITE
+from gpuyard.site.schema import Flavor, Host, Limits, Pool, Project, Site
+
+ROOT = REFERENCE.parents[1]
+PACKAGES = sorted(path.parent.name for path in Path(gpuyard.__file__).parent.glob("*/__init__.py"))
+
+
+def pages() -> dict[str, str]:
+    """Everything that people read."""
+    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return {str(path.relative_to(ROOT)): path.read_text() for path in files}
+
+
+@pytest.mark.parametrize("name", documents())
+def test_what_is_generated_is_current(name: str) -> None:
+    assert (REFERENCE / name).read_text() == documents()[name], "run: make docs"
+
+
+def test_every_command_that_the_pages_show_exists() -> None:
+    known = set(re.findall(r"^#+ (gpuyard.*)$", commands(), re.MULTILINE))
+    groups = {command.split()[1] for command in known if command.count(" ") == 2}
+    for page, text in pages().items():
+        for first, second in re.findall(
+            r"gpuyard ([a-z]+)(?: ([a-z]+))?", " ".join(re.findall(r"`[^`]+`|^ {4}.*$", text, re.M))
+        ):
+            shown = f"gpuyard {first} {second}" if first in groups and second else f"gpuyard {first}"
+            assert shown in known, f"{page} shows {shown!r}"
+
+
+def test_every_environment_variable_is_explained_by_hand() -> None:
+    text = "\n".join(text for name, text in pages().items() if not name.startswith("docs/reference"))
+    variables = set(re.findall(r"env var: ([A-Z_]+)", commands()))
+    assert variables >= {"GPUYARD_SITE", "GPUYARD_PORT", "GPUYARD_LAB_STATE"}
+    assert not [name for name in variables if name not in text]
+
+
+def test_every_key_of_the_site_file_is_explained() -> None:
+    text = (ROOT / "docs/how-to/describe-a-site.md").read_text()
+    for model in (Site, Host, Pool, Flavor, Project, Limits):
+        for key in model.model_fields:
+            assert f"`{key}`" in text, f"{model.__name__}.{key}"
+
+
+def test_every_package_has_its_sentence() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    assert [name for name in PACKAGES if f"| `{name}/` |" not in text] == []
+
+
+@pytest.mark.parametrize("page", pages())
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", pages()[page]):
+        if not target.startswith(("http://", "https://")):
+            assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_a_scan_is_what_the_inventory_schema_says() -> None:
+
+    recording = EXAMPLE_SITE.parent / "recordings/epyc-v100.json"
+    document = json.loads(to_json(replay_file(recording)))
+    jsonschema.validate(document, inventory_schema())
+    del document["slots"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, inventory_schema())
+
+
+def test_every_command_says_what_it_does() -> None:
+    for path, command in walk(get_command(app), "gpuyard"):
+        assert command.help, f"{path} has no help"
+
+
+def walk(command: Any, path: str) -> list[tuple[str, Any]]:
+    below = getattr(command, "commands", {})
+    return [(path, command), *(found for name, one in below.items() for found in walk(one, f"{path} {name}"))]
