@@ -1,4 +1,4 @@
-"""How a measurement is shown: minimum, median and maximum of several runs, and how much of the limit the median uses."""
+"""How a measurement is shown: minimum, median and maximum of its runs, and how much of the limit the median uses."""
 
 from __future__ import annotations
 

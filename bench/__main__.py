@@ -1,0 +1,14 @@
+"""All measurements, one after the other: `make bench`."""
+
+from __future__ import annotations
+
+import sys
+
+from bench import cloud, lab_start, local
+
+if __name__ == "__main__":
+    local.main()
+    sys.argv = sys.argv[:1]
+    missed = lab_start.main()
+    cloud.main()
+    sys.exit(missed)
