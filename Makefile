@@ -32,11 +32,12 @@ test: .venv/.synced lint  ## All tests that run on this machine
 test-fast: .venv/.synced  ## Unit and property tests only: seconds
 	$(RUN) pytest tests/unit
 
-lint: .venv/.synced  ## Format, lint, types, layers
+lint: .venv/.synced  ## Format, lint, types, layers, what hypervisors can run
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
 	$(RUN) mypy
 	$(RUN) lint-imports
+	$(RUN) vermin --target=3.9- --violations --no-tips --quiet src/gpuyard/host src/gpuyard/model
 
 fmt: .venv/.synced  ## Format, and mend what the linter can
 	$(RUN) ruff check --fix .

@@ -49,7 +49,7 @@ class TestTheLabOfTheExampleSite:
         assert rows["nova"]["URL"] == lab.lab.url("nova")
 
     def test_a_second_up_has_nothing_to_do(self, lab: RunningLab) -> None:
-        result = CliRunner().invoke(app, ["lab", "up", "--state", str(lab.settings.state)])
+        result = CliRunner().invoke(app, ["lab", "up", "--bare", "--state", str(lab.settings.state)])
         assert result.exit_code == 0, result.output
         assert "The lab is up already: 6 hosts" in result.stdout
 
@@ -292,7 +292,7 @@ def kill(running: RunningLab, name: str) -> None:
 def interrupted_start(settings: LabSettings, plan: LabPlan) -> int:
     """``up`` in a process of its own, killed without warning when Keystone has come up; its exit status."""
     plan.save(settings.state / "plan.json")
-    command = [sys.executable, "-m", "gpuyard.cli.main", "lab", "up", "--state", str(settings.state)]
+    command = [sys.executable, "-m", "gpuyard.cli.main", "lab", "up", "--bare", "--state", str(settings.state)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as starting:
         assert starting.stderr is not None
         for line in starting.stderr:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuyard.cli.output import Format, print_yaml
+from gpuyard.cli.output import ColumnOption, Format, FormatOption, print_list, print_yaml
+
+if TYPE_CHECKING:
+    from gpuyard.host.tree import Tree
+    from gpuyard.model.host import Inventory
 
 app = typer.Typer(help="Look at a hypervisor's GPUs and IOMMU groups.", no_args_is_help=True)
 
 RootOption = Annotated[
     Path, typer.Option("--root", metavar="DIR", help="Folder that holds sys and proc, instead of this machine's own.")
 ]
+RecordingOption = Annotated[
+    Path | None, typer.Option("--from", metavar="FILE", help="Look at what 'gpuyard host record' wrote instead.")
+]
 
 
 @app.command()
 def scan(
     root: RootOption = Path("/"),
-    recording: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="Scan what 'gpuyard host record' wrote.")
-    ] = None,
+    recording: RecordingOption = None,
     everything: Annotated[bool, typer.Option("--all", help="All functions, not only GPUs and their groups.")] = False,
     format_: Annotated[Format, typer.Option("-f", "--format", help="table, json or yaml.")] = Format.TABLE,
 ) -> None:
@@ -29,15 +34,10 @@ def scan(
 
     Needs no lspci. With -f json everything that was seen, as docs/reference/inventory.schema.json describes it.
     """
-    from gpuyard.host import judge, pci_ids, report, tree
-    from gpuyard.host.recording import replay_file
-    from gpuyard.host.scan import scan as scan_tree
+    from gpuyard.host import judge, report
     from gpuyard.model.errors import UsageError
 
-    if recording is not None:
-        inventory = replay_file(recording)
-    else:
-        inventory = scan_tree(tree.FileTree(str(root)), pci_ids.PciIds.of_this_machine())
+    _, inventory = _look(root, recording)
     if format_ is Format.JSON:
         print(report.to_json(inventory))
     elif format_ is Format.YAML:
@@ -48,6 +48,50 @@ def scan(
         print("\n".join([*lines, *([""] if lines else []), *report.verdict_lines(slots)]))
     else:
         raise UsageError(f"a scan is no flat list and cannot be printed as {format_.value}; use -f json")
+
+
+@app.command()
+def check(
+    root: RootOption = Path("/"),
+    recording: RecordingOption = None,
+    format_: FormatOption = Format.TABLE,
+    columns: ColumnOption = None,
+) -> None:
+    """Say what is right, what is wrong and why, for giving this machine's GPUs to VMs. Changes nothing.
+
+    Exit code 3 when something is blocked.
+    """
+    from gpuyard.host.check import Machine, worst
+    from gpuyard.host.check import check as run_checks
+    from gpuyard.host.judge import judge
+    from gpuyard.model.errors import BlockedError
+    from gpuyard.model.finding import Level
+
+    tree, inventory = _look(root, recording)
+    findings = run_checks(Machine(tree, inventory, judge(inventory)))
+    if format_ is Format.TABLE and not columns:
+        for finding in findings:
+            print(f"{finding.level.value:8} {finding.check:17} {finding.reason}")
+            if finding.remedy:
+                print(f"{'':26} -> {finding.remedy}")
+    else:
+        rows = [{"Level": f.level.value, "Check": f.check, "Reason": f.reason, "Remedy": f.remedy} for f in findings]
+        print_list(rows, ("Level", "Check", "Reason", "Remedy"), format_, columns)
+    if worst(findings) is Level.BLOCKED:
+        raise typer.Exit(BlockedError.exit_code)
+
+
+def _look(root: Path, recording: Path | None) -> tuple[Tree, Inventory]:
+    """The tree and the inventory of a machine, or of a recording of one."""
+    from gpuyard.host.pci_ids import PciIds
+    from gpuyard.host.recording import read_file, replay_tree
+    from gpuyard.host.scan import scan as scan_tree
+    from gpuyard.host.tree import FileTree
+
+    if recording is not None:
+        return replay_tree(read_file(recording), str(recording))
+    tree = FileTree(str(root))
+    return tree, scan_tree(tree, PciIds.of_this_machine())
 
 
 @app.command()

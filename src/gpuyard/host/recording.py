@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import json
 from pathlib import PurePath
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from gpuyard.host.judge import judge
+from gpuyard.host.modules import alias_lines, matching, modalias, modprobe_lines, module_folder
 from gpuyard.host.needs import default_route_interfaces, devices_below, disks_in_use, mount_source, ports_below
 from gpuyard.host.pci_ids import PciIds
 from gpuyard.host.scan import DEVICES, scan
@@ -47,6 +49,7 @@ FUNCTION_FILES = (
     "reset_method",
     "resource",
 )
+CPU_FLAGS = {"svm", "vmx", "hypervisor"}
 FUNCTION_LINKS = ("driver", "iommu_group", "physfn")
 
 
@@ -92,6 +95,7 @@ def record(tree: Tree, names: PciIds, made: str, facts: Optional[Mapping[str, ob
     _record_disks(recorder)
     _record_network(recorder)
     inventory = scan(tree, names, facts)
+    _record_modules(recorder, inventory)
     known = {f.vendor_id: f.vendor_name for f in inventory.functions}
     known.update({f.ids: f.product_name for f in inventory.functions})
     return {
@@ -104,9 +108,11 @@ def record(tree: Tree, names: PciIds, made: str, facts: Optional[Mapping[str, ob
 
 
 def _record_machine(recorder: Recorder) -> None:
-    """Of the big files in procfs, only the lines that a scan reads: the rest is nobody's business in a bug report."""
-    models = [li for li in (recorder.tree.read("proc/cpuinfo") or "").splitlines() if li.startswith("model name")]
-    recorder.file("proc/cpuinfo", models[:1])
+    """Of the big files in procfs, only the lines that are read: the rest is nobody's business in a bug report."""
+    processor = (recorder.tree.read("proc/cpuinfo") or "").splitlines()
+    models = [line for line in processor if line.startswith("model name")]
+    flags = {word for line in processor if line.startswith("flags") for word in line.split()} & CPU_FLAGS
+    recorder.file("proc/cpuinfo", [*models[:1], f"flags\t\t: {' '.join(sorted(flags))}"])
     memory = (recorder.tree.read("proc/meminfo") or "").splitlines()
     recorder.file("proc/meminfo", [li for li in memory if li.startswith(("MemTotal", "SwapTotal", "HugePages_Total"))])
     mounts = (recorder.tree.read("proc/self/mountinfo") or "").splitlines()
@@ -115,6 +121,26 @@ def _record_machine(recorder: Recorder) -> None:
     )
     routes = (recorder.tree.read("proc/net/ipv6_route") or "").splitlines()
     recorder.file("proc/net/ipv6_route", [li for li in routes if li.startswith(f"{'0' * 32} 00 ")])
+    remapped = [word for word in (recorder.tree.read("proc/interrupts") or "").split() if word.startswith("IR-")]
+    recorder.file("proc/interrupts", remapped[:1])
+
+
+def _record_modules(recorder: Recorder, inventory: Inventory) -> None:
+    """What the module lists and modprobe's configuration say of vfio and of the slots' members."""
+    tree, folder = recorder.tree, module_folder(recorder.tree)
+    recorder.file("sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts")
+    for name in ("modules.builtin", "modules.dep"):
+        lines = (tree.read(f"{folder}/{name}") or "").splitlines()
+        recorder.file(f"{folder}/{name}", [line.split(":")[0] for line in lines if "vfio" in line.split(":")[0]])
+    members = {modalias(f) for slot in judge(inventory) for f in (*slot.gpus, *slot.companions)}
+    aliases = [f"alias {pattern} {module}" for pattern, module in alias_lines(tree) if matching(pattern, members)]
+    recorder.file(f"{folder}/modules.alias", aliases)
+    configured: Dict[str, List[str]] = {}
+    for file, words in modprobe_lines(tree):
+        if words[0] in ("blacklist", "softdep") or (words[0] == "options" and "vfio" in words[1]):
+            configured.setdefault(file, []).append(" ".join(words))
+    for file, lines in configured.items():
+        recorder.put(file, "\n".join(lines))
 
 
 def _record_function(recorder: Recorder, address: str) -> None:
@@ -179,9 +205,14 @@ def _render(node: Any, depth: int) -> str:
 
 def replay_file(path: PurePath) -> Inventory:
     """Scan the recording in a file. Raises UsageError when it cannot be read or is not a recording."""
+    return replay(read_file(path), str(path))
+
+
+def read_file(path: PurePath) -> str:
+    """The text of a recording. Raises UsageError when it cannot be read."""
     try:
         with open(path, encoding="utf-8") as file:
-            return replay(file.read(), str(path))
+            return file.read()
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {error.strerror}; make it on the host with 'gpuyard host record -o FILE'"
@@ -192,6 +223,11 @@ def replay_file(path: PurePath) -> Inventory:
 
 def replay(text: str, source: str) -> Inventory:
     """Scan a recording. `source` is its file name, for messages. Raises UsageError when it is not a recording."""
+    return replay_tree(text, source)[1]
+
+
+def replay_tree(text: str, source: str) -> Tuple[Tree, Inventory]:
+    """The same, with the tree that was recorded."""
     try:
         recording = json.loads(text)
     except ValueError as error:
@@ -207,7 +243,8 @@ def replay(text: str, source: str) -> Inventory:
             raise UsageError(f"{source}: {key!r} must be an object; the recording was edited or cut off")
     try:
         known = {str(key): str(name) for key, name in names.items()}
-        return scan(RecordedTree(nodes), PciIds.of_this_machine(known), check_facts(facts), str(recording.get("made")))
+        tree = RecordedTree(nodes)
+        return tree, scan(tree, PciIds.of_this_machine(known), check_facts(facts), str(recording.get("made")))
     except ValueError as error:
         raise UsageError(f"{source}: {error}") from None
 

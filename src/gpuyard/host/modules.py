@@ -1,0 +1,130 @@
+"""What the kernel's module lists and modprobe's configuration say: who would take a device, and who may not."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from typing import Dict, Iterable, List, Optional, Set, Tuple
+
+from gpuyard.host.tree import Tree
+from gpuyard.model.pci import PciFunction
+
+MODPROBE_FOLDERS = (
+    "etc/modprobe.d",
+    "run/modprobe.d",
+    "usr/local/lib/modprobe.d",
+    "usr/lib/modprobe.d",
+    "lib/modprobe.d",
+)
+VFIO_PCI = "vfio_pci"
+
+
+def module_folder(tree: Tree) -> str:
+    """``lib/modules/RELEASE`` of the running kernel."""
+    return f"lib/modules/{tree.read('proc/sys/kernel/osrelease') or ''}"
+
+
+def canonical(name: str) -> str:
+    """Module names mix dashes and underscores; the kernel does not care."""
+    return name.replace("-", "_")
+
+
+def modalias(function: PciFunction) -> str:
+    """What the kernel asks modprobe for when it meets the function."""
+    sub_vendor, sub_device = function.subsystem_vendor_id or "0", function.subsystem_id or "0"
+    code = function.class_code.upper().zfill(6)
+    return (
+        f"pci:v{function.vendor_id.upper():0>8}d{function.product_id.upper():0>8}"
+        f"sv{sub_vendor.upper():0>8}sd{sub_device.upper():0>8}bc{code[:2]}sc{code[2:4]}i{code[4:]}"
+    )
+
+
+def alias_lines(tree: Tree) -> Iterable[Tuple[str, str]]:
+    """(pattern, module) of every PCI alias, ordinary and for vfio."""
+    for line in (tree.read(f"{module_folder(tree)}/modules.alias") or "").splitlines():
+        if line.startswith(("alias pci:", "alias vfio_pci:")):
+            _, pattern, module = line.split()
+            yield pattern, canonical(module)
+
+
+def matching(pattern: str, names: Iterable[str]) -> List[str]:
+    """The modaliases that a pattern of modules.alias means; those for vfio begin with ``vfio_``."""
+    return fnmatch.filter(names, pattern[len("vfio_") :] if pattern.startswith("vfio_") else pattern)
+
+
+def takers(tree: Tree, functions: Iterable[PciFunction]) -> Dict[str, List[str]]:
+    """Address -> modules that modprobe would load for the function, and those that say they drive it for vfio."""
+    addresses: Dict[str, List[str]] = {}
+    for function in functions:
+        addresses.setdefault(modalias(function), []).append(function.address)
+    found: Dict[str, List[str]] = {}
+    for pattern, module in alias_lines(tree):
+        for name in matching(pattern, addresses):
+            for address in addresses[name]:
+                if module not in found.setdefault(address, []):
+                    found[address].append(module)
+    return found
+
+
+def is_builtin(tree: Tree, module: str) -> Optional[bool]:
+    """Whether a module is part of the kernel image; None when the kernel's list is not there."""
+    text = tree.read(f"{module_folder(tree)}/modules.builtin")
+    return None if text is None else canonical(module) in _modules_in(text)
+
+
+def is_available(tree: Tree, module: str) -> Optional[bool]:
+    """Whether the kernel can have it at all: loaded, built in or on disk. None when that cannot be told."""
+    if tree.names(f"sys/module/{canonical(module)}"):
+        return True
+    text = tree.read(f"{module_folder(tree)}/modules.dep")
+    if text is None:
+        return is_builtin(tree, module) or None
+    return canonical(module) in _modules_in(text) or bool(is_builtin(tree, module))
+
+
+def _modules_in(text: str) -> Set[str]:
+    paths = (line.split(":")[0] for line in text.splitlines())
+    return {canonical(re.sub(r"\.ko(\.(xz|gz|zst))?$", "", path.rpartition("/")[2])) for path in paths}
+
+
+def modprobe_lines(tree: Tree) -> Iterable[Tuple[str, List[str]]]:
+    """(file, words) of every line of modprobe's configuration. Of files with one name, the first folder's counts."""
+    seen: Set[str] = set()
+    for folder in MODPROBE_FOLDERS:
+        for name in tree.names(folder):
+            if name.endswith(".conf") and name not in seen:
+                seen.add(name)
+                for line in (tree.read(f"{folder}/{name}") or "").replace("\\\n", " ").splitlines():
+                    words = line.split("#")[0].split()
+                    if words:
+                        yield f"{folder}/{name}", words
+
+
+def kept_out(tree: Tree, command_line: str) -> Dict[str, str]:
+    """Module -> where it is kept from taking a device before vfio-pci: a blacklist, or a softdep on vfio-pci."""
+    found: Dict[str, str] = {}
+    for word in command_line.split():
+        key, _, value = word.partition("=")
+        if key in ("modprobe.blacklist", "module_blacklist"):
+            found.update({canonical(name): f"{key} on the kernel command line" for name in value.split(",")})
+    for file, words in modprobe_lines(tree):
+        if words[0] == "blacklist" and len(words) > 1:
+            found.setdefault(canonical(words[1]), f"blacklist in /{file}")
+        elif words[0] == "softdep" and len(words) > 2 and VFIO_PCI in [canonical(word) for word in words[2:]]:
+            found.setdefault(canonical(words[1]), f"softdep in /{file}")
+    return found
+
+
+def ids_by_option(tree: Tree, command_line: str) -> Dict[str, str]:
+    """``vendor:product`` -> where ``ids=`` of vfio-pci or pci-stub names it: every device with that id is taken."""
+    found: Dict[str, str] = {}
+    for word in command_line.split():
+        match = re.match(r"^(vfio-pci|vfio_pci|pci-stub|pci_stub)\.ids=(.+)$", word)
+        if match:
+            found.update({ids.lower()[:9]: "the kernel command line" for ids in match.group(2).split(",")})
+    for file, words in modprobe_lines(tree):
+        if words[0] == "options" and len(words) > 1 and canonical(words[1]) in (VFIO_PCI, "pci_stub"):
+            for word in words[2:]:
+                if word.startswith("ids="):
+                    found.update({ids.lower()[:9]: f"/{file}" for ids in word[4:].split(",")})
+    return found
