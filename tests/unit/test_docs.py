@@ -14,6 +14,7 @@ from typer.main import get_command
 
 import gpuyard
 from gpuyard.cli.main import app
+from gpuyard.host.check import CHECKS
 from gpuyard.host.recording import replay_file
 from gpuyard.host.report import to_json
 from gpuyard.lab.plan import EXAMPLE_SITE
@@ -57,6 +58,11 @@ def test_every_key_of_the_site_file_is_explained() -> None:
     for model in (Site, Host, Pool, Flavor, Project, Limits):
         for key in model.model_fields:
             assert f"`{key}`" in text, f"{model.__name__}.{key}"
+
+
+def test_every_check_of_a_host_is_explained() -> None:
+    text = (ROOT / "docs/how-to/check-a-host.md").read_text()
+    assert [name for name in CHECKS if f"| `{name}` |" not in text] == []
 
 
 def test_every_package_has_its_sentence() -> None:
