@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from typing import Any
 
 from gpuyard.cloud.api import CloudApi, CloudError
@@ -38,6 +39,18 @@ SHELVED = "SHELVED_OFFLOADED"  # has given its GPUs back
 NOT_FOUND = 404
 
 
+class Why(Enum):
+    """Why a GPU was neither to be had nor held by a server."""
+
+    RESERVED = "reserved"
+    CONSUMER = "consumer"
+    """Allocated to something that is no server with GPUs: the text is its id."""
+    FREED = "freed"
+    """It was given back while the cloud was looked at."""
+    ODD = "odd"
+    """The text says what is odd about it."""
+
+
 class SnapshotTaker:
     """Takes snapshots of one cloud for one site and remembers between them what cannot have changed."""
 
@@ -46,6 +59,7 @@ class SnapshotTaker:
         self._gpus = gpus
         self._classes = sorted({gpu.resource_class for gpu in gpus if not gpu.blocked})
         self._smallest = smallest_flavors(flavors)
+        self._sizes = {amounts for smallest in self._smallest.values() for amounts in smallest}
         self._held_by_server: dict[str, tuple[object, frozenset[str]]] = {}
         self._names: dict[tuple[str, str], str] = {}
         self._forgotten = datetime.min.replace(tzinfo=UTC)
@@ -60,48 +74,34 @@ class SnapshotTaker:
             # The servers first: what one of them holds is then read later than the server itself, and a GPU that
             # changed hands in between shows as unexplained for one round instead of as somebody else's.
             servers = self._servers(pool)
-            providers_later = pool.submit(self._providers)
-            services_later = pool.submit(self._services)
-            able_later = [pool.submit(self._able, {name: 1}) for name in self._classes]
-            room_later = {
-                amounts: pool.submit(self._able, dict(amounts))
-                for amounts in sorted({a for smallest in self._smallest.values() for a in smallest})
-            }
-            providers = providers_later.result()
-            by_id = {provider.id: provider for provider in providers.values()}
-            holders = self._holders(servers, by_id, pool)
-            allocatable = frozenset().union(*(later.result() for later in able_later))
-            room = {amounts: later.result() for amounts, later in room_later.items()}
+            services = pool.submit(self._services)
+            able = [pool.submit(self._able, {name: 1}) for name in self._classes]
+            room = {amounts: pool.submit(self._able, dict(amounts)) for amounts in sorted(self._sizes)}
+            providers = self._providers()
+            holders = self._holders(servers, {provider.id: provider for provider in providers.values()}, pool)
+            allocatable = frozenset().union(*(later.result() for later in able))
             open_questions = [
-                providers[gpu.provider_name]
-                for gpu in self._gpus
-                if gpu.provider_name in providers and gpu.provider_name not in allocatable | holders.keys()
+                providers[name]
+                for name in (gpu.provider_name for gpu in self._gpus)
+                if name in providers and name not in allocatable and name not in holders
             ]
-            answers = list(pool.map(self._why_not, open_questions))
-            services = services_later.result()
-        reserved, unexplained = set(), {}
-        for provider, (kind, text) in zip(open_questions, answers, strict=True):
-            if kind == "reserved":
-                reserved.add(provider.name)
-            elif kind == "consumer":
-                holders[provider.name] = text
-            else:
-                unexplained[provider.name] = text
-        return Snapshot(
-            taken_at=now,
-            providers=providers,
-            allocatable=allocatable,
-            holders=holders,
-            reserved=frozenset(reserved),
-            roomy_hosts={
-                name: frozenset().union(*(room[amounts] for amounts in smallest))
-                for name, smallest in self._smallest.items()
-            },
-            servers={server["id"]: self._server(server) for server in servers},
-            services=services,
-            calls=self._api.calls - before,
-            unexplained=unexplained,
-        )
+            answers = dict(zip((p.name for p in open_questions), pool.map(self._why_not, open_questions), strict=True))
+            holders |= {name: text for name, (kind, text) in answers.items() if kind is Why.CONSUMER}
+            return Snapshot(
+                taken_at=now,
+                providers=providers,
+                allocatable=allocatable | {name for name, (kind, _) in answers.items() if kind is Why.FREED},
+                holders=holders,
+                reserved=frozenset(name for name, (kind, _) in answers.items() if kind is Why.RESERVED),
+                roomy_hosts={
+                    name: frozenset().union(*(room[amounts].result() for amounts in smallest))
+                    for name, smallest in self._smallest.items()
+                },
+                servers={server["id"]: self._server(server) for server in servers},
+                services=services.result(),
+                calls=self._api.calls - before,
+                unexplained={name: text for name, (kind, text) in answers.items() if kind is Why.ODD},
+            )
 
     def _providers(self) -> dict[str, Provider]:
         rows = self._api.get("placement", "/resource_providers")["resource_providers"]
@@ -174,20 +174,20 @@ class SnapshotTaker:
             self._held_by_server[server["id"]] = (stamp, held)
         return held
 
-    def _why_not(self, provider: Provider) -> tuple[str, str]:
-        """Why a GPU can neither be had nor is held by a server: ('reserved' | 'consumer' | 'odd', text)."""
+    def _why_not(self, provider: Provider) -> tuple[Why, str]:
+        """Why a GPU could neither be had nor was held by a server when that was asked."""
         base = f"/resource_providers/{provider.id}"
         inventories = self._api.get("placement", f"{base}/inventories")["inventories"]
         ours = {name: inventory for name, inventory in inventories.items() if name in self._classes}
         if not ours:
             seen = ", ".join(sorted(inventories)) or "nothing"
-            return "odd", f"Placement has it as {seen}, not as the site says: deploy the site's Nova options"
+            return Why.ODD, f"Placement has it as {seen}, not as the site says: deploy the site's Nova options"
         consumers = self._api.get("placement", f"{base}/allocations")["allocations"]
         if consumers:
-            return "consumer", sorted(consumers)[0]
+            return Why.CONSUMER, sorted(consumers)[0]
         if any(inventory["reserved"] >= inventory["total"] for inventory in ours.values()):
-            return "reserved", ""
-        return "odd", "changed while it was looked at"
+            return Why.RESERVED, ""
+        return Why.FREED, ""
 
     def _server(self, row: Mapping[str, Any]) -> Server:
         return Server(
