@@ -1,9 +1,9 @@
-# The front door. Everything that is needed comes from PyPI; state and ports can be set, so that two checkouts can
-# run side by side:  make up GPUYARD_LAB_STATE=/tmp/other GPUYARD_LAB_PORT_BASE=16000 GPUYARD_PORT=8081
+# The front door. Everything that is needed comes from PyPI. Each checkout has its own lab, in .lab whatever a sourced
+# openrc says; ports can be set, so that two run side by side:  make up GPUYARD_LAB_PORT_BASE=16000 GPUYARD_PORT=8081
 
 UV ?= $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 PYTHON ?= python3
-export GPUYARD_LAB_STATE ?= $(CURDIR)/.lab
+export GPUYARD_LAB_STATE = $(CURDIR)/.lab
 export UV_PROJECT_ENVIRONMENT ?= .venv
 RUN = $(UV) run --frozen --all-extras
 

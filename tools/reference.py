@@ -38,7 +38,8 @@ def commands() -> str:
 
 
 def _walk(command: Any, path: str) -> list[tuple[str, str]]:
-    context = typer.Context(command, info_name=path, terminal_width=100, max_content_width=100)
+    names = app.info.context_settings or {}
+    context = typer.Context(command, info_name=path, terminal_width=100, max_content_width=100, **names)
     found = [(path, command.get_help(context).strip())]
     for name, below in getattr(command, "commands", {}).items():
         found += _walk(below, f"{path} {name}")

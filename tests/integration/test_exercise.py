@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from gpuyard.cli.main import app
-from gpuyard.lab.exercise import Exercise, ExerciseError, choose, prove, split_groups
+from gpuyard.lab.exercise import Exercise, choose, prove, split_groups
+from gpuyard.model.errors import BlockedError
 from gpuyard.model.gpu import GpuState
 from tests.integration.conftest import RunningLab
 
@@ -33,7 +34,7 @@ def test_the_exercise_as_a_command(lab: RunningLab, exercise: Exercise) -> None:
 def test_the_exercise_refuses_a_host_that_is_in_use(exercise: Exercise) -> None:
     other = exercise.boot("gpu_tiny")
     stranger = Exercise(exercise._operator, exercise._user, exercise._compiled, prefix="somebody-else-")
-    with pytest.raises(ExerciseError, match=r"the exercise needs all GPUs of gpu-server: .* is claimed"):
+    with pytest.raises(BlockedError, match=rf"all GPUs of gpu-server: .* is claimed by server {other.name}"):
         list(prove(stranger, choose(stranger._compiled)))
     assert other.server_id in {s.claim.server_id for s in exercise.statuses() if s.claim}
 

@@ -27,7 +27,8 @@ def status(address: str, group: int, server: str | None) -> GpuStatus:
 
 def test_the_host_with_shared_groups_and_the_smallest_flavors_are_chosen(tmp_path: Path) -> None:
     lone = Sysfs().function("27:00.0", V100, group=1)
-    compiled = site(tmp_path, {"flavors": FLAVORS}, {"lone": lone, "gpu-server": epyc()}).compiled
+    document = {"flavors": FLAVORS, "projects": {"demo": {"gpus": {"v100": 7}}}}
+    compiled = site(tmp_path, document, {"lone": lone, "gpu-server": epyc()}).compiled
     assert choose(compiled) == Subject("gpu-server", 6, 4, "small", ("pair-a", "pair-b"))
 
 
@@ -38,8 +39,15 @@ def test_without_a_shared_group_there_is_nothing_to_prove(tmp_path: Path) -> Non
 
 
 def test_a_site_without_a_flavor_for_pairs_is_told_which_is_missing(tmp_path: Path) -> None:
-    compiled = site(tmp_path, {"flavors": {"small": FLAVORS["small"]}}).compiled
+    demo = {"projects": {"demo": {"gpus": {"v100": 6}}}}
+    compiled = site(tmp_path, {"flavors": {"small": FLAVORS["small"]}, **demo}).compiled
     with pytest.raises(ExerciseError, match="no flavor for v100-set-a, v100-set-b"):
+        choose(compiled)
+
+
+def test_a_site_that_gives_the_demo_project_too_little_is_told_what_to_write(tmp_path: Path) -> None:
+    compiled = site(tmp_path, {"flavors": FLAVORS}).compiled
+    with pytest.raises(ExerciseError, match=r"may not use all of pool v100: projects: {demo: {gpus: {v100: 6}}}"):
         choose(compiled)
 
 

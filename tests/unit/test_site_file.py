@@ -62,6 +62,7 @@ def problems(folder: Path, text: str, hosts: dict[str, Sysfs] | None = None) -> 
         ("  demo:", "  demo: {}\n  demo:", 'found duplicate key "demo"'),
         ("hosts:", "hosts: [", "not YAML"),
         ("{v100: 1}}", "{v100: 1}, projects: demo}", "is not a list; write [demo]"),
+        ("{v100: 1}}", "{v100: 1}, projects: [dmeo]}", "unknown project 'dmeo'; did you mean 'demo'?"),
     ],
 )
 def test_each_mistake_is_named_with_its_place_and_a_remedy(tmp_path: Path, old: str, new: str, says: str) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
 from gpuyard.cli.output import ColumnOption, Format, FormatOption, print_list
+from gpuyard.model.errors import UsageError
 from gpuyard.model.gpu import GpuState, GpuStatus
 
 app = typer.Typer(help="See every GPU of the site, and who has it.", no_args_is_help=True)
@@ -36,14 +37,17 @@ def list_(
     from gpuyard.site.load import load_site
 
     compiled = load_site(site).compiled
+    for kind, wanted, known in (("pool", pool, compiled.site.pools), ("host", host, compiled.site.hosts)):
+        if wanted is not None and wanted not in known:
+            raise UsageError(f"no {kind} {wanted!r}; the site has {', '.join(known)}")
     taker = SnapshotTaker(connect(cloud), compiled.gpus, compiled.flavors)
     statuses = gpu_statuses(compiled.gpus, taker.take(datetime.now(UTC)))
-    wanted = [
+    rows = [
         row(status)
         for status in statuses
         if pool in (None, status.gpu.pool) and state in (None, status.state) and host in (None, status.gpu.host)
     ]
-    print_list(wanted, COLUMNS, format_, columns)
+    print_list(rows, COLUMNS, format_, columns)
 
 
 def row(status: GpuStatus) -> dict[str, object]:

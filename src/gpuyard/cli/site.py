@@ -28,6 +28,9 @@ def check(site: SiteOption = DEFAULT_SITE) -> None:
         f"{site}: site {compiled.site.site}: {len(compiled.site.hosts)} hosts, {offered} GPUs offered of "
         f"{len(compiled.gpus)}, {len(compiled.site.pools)} pools, {len(compiled.flavors)} flavors"
     )
+    for pool in compiled.site.pools:
+        if not any(gpu.pool == pool for gpu in compiled.gpus):
+            print(f"  note: no host has a GPU of pool {pool}")
     for gpu in compiled.gpus:
         if gpu.blocked:
             print(f"  not offered: {gpu.host} {gpu.address} {gpu.model}: {gpu.blocked}")
@@ -89,10 +92,21 @@ def apply(
     show_plan(steps)
     if not steps.steps:
         return
-    if not yes:
-        typer.confirm(f"Carry out {len(steps.steps)} steps on cloud {api.name}?", abort=True)
+    if not yes and not _confirmed(f"Carry out {len(steps.steps)} steps on cloud {api.name}?"):
+        print("Nothing was changed.")
+        raise typer.Exit(1)
     apply_plan(api, compiled, seen, steps, lambda step: print(f"  {step} ..."), prune)
     print(f"{len(steps.steps)} steps done; the cloud is as the site file says.")
+
+
+def _confirmed(question: str) -> bool:
+    """What a person answers. Raises UsageError when there is nobody to ask."""
+    from gpuyard.model.errors import UsageError
+
+    try:
+        return typer.confirm(question)
+    except typer.Abort:
+        raise UsageError("nobody answered, so nothing was changed; --yes carries a plan out without asking") from None
 
 
 def show_plan(steps: Plan) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +23,10 @@ TIMEOUT = 60
 # The versions of the APIs that gpuyard speaks, by service type. Nova 2.75: servers carry the extra specs of their
 # flavor; Placement 1.38: the newest that has anything for us.
 MICROVERSIONS = {"compute": "2.75", "placement": "1.38"}
+
+
+# It warns of what the error that follows says better.
+logging.getLogger("keystoneauth.identity").setLevel(logging.ERROR)
 
 
 class CloudError(GpuyardError):
@@ -112,7 +118,11 @@ def _explain(error: Exception) -> str:
     if isinstance(error, auth_errors.EndpointNotFound):
         return f"a service is missing in the catalogue: {error}"
     if isinstance(error, auth_errors.ConnectFailure | auth_errors.DiscoveryFailure):
-        return f"cannot be reached ({error}); is it up, and is its auth_url right?"
+        address = re.search(r"https?://[^\s:/]+(:\d+)?", str(error))
+        cause = re.search(r"\[Errno -?\d+\] ([^')\"]+)|timed out", str(error))
+        where = f" at {address.group()}" if address else ""
+        why = f": {cause.group(1) or cause.group()}" if cause else f": {error}"
+        return f"cannot be reached{where}{why}; is it up, and is its auth_url right?"
     return str(error)
 
 
@@ -127,6 +137,7 @@ def connect(cloud: str | None = None, clouds_file: Path | None = None) -> CloudA
         return CloudApi(openstack.connection.Connection(config=config.get_one(cloud, app_name="gpuyard")))
     except (sdk_errors.ConfigException, auth_errors.MissingRequiredOptions, auth_errors.MissingAuthPlugin) as error:
         hint = "name one of clouds.yaml with --os-cloud or OS_CLOUD"
-        raise UsageError(f"no usable cloud {cloud or ''}: {error}; {hint}".replace("  ", " ")) from None
+        which = f"cloud {cloud} cannot be used" if cloud else "no cloud is named"
+        raise UsageError(f"{which}: {str(error).rstrip('.')}; {hint}") from None
     except (auth_errors.ClientException, sdk_errors.SDKException) as error:
         raise CloudError(f"cloud {cloud or 'of the environment'}: {_explain(error)}") from None

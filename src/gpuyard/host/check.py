@@ -98,7 +98,9 @@ def _iommu(machine: Machine) -> Answer:
         yield Level.OK, f"the IOMMU is on: units {', '.join(units)}; {len(groups)} groups ({kind})", ""
         return
     command_line = machine.inventory.facts.command_line.split()
-    if machine.vendor == "Intel" and "intel_iommu=on" not in command_line:
+    if "hypervisor" in (machine.tree.read("proc/cpuinfo") or ""):
+        remedy = "this machine is a VM: give it an emulated IOMMU where it runs, or use a machine of metal"
+    elif machine.vendor == "Intel" and "intel_iommu=on" not in command_line:
         remedy = "enable VT-d in the firmware and boot with intel_iommu=on"
     else:
         remedy = {"AMD": "enable IOMMU (AMD-Vi) in the firmware", "Intel": "enable VT-d in the firmware"}.get(
@@ -153,10 +155,12 @@ def _groups(machine: Machine) -> Answer:
                 yield (
                     Level.BLOCKED,
                     f"{name} ({gpus}): {reason}",
-                    "keep it with the host, or move the card to another slot",
+                    "keep it with the host, or move the card to another PCIe slot",
                 )
         elif len(slot.gpus) > 1:
-            remedy = "nothing to do: gpuyard offers them as leader and peers; another slot or ACS may separate them"
+            remedy = (
+                "nothing to do: gpuyard offers them as leader and peers; another PCIe slot, or ACS, may separate them"
+            )
             yield Level.OK, f"{name} is shared by {len(slot.gpus)} GPUs ({gpus}): they go to one VM together", remedy
     room = capacity(machine.slots)
     if room.gpus:

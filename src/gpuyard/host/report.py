@@ -108,10 +108,12 @@ def verdict_lines(slots: Iterable[Slot]) -> List[str]:
         text += [f"         because {reason}" for reason in slot.reasons]
         text += [f"         note: {note}" for note in slot.notes]
     room = capacity(slots)
-    text.append(
-        f"{_count(room.gpus, 'GPU')} can be given away: to {_count(room.single_gpu_vms, 'VM')} with one GPU each, "
-        f"or to {_count(room.whole_slot_vms, 'VM')} with a whole slot each, at once"
+    gpus, singles, wholes = (
+        _count(room.gpus, "GPU"),
+        _count(room.single_gpu_vms, "VM"),
+        _count(room.whole_slot_vms, "VM"),
     )
+    text.append(f"{gpus} can be given away: at once to {singles} with one GPU each, or to {wholes} with a group each")
     return text
 
 

@@ -17,12 +17,13 @@ from typing import Any
 from gpuyard.cloud.api import CloudApi, CloudError
 from gpuyard.cloud.snapshot import SnapshotTaker
 from gpuyard.ledger.state import gpu_statuses
-from gpuyard.model.errors import GpuyardError
+from gpuyard.model.errors import BlockedError, GpuyardError
 from gpuyard.model.gpu import GpuState, GpuStatus
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.nova import leader_alias
 
 IMAGE = "tiny"
+USER_PROJECT = "demo"
 PREFIX = "gpuyard-exercise-"
 POLL = 0.2
 """Seconds between looks at a server; more often would keep the services from their work on a small machine."""
@@ -187,7 +188,8 @@ class Subject:
 
 
 def choose(compiled: CompiledSite) -> Subject:
-    """The host with the most shared groups, and the smallest flavors for them. Raises ExerciseError without one."""
+    """The host with the most shared groups, and the smallest flavors for them. Raises ExerciseError without one, and
+    when the user's project may not use its GPUs."""
     hosts: dict[tuple[str, str], set[str]] = {}
     for gpu in compiled.gpus:
         if gpu.set_letter:
@@ -195,6 +197,13 @@ def choose(compiled: CompiledSite) -> Subject:
     if not hosts:
         raise ExerciseError("no host of the site has an IOMMU group with several GPUs: there is nothing to prove")
     host, pool = max(hosts, key=lambda key: len(hosts[key]))
+    project = compiled.site.projects.get(USER_PROJECT)
+    count = sum(gpu.pool == pool for gpu in compiled.gpus)
+    if project is None or project.gpus.get(pool, 0) < count:
+        wanted = f"projects: {{{USER_PROJECT}: {{gpus: {{{pool}: {count}}}}}}}"
+        raise ExerciseError(
+            f"the exercise runs in project {USER_PROJECT}, which may not use all of pool {pool}: {wanted}"
+        )
     flavors = sorted((one for one in compiled.flavors if one.pool == pool), key=lambda one: one.ram)
     aliases = {one.extra_specs["pci_passthrough:alias"].split(":")[0]: one.name for one in reversed(flavors)}
     missing = [
@@ -220,12 +229,15 @@ def prove(exercise: Exercise, subject: Subject) -> Iterable[Row]:
 
 
 def _require_free(statuses: Iterable[GpuStatus]) -> None:
-    for status in statuses:
-        if status.state is not GpuState.FREE:
-            gpu = status.gpu
-            raise ExerciseError(
-                f"the exercise needs all GPUs of {gpu.host}: {gpu.address} is {status.state.value}. {status.reason}"
-            )
+    taken = [status for status in statuses if status.state is not GpuState.FREE]
+    if taken:
+        why = [
+            f"{s.gpu.address} is {s.state.value}" + (f" by server {s.claim.server_name}" if s.claim else "")
+            for s in taken
+        ]
+        raise BlockedError(
+            f"the exercise needs all GPUs of {taken[0].gpu.host}: {', '.join(why)}; give them back and try again"
+        )
 
 
 def _scenario(exercise: Exercise, host: str, scenario: str, flavors: Sequence[str], gpus_in_use: int) -> Iterable[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -61,6 +62,12 @@ def _unknown_names(site: Site) -> Iterable[Problem]:
         for pool_name in flavor.gpus:
             if pool_name not in site.pools:
                 yield Problem(("flavors", name, "gpus", pool_name), _no_such_pool(site, pool_name))
+    for name, flavor in site.flavors.items():
+        for index, project_name in enumerate(flavor.projects or ()):
+            close = difflib.get_close_matches(project_name, site.projects, n=1)
+            if close and project_name not in site.projects:
+                message = f"unknown project {project_name!r}; did you mean {close[0]!r}?"
+                yield Problem(("flavors", name, "projects", index), message)
     for name, project in site.projects.items():
         for pool_name in project.gpus:
             if pool_name not in site.pools:
