@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic, sleep
 from urllib.request import urlopen
@@ -55,9 +55,9 @@ def ready(port: int) -> bool:
         return False
 
 
-def wait_for(true: object, process: subprocess.Popen[bytes] | None = None) -> None:
+def wait_for(true: Callable[[], bool], process: subprocess.Popen[bytes] | None = None) -> None:
     end = monotonic() + PATIENCE
-    while not true():  # type: ignore[operator]
+    while not true():
         assert process is None or process.poll() is None, "the server has ended"
         assert monotonic() < end, "waited in vain"
         sleep(0.1)
