@@ -102,7 +102,7 @@ def test_a_disabled_host_blocks_its_gpus_with_the_operator_s_reason(exercise: Ex
 
 
 def test_a_host_without_room_strands_its_free_gpu(exercise: Exercise, operator: CloudApi) -> None:
-    """The memory of hyper18 is taken away as an operator would, by reserving it; Nova gives it back by itself."""
+    """The memory of hyper18 is taken away as an operator would, by reserving it, and given back in the end."""
     rows = operator.get("placement", "/resource_providers", name="hyper18")["resource_providers"]
     path = f"/resource_providers/{rows[0]['uuid']}/inventories"
     before = operator.get("placement", path)

@@ -173,6 +173,8 @@ def nova(lab: Lab, secrets: Mapping[str, str]) -> Sections:
             "transport_url": NO_MESSAGE_BUS,
             "compute_driver": "fake.FakeDriver",  # replaced by RecordedHostDriver, see services/nova.py
             "allow_resize_to_same_host": True,
+            # The hosts of a lab do not change, and the update has a race with deletions: docs/adr/0006.
+            "update_resources_interval": -1,
         },
         "api": {"auth_strategy": "keystone"},
         "api_database": _database(lab, "nova_api"),
