@@ -187,6 +187,18 @@ def test_limits_are_in_force_at_once(exercise: Exercise, operator: CloudApi, exa
     assert exercise.boot("k40c.2cores").status == "ACTIVE"
 
 
+def test_a_project_of_the_same_name_in_another_domain_is_not_meant(operator: CloudApi, applied: None) -> None:
+    before = read_objects(operator).projects["demo"]
+    domain = operator.request("POST", "identity", "/domains", {"domain": {"name": "elsewhere"}})["domain"]["id"]
+    try:
+        wanted = {"name": "demo", "domain_id": domain}
+        other = operator.request("POST", "identity", "/projects", {"project": wanted})["project"]["id"]
+        assert read_objects(operator).projects["demo"] == before != other
+    finally:
+        operator.request("PATCH", "identity", f"/domains/{domain}", {"domain": {"enabled": False}})
+        operator.request("DELETE", "identity", f"/domains/{domain}")
+
+
 @pytest.mark.parametrize(
     ("cloud", "error", "says"),
     [

@@ -12,15 +12,19 @@ from gpuyard.site.objects import FlavorObject, LimitObject, SeenFlavor, SeenLimi
 from gpuyard.site.plan import ACCESS, PROPERTY, flavor_id, limit_name, plan_site
 
 NOT_FOUND = 404
+DOMAIN = "default"
+"""Id of the domain that a site's projects are in."""
 
 
 def read_objects(api: CloudApi) -> SeenObjects:
     """What the cloud has now: one call a list, and one for the access of each private flavor."""
-    projects = {row["name"]: row["id"] for row in api.get("identity", "/projects")["projects"]}
+    # Of one domain: another one may have a project of the same name, and must not get its limits and flavors.
+    rows = api.get("identity", "/projects", domain_id=DOMAIN)["projects"]
+    projects = {row["name"]: row["id"] for row in rows}
     names = {identity: name for name, identity in projects.items()}
-    rows = list(api.pages("compute", "/flavors/detail", "flavors", is_public="None", limit=1000))
+    flavors = list(api.pages("compute", "/flavors/detail", "flavors", is_public="None", limit=1000))
     return SeenObjects(
-        flavors=tuple(SeenFlavor(row["id"], _flavor(api, row, names)) for row in rows),
+        flavors=tuple(SeenFlavor(row["id"], _flavor(api, row, names)) for row in flavors),
         limits=tuple(_limits(api, names)),
         projects=projects,
     )
@@ -47,13 +51,18 @@ def _limits(api: CloudApi, names: Mapping[str, str]) -> list[SeenLimit]:
     registered = api.get("identity", "/registered_limits", service_id=service)["registered_limits"]
     own = api.get("identity", "/limits", service_id=service)["limits"]
     return [
-        *(SeenLimit(row["id"], _limit(row, "default_limit", None)) for row in registered),
+        *(SeenLimit(row["id"], _limit(row, "default_limit", None)) for row in registered if _of_region(api, row)),
         *(
             SeenLimit(row["id"], _limit(row, "resource_limit", names.get(row["project_id"], row["project_id"])))
             for row in own
-            if row["project_id"]
+            if row["project_id"] and _of_region(api, row)
         ),
     ]
+
+
+def _of_region(api: CloudApi, row: Mapping[str, Any]) -> bool:
+    """Whether a limit is one of the region that is being looked at: each region of a cloud has its own."""
+    return bool(row["region_id"] == (api.region or None))
 
 
 def _limit(row: Mapping[str, Any], value: str, project: str | None) -> LimitObject:
