@@ -28,9 +28,15 @@ def prepare(lab: Lab) -> None:
 
     monkey_patch.patch(backend="threading")
     monkey_patch.patch = lambda backend="": None  # a second decision is an error
+    # Some options are read while a module is imported, such as the intervals of nova-compute's periodic tasks.
+    import nova.conf
+
+    nova.conf.CONF([], project="nova", default_config_files=[str(lab.etc / "nova" / "nova.conf")])
+    import nova.compute.manager
+
+    nova.conf.CONF.clear()  # each part of Nova parses its own
     import nova.api.openstack.wsgi_app
     import nova.cmd.manage
-    import nova.compute.manager
     import nova.conductor.manager
     import nova.scheduler.manager  # noqa: F401
 
@@ -104,6 +110,8 @@ def _start_compute(lab: Lab, host: LabHost) -> Any:
     taken = [spec.dev_spec_conf for spec in made.manager.rt.pci_tracker.dev_filter.specs]
     if taken != wanted:
         raise RuntimeError(f"{host.name}: nova-compute took the device_spec {taken}, its file has {wanted}")
+    if "update_available_resource" in made.manager._periodic_spacing:
+        raise RuntimeError(f"{host.name}: nova-compute updates its resources periodically: docs/adr/0006")
     return made
 
 
