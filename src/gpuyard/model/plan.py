@@ -12,6 +12,8 @@ class Verb(str, Enum):
     UPDATE = "update"
     REPLACE = "replace"
     DELETE = "delete"
+    BIND = "bind"
+    RUN = "run"
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class Step:
 
     verb: Verb
     kind: str
-    """What sort of object: ``flavor``, ``flavor access``, ``registered limit``, ``project limit``."""
+    """What sort of object: ``flavor``, ``flavor access``, ``registered limit``, ``project limit`` of a cloud; ``file``,
+    ``command``, ``group`` of a host."""
     name: str
     reason: str
     before: Mapping[str, Any] = field(default_factory=dict)

@@ -38,7 +38,7 @@ def prepare(lab: Lab) -> None:
     import nova.api.openstack.wsgi_app
     import nova.cmd.manage
     import nova.conductor.manager
-    import nova.scheduler.manager  # noqa: F401
+    import nova.scheduler.manager
 
 
 def create(lab: Lab) -> None:

@@ -1,0 +1,91 @@
+"""Writes to sysfs in a child process, because a write can hang.
+
+``unbind`` waits until whoever holds the device lets go of it: a VM, nvidia-persistenced, a process that has it open.
+Such a wait cannot be interrupted from within, so a process of its own does the writing and is given up when it hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from typing import IO, Optional
+
+PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+"""What has to be on the path of the child to import this: a folder, or the zipapp."""
+START = "import sys; sys.path.insert(0, sys.argv[1]); from gpuyard.host.sysfs_writer import serve; serve()"
+
+
+class AttributeWriter:
+    """Starts the child when it is first needed, and another one after one that hung."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._child: Optional[subprocess.Popen[bytes]] = None
+
+    def write(self, path: str, value: str) -> int:
+        """0, or the errno that the kernel answered with. Raises TimeoutError."""
+        child = self._start()
+        _pipe(child.stdin).write(f"{path}\t{value}\n".encode())
+        _pipe(child.stdin).flush()
+        answer = self._line(child)
+        if answer is None:
+            self._give_up(child)
+            raise TimeoutError(path)
+        return int(answer)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._child is None or self._child.poll() is not None:
+            self._child = subprocess.Popen(
+                [sys.executable, "-c", START, PACKAGE_ROOT],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=_package_descriptor(),
+            )
+        return self._child
+
+    def _line(self, child: subprocess.Popen[bytes]) -> Optional[bytes]:
+        """The child's answer; None when there is none in time."""
+        deadline = time.monotonic() + self.seconds
+        while True:
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([_pipe(child.stdout)], [], [], max(left, 0))
+            if not ready:
+                return None
+            answer = _pipe(child.stdout).readline()
+            if not answer:
+                raise RuntimeError(f"the process that writes to sysfs ended with {child.wait()}")
+            return answer
+
+    def _give_up(self, child: subprocess.Popen[bytes]) -> None:
+        """Killed when the kernel lets it be killed; nobody waits for it."""
+        child.kill()
+        self._child = None
+
+
+def _package_descriptor() -> tuple[int, ...]:
+    """A zipapp that lies in memory only is a descriptor, which the child must have too."""
+    prefix = "/proc/self/fd/"
+    return (int(PACKAGE_ROOT[len(prefix) :]),) if PACKAGE_ROOT.startswith(prefix) else ()
+
+
+def _pipe(stream: Optional[IO[bytes]]) -> IO[bytes]:
+    assert stream is not None
+    return stream
+
+
+def serve() -> None:
+    """The child: one write per line of standard input, ``PATH<tab>VALUE``; answers 0 or an errno."""
+    for line in sys.stdin:
+        path, _, value = line.rstrip("\n").partition("\t")
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
+            try:
+                os.write(descriptor, f"{value}\n".encode())
+            finally:
+                os.close(descriptor)
+            print(0, flush=True)
+        except OSError as error:
+            print(error.errno or 1, flush=True)
