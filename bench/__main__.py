@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from bench import cloud, lab_start, local
+from bench import cloud, fleet, lab_start, local
 
 if __name__ == "__main__":
     local.main()
+    fleet.main()
     sys.argv = sys.argv[:1]
     missed = lab_start.main()
     cloud.main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from gpuyard.host.pci_ids import PciIds
@@ -70,6 +71,26 @@ class Sysfs:
         self.put("proc/net/route", f"{header}\n{name}\t00000000\t0101A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0")
         return self
 
+    def process(self, pid: int, command: str, *devices: str) -> Sysfs:
+        """A process that can be looked at, with device nodes that it has open."""
+        self.put(f"proc/{pid}/comm", command[:15])
+        self.put(f"proc/{pid}/cmdline", f"/usr/bin/{command}\0--option")
+        self.put(f"proc/{pid}/exe", {LINK: f"/usr/bin/{command}"})
+        for number, device in enumerate(("socket:[4711]", *devices)):
+            self.put(f"proc/{pid}/fd/{number}", {LINK: device})
+        return self
+
+    def stranger(self, pid: int, command: str) -> Sysfs:
+        """A process of somebody else: its open files are not to be seen."""
+        self.put(f"proc/{pid}/comm", command[:15])
+        self.put(f"proc/{pid}/cmdline", f"/usr/bin/{command}\0--option")
+        return self
+
+    def node(self, kind: str, name: str, address: str) -> Sysfs:
+        """The device `name` of a class (``drm``, ``sound``) that a function without a bridge above it has."""
+        self.put(f"sys/class/{kind}/{name}", {LINK: f"../../devices/pci0000:00/0000:{address}/{kind}/{name}"})
+        return self
+
     def inventory(self, **facts: object) -> Inventory:
         return scan(RecordedTree(self.nodes), names(), {"hostname": "test", **facts}, "test")
 
@@ -91,3 +112,20 @@ def epyc() -> Sysfs:
     for address, group in EPYC:
         machine.function(address, V100, group=group, numa_node="0" if group < 50 else "1")
     return machine
+
+
+def write(machine: Sysfs, root: Path) -> None:
+    """The machine as real files and links below a folder."""
+    for name, node in machine.nodes.items():
+        _write(node, root / name)
+
+
+def _write(node: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(node, str):
+        path.write_text(node)
+    elif LINK in node:
+        path.symlink_to(node[LINK])
+    else:
+        for name, child in node.items():
+            _write(child, path / name)

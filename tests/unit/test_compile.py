@@ -17,7 +17,7 @@ from gpuyard.site.load import LoadedSite
 from gpuyard.site.options import Option, render_ini
 from tests.support.services import nova_configuration, objects, placement_configuration, request, whitelist
 from tests.support.sites import flavor, site
-from tests.support.sysfs import T4, V100, Sysfs, epyc
+from tests.support.sysfs import T4, TITAN_XP, V100, Sysfs, epyc
 
 
 def matches(loaded: LoadedSite, host: str) -> dict[str, dict[str, str]]:
@@ -142,6 +142,40 @@ def test_gpus_of_two_pools_in_one_group_go_to_the_leader_s_pool(tmp_path: Path) 
     lone, blocked = loaded.compiled.gpus
     assert (lone.role, lone.blocked) == (GpuRole.LONE, "")
     assert "shares its IOMMU group with 0000:27:00.0 of pool v100" in blocked.blocked
+
+
+def test_flavors_have_what_the_cards_of_their_pool_ask_of_a_vm(tmp_path: Path) -> None:
+    from nova.api.validation.extra_specs import validators  # quiet once services.py has imported Nova
+    from nova.virt import hardware
+
+    machine = epyc().function("18:00.0", TITAN_XP, "0300", 39).function("19:00.0", T4, group=40)
+    document = {
+        "pools": {
+            "v100": {"models": [V100]},
+            "titan": {"models": [TITAN_XP], "hide_hypervisor": True},
+            "t4": {"models": [T4], "big_bars": True},
+        },
+        "flavors": {
+            "plain": flavor(),
+            "v100": flavor(gpus={"v100": 1}),
+            "titan": flavor(gpus={"titan": 1}),
+            "shown": flavor(gpus={"titan": 1}, properties={"hw:hide_hypervisor_id": "false"}),
+            "t4": flavor(gpus={"t4": 1}),
+        },
+    }
+    compiled = site(tmp_path, document, {"gpu-server": machine}).compiled
+    specs = {made.name: made.extra_specs for made in compiled.flavors}
+    assert {name: {k: v for k, v in found.items() if k.startswith("hw:")} for name, found in specs.items()} == {
+        "plain": {},
+        "v100": {},
+        "titan": {"hw:hide_hypervisor_id": "true"},
+        "shown": {"hw:hide_hypervisor_id": "false"},
+        "t4": {"hw:maxphysaddr_mode": "passthrough"},
+    }
+    validators.validate("hw:hide_hypervisor_id", "true")
+    # Nova's scheduler and driver read this one, though its API takes it only from clients below microversion 2.86.
+    no_image = objects.ImageMeta.from_dict({})
+    assert hardware.get_maxphysaddr_mode(objects.Flavor(extra_specs=specs["t4"]), no_image) == "passthrough"
 
 
 def test_limits_fail_closed(tmp_path: Path) -> None:

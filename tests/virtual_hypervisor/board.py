@@ -22,6 +22,7 @@ class Iommu(Enum):
 
     INTEL = "intel-iommu,intremap=on,caching-mode=on"
     AMD = "amd-iommu,intremap=off"
+    NONE = ""  # absent, or switched off in the firmware
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Board:
 
     def arguments(self) -> list[str]:
         """All of it, for QEMU."""
-        arguments = ["-machine", "q35", "-device", self.iommu.value]
+        arguments = ["-machine", "q35", *(("-device", self.iommu.value) if self.iommu is not Iommu.NONE else ())]
         arguments += ["-m", str(self.memory_mib), "-smp", f"{self.nodes},sockets={self.nodes}"]
         for node in range(self.nodes):
             arguments += ["-object", f"memory-backend-ram,id=memory{node},size={self.memory_mib // self.nodes}M"]

@@ -18,7 +18,7 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,10 +64,10 @@ def prepare(folder: Path | None = None, install: bool = False) -> Build:
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise Missing("the virtual hypervisor needs Linux on x86_64")
-    _need_commands(install)
+    need_commands(PACKAGES, install)
     folder = folder or default_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    with _only_one(folder):
+    with only_one(folder):
         root, release = _kernel_package(folder)
         busybox = _busybox(folder)
         return Build(
@@ -82,15 +82,16 @@ def prepare(folder: Path | None = None, install: bool = False) -> Build:
 
 
 @contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
+def only_one(folder: Path) -> Iterator[None]:
     """Two test runs at once must not unpack into the same place."""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _need_commands(install: bool) -> None:
-    missing = [packages for command, packages in PACKAGES.items() if _which(command) is None]
+def need_commands(needed: Mapping[str, str], install: bool) -> None:
+    """`needed`: command -> Debian package. With `install`, what is missing is installed if we are root."""
+    missing = [packages for command, packages in needed.items() if which(command) is None]
     if not missing:
         return
     command = f"apt-get install -y --no-install-recommends {' '.join(missing)}"
@@ -98,17 +99,17 @@ def _need_commands(install: bool) -> None:
         raise Missing(f"missing: {' '.join(missing)} (names of Debian packages), and there is no apt-get here")
     if not (install and os.geteuid() == 0):
         raise Missing(f"missing packages: {' '.join(missing)}; as root: {command}")
-    _run(["apt-get", "update"])
-    _run(command.split())
-    _need_commands(install=False)
+    run(["apt-get", "update"])
+    run(command.split())
+    need_commands(needed, install=False)
 
 
-def _which(command: str) -> str | None:
+def which(command: str) -> str | None:
     """Also in /sbin, which is not in the PATH of a normal user."""
     return shutil.which(command, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
 
-def _run(command: list[str], cwd: Path | None = None) -> str:
+def run(command: list[str], cwd: Path | None = None) -> str:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     done = subprocess.run(command, cwd=cwd, env=environment, text=True, capture_output=True, check=False)
     if done.returncode:
@@ -124,13 +125,13 @@ def _unpack(folder: Path, package: str, into: Path) -> None:
     shutil.rmtree(part, ignore_errors=True)
     downloads.mkdir()
     try:
-        _run(["apt-get", "download", package], cwd=downloads)
+        run(["apt-get", "download", package], cwd=downloads)
     except Missing:
         if os.geteuid() != 0:
             raise
-        _run(["apt-get", "update"])  # a fresh container has no package lists
-        _run(["apt-get", "download", package], cwd=downloads)
-    _run(["dpkg", "-x", str(next(downloads.glob("*.deb"))), str(part)])
+        run(["apt-get", "update"])  # a fresh container has no package lists
+        run(["apt-get", "download", package], cwd=downloads)
+    run(["dpkg", "-x", str(next(downloads.glob("*.deb"))), str(part)])
     part.rename(into)
     shutil.rmtree(downloads)
 
@@ -140,11 +141,11 @@ def _kernel_package(folder: Path) -> tuple[Path, str]:
     root = folder / "linux"
     if not root.exists():
         for attempt in (1, 2):
-            depends = _run(["apt-cache", "depends", "linux-image-amd64"]) if _apt_knows("linux-image-amd64") else ""
+            depends = run(["apt-cache", "depends", "linux-image-amd64"]) if _apt_knows("linux-image-amd64") else ""
             found = re.search(r"Depends: (linux-image-\S+)", depends)
             if found or attempt == 2 or os.geteuid() != 0:
                 break
-            _run(["apt-get", "update"])
+            run(["apt-get", "update"])
         if found is None:
             raise Missing("apt knows no linux-image-amd64: this needs the package lists (apt-get update) of Debian")
         _unpack(folder, found.group(1), root)
@@ -193,8 +194,8 @@ def _modules(root: Path, release: str, busybox: Path) -> Path:
     folder = next(path for path in (root / "lib/modules", root / "usr/lib/modules") if path.exists()) / release
     if not (folder / "modules.dep").exists():
         base = folder.parent.parent.parent
-        program = _which("depmod")
-        _run([program, "-b", str(base), release] if program else [str(busybox), "depmod", "-b", str(base), release])
+        program = which("depmod")
+        run([program, "-b", str(base), release] if program else [str(busybox), "depmod", "-b", str(base), release])
     return folder
 
 
@@ -215,7 +216,7 @@ def _boot_modules(folder: Path) -> list[Path]:
 
 def _initramfs(folder: Path, root: Path, release: str, busybox: Path) -> Path:
     init = (HERE / "init.sh").read_bytes()
-    built = folder / f"initramfs-{release}-{_digest(init, Path(__file__).read_bytes())}.cpio"
+    built = folder / f"initramfs-{release}-{digest(init, Path(__file__).read_bytes())}.cpio"
     if not built.exists():
         files = {"bin/busybox": (0o755, busybox.read_bytes()), "init": (0o755, init)}
         modules = _boot_modules(_modules(root, release, busybox))
@@ -251,10 +252,10 @@ def cpio(files: dict[str, tuple[int, bytes]]) -> bytes:
 
 def _shim(folder: Path) -> Path:
     source = HERE / "shim.c"
-    built = folder / f"shim-{_digest(source.read_bytes())}.so"
+    built = folder / f"shim-{digest(source.read_bytes())}.so"
     if not built.exists():
         part = built.with_suffix(".part")
-        _run(["gcc", "-O1", "-Wall", "-Wextra", "-shared", "-fPIC", "-o", str(part), str(source), "-ldl"])
+        run(["gcc", "-O1", "-Wall", "-Wextra", "-shared", "-fPIC", "-o", str(part), str(source), "-ldl"])
         part.rename(built)
     return built
 
@@ -262,23 +263,23 @@ def _shim(folder: Path) -> Path:
 def disk(build: Build, gib: int) -> Path:
     """An empty ext4 of that size. The file is sparse: some MB, however large it says it is."""
     image = build.folder / f"disk-{gib}.raw"
-    with _only_one(build.folder):
+    with only_one(build.folder):
         if not image.exists():
             part = image.with_suffix(".part")
             with part.open("wb") as file:
                 file.truncate(gib * 1024**3)
-            mke2fs = _which("mke2fs") or "mke2fs"
-            _run([mke2fs, "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-N", "4096", str(part)])
+            mke2fs = which("mke2fs") or "mke2fs"
+            run([mke2fs, "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-N", "4096", str(part)])
             part.rename(image)
     return image
 
 
 def _qemu_version() -> str:
-    found = re.search(r"version (\S+)", _run(["qemu-system-x86_64", "--version"]))
+    found = re.search(r"version (\S+)", run(["qemu-system-x86_64", "--version"]))
     return found.group(1) if found else "unknown"
 
 
-def _digest(*parts: bytes) -> str:
+def digest(*parts: bytes) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
 
 

@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,9 +53,14 @@ def run(build: Build, host: VirtualHost, job: str, folder: Path, timeout: float 
     (folder / "prepare").write_text(host.prepare)
     (folder / "job").write_text(job)
     (folder / "job").chmod(0o755)
+    return execute(build, host, arguments(build, host, folder), folder, timeout)
+
+
+def execute(build: Build, host: VirtualHost, qemu: Sequence[str], folder: Path, timeout: float) -> Result:
+    """Run QEMU to its end and collect what the job left in `folder`. Raises Failed."""
     environment = {**os.environ, "LD_PRELOAD": str(build.shim), "VHOST_MODELS": host.board.shim_models()}
     # timeout(1) and not only subprocess: it ends QEMU also when this process is killed.
-    command = ["timeout", "--kill-after=5", str(timeout), *arguments(build, host, folder)]
+    command = ["timeout", "--kill-after=5", str(timeout), *qemu]
     started = time.monotonic()
     with (folder / "console").open("wb") as console:
         done = subprocess.run(
@@ -88,14 +94,15 @@ def arguments(build: Build, host: VirtualHost, folder: Path) -> list[str]:
         *("-kernel", str(build.kernel), "-initrd", str(build.initramfs)),
         *("-append", " ".join([*CONSOLE, *host.command_line])),
         *host.board.arguments(),
-        *_share("root", "/", 0x1B, "readonly=on,multidevs=remap"),  # the root may span several file systems
-        *_share("modules", modules, 0x1C, "readonly=on"),
-        *_share("job", str(folder.resolve()), 0x1D, "readonly=off"),
+        *share("root", "/", 0x1B, "readonly=on,multidevs=remap"),  # the root may span several file systems
+        *share("modules", modules, 0x1C, "readonly=on"),
+        *share("job", str(folder.resolve()), 0x1D, "readonly=off"),
         # snapshot: what is written goes to a temporary file, so every run starts with an empty disk
         *("-drive", f"id=root-disk,if=none,format=raw,snapshot=on,file={disk}"),
     ]
 
 
-def _share(tag: str, path: str, slot: int, options: str) -> list[str]:
+def share(tag: str, path: str, slot: int, options: str) -> list[str]:
+    """A folder of this machine as a 9p share of the virtual one."""
     device = f"virtio-9p-pci,fsdev={tag},mount_tag={tag},bus=pcie.0,addr={slot:#x}"
     return ["-fsdev", f"local,id={tag},path={path},security_model=none,{options}", "-device", device]

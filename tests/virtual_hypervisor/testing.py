@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from tests.virtual_hypervisor import build
-from tests.virtual_hypervisor.build import Build
+from tests.virtual_hypervisor import build as building
+from tests.virtual_hypervisor import disk
+from tests.virtual_hypervisor.build import Build, Missing
 
 
 def prepared() -> Build:
@@ -17,10 +20,27 @@ def prepared() -> Build:
     In CI (CI=true) a machine that can install what is missing must do so, or a test that nobody sees skipped would
     be no test.
     """
-    must = os.environ.get("CI") == "true" and os.geteuid() == 0 and shutil.which("apt-get") is not None
+    must = _must()
     try:
-        return build.prepare(install=must)
-    except build.Missing as error:
-        if must:
-            raise
-        pytest.skip(f"no virtual hypervisor: {error}")
+        return building.prepare(install=must)
+    except Missing as error:
+        _skip_or_raise(error, must)
+
+
+def installed(build: Build) -> Path:
+    """The disk of an installed Debian, or the test is skipped with the reason, as above."""
+    must = _must()
+    try:
+        return disk.image(build, install=must)
+    except Missing as error:
+        _skip_or_raise(error, must)
+
+
+def _must() -> bool:
+    return os.environ.get("CI") == "true" and os.geteuid() == 0 and shutil.which("apt-get") is not None
+
+
+def _skip_or_raise(error: Missing, must: bool) -> NoReturn:
+    if must:
+        raise error
+    pytest.skip(f"no virtual hypervisor: {error}")

@@ -93,9 +93,12 @@ class VirtualHost:
     """Shell commands that make the machine what the job shall find."""
 
 
-def epyc_v100(exact: bool = True) -> VirtualHost:
-    """Six V100 in four IOMMU groups, 19 32 75 87. Without `exact` the numbers differ, and it starts much faster."""
-    board = Board(Iommu.AMD)
+def epyc_v100(exact: bool = True, iommu: Iommu = Iommu.AMD) -> VirtualHost:
+    """Six V100 in four IOMMU groups, 19 32 75 87. Without `exact` the numbers differ, and it starts much faster.
+
+    With another `iommu` it is no longer that host, but its GPUs can do DMA (Intel) or cannot be given away (none).
+    """
+    board = Board(iommu)
     _server(board)
     if exact:
         board.peripherals(4)
@@ -113,7 +116,7 @@ def epyc_v100(exact: bool = True) -> VirtualHost:
         disk_gib=1800,
         board=board,
         command_line=(
-            "amd_iommu=on",
+            "intel_iommu=on" if iommu is Iommu.INTEL else "amd_iommu=on",
             "iommu=pt",
             "vfio-pci.ids=10de:1db4",
             "vfio_iommu_type1.allow_unsafe_interrupts=1",
@@ -169,12 +172,14 @@ def t4_node() -> VirtualHost:
     )
 
 
-def titan_xp_node() -> VirtualHost:
-    """Two Titan Xp, each VGA and audio in one group: 39 for the first."""
+def titan_xp_node(exact: bool = True) -> VirtualHost:
+    """Two Titan Xp, each VGA and audio in one group: 39 for the first; without `exact` another one."""
     board = Board()
     _server(board)
-    board.peripherals(17)
-    for number, node, empty in ((0x18, 0, 8), (0x86, 1, 0)):
+    if exact:
+        board.peripherals(17)
+    for number, node, before in ((0x18, 0, 8), (0x86, 1, 0)):
+        empty = before if exact else 0
         bus = board.host_bridge(number - empty - 1, node)
         board.empty_ports(bus, empty)
         (port,) = board.ports(bus)
@@ -187,7 +192,7 @@ def titan_xp_node() -> VirtualHost:
         board=board,
         command_line=("intel_iommu=on", "modprobe.blacklist=nouveau"),
         about="2 Titan Xp, each a display and an audio function in one IOMMU group; all four on vfio-pci by modprobe.d",
-        groups={"0000:18:00.0": 39, "0000:18:00.1": 39},
+        groups={"0000:18:00.0": 39, "0000:18:00.1": 39} if exact else {},
         facts={"cpus": 32, "memory_mib": 262144},
         prepare=UPLINK + _vfio_ids("10de:1b02,10de:10ef"),
     )

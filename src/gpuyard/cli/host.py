@@ -1,4 +1,4 @@
-"""``gpuyard host``: look at the GPUs of a hypervisor."""
+"""``gpuyard host``: look at the GPUs of a hypervisor, and prepare it to give them to VMs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuyard.cli.output import ColumnOption, Format, FormatOption, print_list, print_yaml
+from gpuyard.cli import prepare
+from gpuyard.cli.output import Format, print_yaml
 
 if TYPE_CHECKING:
     from gpuyard.host.tree import Tree
     from gpuyard.model.host import Inventory
 
-app = typer.Typer(help="Look at a hypervisor's GPUs and IOMMU groups.", no_args_is_help=True)
+app = typer.Typer(help="Look at a hypervisor's GPUs, and prepare it to give them to VMs.", no_args_is_help=True)
 
 RootOption = Annotated[
     Path, typer.Option("--root", metavar="DIR", help="Folder that holds sys and proc, instead of this machine's own.")
@@ -37,7 +38,7 @@ def scan(
     from gpuyard.host import judge, report
     from gpuyard.model.errors import UsageError
 
-    _, inventory = _look(root, recording)
+    _, inventory = look(root, recording)
     if format_ is Format.JSON:
         print(report.to_json(inventory))
     elif format_ is Format.YAML:
@@ -50,38 +51,7 @@ def scan(
         raise UsageError(f"a scan is no flat list and cannot be printed as {format_.value}; use -f json")
 
 
-@app.command()
-def check(
-    root: RootOption = Path("/"),
-    recording: RecordingOption = None,
-    format_: FormatOption = Format.TABLE,
-    columns: ColumnOption = None,
-) -> None:
-    """Say what is right, what is wrong and why, for giving this machine's GPUs to VMs. Changes nothing.
-
-    Exit code 3 when something is blocked.
-    """
-    from gpuyard.host.check import Machine, worst
-    from gpuyard.host.check import check as run_checks
-    from gpuyard.host.judge import judge
-    from gpuyard.model.errors import BlockedError
-    from gpuyard.model.finding import Level
-
-    tree, inventory = _look(root, recording)
-    findings = run_checks(Machine(tree, inventory, judge(inventory)))
-    if format_ is Format.TABLE and not columns:
-        for finding in findings:
-            print(f"{finding.level.value:8} {finding.check:17} {finding.reason}")
-            if finding.remedy:
-                print(f"{'':26} -> {finding.remedy}")
-    else:
-        rows = [{"Level": f.level.value, "Check": f.check, "Reason": f.reason, "Remedy": f.remedy} for f in findings]
-        print_list(rows, ("Level", "Check", "Reason", "Remedy"), format_, columns)
-    if worst(findings) is Level.BLOCKED:
-        raise typer.Exit(BlockedError.exit_code)
-
-
-def _look(root: Path, recording: Path | None) -> tuple[Tree, Inventory]:
+def look(root: Path, recording: Path | None) -> tuple[Tree, Inventory]:
     """The tree and the inventory of a machine, or of a recording of one."""
     from gpuyard.host.pci_ids import PciIds
     from gpuyard.host.recording import read_file, replay_tree
@@ -121,3 +91,19 @@ def record(
         raise UsageError(str(error)) from None
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}") from None
+
+
+prepare.register(app)
+
+
+@app.command()
+def bundle(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to.")],
+) -> None:
+    """Write what runs on a hypervisor as one file, which Python 3.9 or newer starts: python3 FILE check.
+
+    For Ansible, or for a host that ssh does not reach.
+    """
+    from gpuyard.host.bundle import write
+
+    print(f"{output}: {write(output) // 1000} kB")

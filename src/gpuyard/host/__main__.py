@@ -1,39 +1,112 @@
-"""``python3 -m gpuyard.host``: scan, judge and record on a hypervisor that has Python 3.9 and nothing else."""
+"""``python3 -m gpuyard.host``: everything that is done on a hypervisor, with Python 3.9 and nothing else."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import Dict, List, Optional
 
 from gpuyard.host import report
+from gpuyard.host.commands import VERBS, Options
+from gpuyard.host.commands import run as run_verb
 from gpuyard.host.pci_ids import PciIds
-from gpuyard.host.recording import check_facts, dumps, record
+from gpuyard.host.recording import check_facts, dumps, read_file, record
 from gpuyard.host.scan import scan
 from gpuyard.host.tree import FileTree
 from gpuyard.model.errors import GpuyardError
 
+HELP = {
+    "check": "say what is right, what is wrong and why",
+    "plan": "show what apply would change",
+    "apply": "change it",
+    "verify": "prove that VMs can have the GPUs",
+    "undo": "bring the machine back to what it was",
+}
+
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="gpuyard-host", description="Look at the GPUs of this machine.")
-    parser.add_argument("--root", default="/", metavar="DIR", help="folder that holds sys and proc (default: /)")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="scan|record")
-    verbs.add_parser("scan", help="print the inventory and the slots as JSON")
+    try:
+        return execute(sys.argv[1:] if arguments is None else arguments)
+    except GpuyardError as error:
+        print(f"gpuyard-host: {error}", file=sys.stderr)
+        return error.exit_code
+    except (ValueError, OSError) as error:
+        print(f"gpuyard-host: {error}", file=sys.stderr)
+        return 1
+
+
+def execute(arguments: List[str]) -> int:
+    """Do what a command line says; the exit code. Raises GpuyardError, ValueError, OSError."""
+    options = _parser().parse_args(arguments)
+    if options.verb == "scan":
+        inventory = scan(FileTree(options.root), PciIds.of_this_machine())
+        result = {"event": "result", "verb": "scan", "exit": 0, "inventory": report.to_dict(inventory)}
+        print(json.dumps(result) if options.json else report.to_json(inventory))
+    elif options.verb == "record":
+        made = record(FileTree(options.root), PciIds.of_this_machine(), options.note, parse_facts(options.fact))
+        write(dumps(made), options.output)
+    else:
+        return run_verb(options.verb, _options(options))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpuyard-host", description="Prepare this machine to give its GPUs to VMs.")
+    parser.add_argument("--root", default="/", metavar="DIR", help="folder that holds sys, proc and etc (default: /)")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    scanner = verbs.add_parser("scan", help="print the inventory and the slots as JSON")
+    scanner.add_argument("--json", action="store_true", help="in one line, as the other verbs do")
     recorder = verbs.add_parser("record", help="write what a scan reads to one file")
     recorder.add_argument("-o", "--output", default="-", metavar="FILE", help="default: standard output")
     recorder.add_argument("--note", default="recorded on the machine itself", help="how this recording was made")
     recorder.add_argument("--fact", action="append", default=[], metavar="KEY=VALUE", help="replace a host fact")
-    options = parser.parse_args(arguments)
-    tree, names = FileTree(options.root), PciIds.of_this_machine()
-    try:
-        if options.verb == "scan":
-            print(report.to_json(scan(tree, names)))
-        else:
-            write(dumps(record(tree, names, options.note, parse_facts(options.fact))), options.output)
-    except (GpuyardError, ValueError, OSError) as error:
-        print(f"gpuyard-host: {error}", file=sys.stderr)
-        return 1
-    return 0
+    for verb in VERBS:
+        _verb_options(verb, verbs.add_parser(verb, help=HELP[verb]))
+    return parser
+
+
+def _verb_options(verb: str, parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object per line, the result last")
+    if verb in ("plan", "apply"):
+        for name, text in (("keep", "leave this GPU to the host"), ("give", "give this GPU away again")):
+            parser.add_argument(f"--{name}", action="append", default=[], metavar="ADDRESS", help=text)
+        parser.add_argument("--only", metavar="ADDRESS,...", help="the GPUs to give away, instead of all that can be")
+        for name, text in (
+            ("iommu-pt", "the host's own devices reach memory without translation (iommu=pt)"),
+            ("unsafe-interrupts", "let VFIO go on without interrupt remapping"),
+            ("replace-legacy", "leave out ids= options and others that are in the way"),
+        ):
+            parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=text)
+        parser.add_argument("--no-live", dest="live", action="store_false", help="change drivers at the next boot only")
+    if verb in ("apply", "undo"):
+        parser.add_argument("--yes", action="store_true", help="do not ask")
+    if verb == "verify":
+        parser.add_argument("--against", metavar="FILE", help="compare with what 'record' wrote before")
+        parser.add_argument("--recording", action="store_true", help="with --json: give a recording of the host along")
+    if verb == "undo":
+        parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
+
+
+def _options(parsed: argparse.Namespace) -> Options:
+    """The verbs have different options; those that one does not have are left as they are."""
+    said = vars(parsed)
+    only, against = said.get("only"), said.get("against")
+    return Options(
+        root=parsed.root,
+        json=parsed.json,
+        yes=said.get("yes", False),
+        live=said.get("live", True),
+        keep=tuple(said.get("keep", ())),
+        give=tuple(said.get("give", ())),
+        only=None if only is None else tuple(filter(None, only.split(","))),
+        identity=said.get("iommu_pt"),
+        unsafe_interrupts=said.get("unsafe_interrupts"),
+        replace_legacy=said.get("replace_legacy"),
+        recording=said.get("recording", False),
+        dry_run=said.get("dry_run", False),
+        recorded=None if against is None else read_file(against),
+    )
 
 
 def parse_facts(pairs: List[str]) -> Dict[str, object]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Iterable, List, Mapping, Sequence, Tuple
 
 from gpuyard.model.host import Inventory
-from gpuyard.model.pci import CLASSES_COMPANION, PciFunction
+from gpuyard.model.pci import CLASSES_CHIPSET, CLASSES_COMPANION, PciFunction
 from gpuyard.model.slot import Capacity, Slot, Verdict
 
 PASSTHROUGH_DRIVERS = ("vfio-pci", "pci-stub")
-# Chipset functions that the host runs on while a driver holds them: host and ISA bridges, SMBus, IOMMU, peripherals.
-CLASSES_CHIPSET = ("0600", "0601", "0c05", "0806", "0807", "0880")
 
 
 def judge(inventory: Inventory) -> Tuple[Slot, ...]:

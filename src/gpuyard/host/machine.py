@@ -11,7 +11,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 from contextlib import suppress
 from typing import Callable, List, Optional, Protocol, Sequence
 
@@ -90,9 +89,9 @@ class LocalHost:
 
     def write_file(self, path: str, text: str, mode: int) -> None:
         def fill(temporary: str) -> None:
-            with open(temporary, "w", encoding="utf-8") as file:
+            with open(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
                 file.write(text)
-            os.chmod(temporary, mode)
+            os.chmod(temporary, mode)  # whatever the umask is
 
         self._put(path, fill)
 
@@ -113,25 +112,20 @@ class LocalHost:
         folder = os.path.dirname(target)
         try:
             os.makedirs(folder, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(prefix=".gpuyard-", dir=folder)
-            os.close(descriptor)
-            try:
-                fill(temporary)
-                _flush(temporary)
-                os.replace(temporary, target)
-            finally:
-                with suppress(FileNotFoundError):
-                    os.unlink(temporary)
+            fill(_temporary(target))
+            _flush(_temporary(target))
+            os.replace(_temporary(target), target)
             _flush(folder)
         except OSError as error:
             raise GpuyardError(f"cannot write /{path}: {error.strerror}") from None
 
     def remove_file(self, path: str) -> None:
+        target = self._path(path)
         try:
-            os.unlink(self._path(path))
-            _flush(os.path.dirname(self._path(path)))
-        except FileNotFoundError:
-            return
+            for name in (_temporary(target), target):
+                with suppress(FileNotFoundError):
+                    os.unlink(name)
+                    _flush(os.path.dirname(name))
         except OSError as error:
             raise GpuyardError(f"cannot remove /{path}: {error.strerror}") from None
 
@@ -162,6 +156,8 @@ class LocalHost:
 
     def run(self, command: Sequence[str]) -> None:
         name = " ".join(command)
+        if self._tree.root != "/":
+            raise CommandFailed(f"{name}: would change this machine and not what is below {self._tree.root}")
         try:
             done = subprocess.run(
                 list(command),
@@ -177,6 +173,12 @@ class LocalHost:
             raise CommandFailed(f"{name}: has not ended after {COMMAND_SECONDS} s") from None
         if done.returncode:
             raise CommandFailed(f"{name} ended with {done.returncode}:\n{_end_of(done.stdout)}")
+
+
+def _temporary(target: str) -> str:
+    """Always the same name, so that what a crash leaves is found again, and hidden from programs that read folders."""
+    folder, name = os.path.split(target)
+    return os.path.join(folder, f".{name}.gpuyard")
 
 
 def _flush(path: str) -> None:

@@ -17,6 +17,15 @@ MODPROBE_FOLDERS = (
     "lib/modprobe.d",
 )
 VFIO_PCI = "vfio_pci"
+PSEUDO_MODULE = "gpuyard_passthrough"
+"""No module: modprobe runs a script of ours for it, which gives functions to VFIO. See files.py."""
+# Drivers that a distribution or NVIDIA's installer may bring later, besides those that the kernel's own list names.
+USUAL_DRIVERS = {
+    ("10de", "03"): ("nouveau", "nvidia", "nvidiafb"),
+    ("1002", "03"): ("amdgpu", "radeon"),
+    ("1002", "12"): ("amdgpu",),
+    ("8086", "03"): ("i915", "xe"),
+}
 
 
 def module_folder(tree: Tree) -> str:
@@ -66,6 +75,15 @@ def takers(tree: Tree, functions: Iterable[PciFunction]) -> Dict[str, List[str]]
     return found
 
 
+def natives(tree: Tree, functions: Iterable[PciFunction]) -> List[str]:
+    """Modules that could take one of the functions before VFIO does, sorted."""
+    functions = list(functions)
+    found = {module for modules in takers(tree, functions).values() for module in modules}
+    for function in functions:
+        found.update(USUAL_DRIVERS.get((function.vendor_id, function.class_code[:2]), ()))
+    return sorted(module for module in found if "vfio" not in module and module != "pci_stub")
+
+
 def is_builtin(tree: Tree, module: str) -> Optional[bool]:
     """Whether a module is part of the kernel image; None when the kernel's list is not there."""
     text = tree.read(f"{module_folder(tree)}/modules.builtin")
@@ -110,7 +128,7 @@ def kept_out(tree: Tree, command_line: str) -> Dict[str, str]:
     for file, words in modprobe_lines(tree):
         if words[0] == "blacklist" and len(words) > 1:
             found.setdefault(canonical(words[1]), f"blacklist in /{file}")
-        elif words[0] == "softdep" and len(words) > 2 and VFIO_PCI in [canonical(word) for word in words[2:]]:
+        elif words[0] == "softdep" and {VFIO_PCI, PSEUDO_MODULE} & {canonical(word) for word in words[2:]}:
             found.setdefault(canonical(words[1]), f"softdep in /{file}")
     return found
 

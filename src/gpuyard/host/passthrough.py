@@ -29,8 +29,13 @@ class Passthrough:
 
 
 def read_list(tree: Tree) -> Tuple[Passthrough, ...]:
-    """What the host's list holds; empty when there is none. Lines that nobody can read are left out."""
-    lines = [line.split() for line in (tree.read(LIST_FILE) or "").splitlines() if not line.startswith("#")]
+    """What the host's list holds; empty when there is none."""
+    return parse_list(tree.read(LIST_FILE) or "")
+
+
+def parse_list(text: str) -> Tuple[Passthrough, ...]:
+    """The entries of a list. Lines that nobody can read are left out, as the script does."""
+    lines = [line.split() for line in text.splitlines() if not line.startswith("#")]
     return tuple(Passthrough(*words) for words in lines if len(words) == 3)
 
 

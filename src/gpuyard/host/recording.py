@@ -13,14 +13,20 @@ to a bug report. It is JSON:
 from __future__ import annotations
 
 import json
+import posixpath
 from pathlib import PurePath
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from gpuyard.host.acs import RECORDED as RECORDED_ACS
+from gpuyard.host.acs import acs_of
+from gpuyard.host.attached import frame_buffers, usb_devices
+from gpuyard.host.holders import NODE_CLASSES, NVIDIA_GPUS, USUAL_HOLDERS, Holder, class_link, look, nvidia_minors
 from gpuyard.host.judge import judge
 from gpuyard.host.modules import alias_lines, matching, modalias, modprobe_lines, module_folder
 from gpuyard.host.needs import default_route_interfaces, devices_below, disks_in_use, mount_source, ports_below
 from gpuyard.host.pci_ids import PciIds
 from gpuyard.host.scan import DEVICES, scan
+from gpuyard.host.software import DPKG_STATUS, LIBRARY_FOLDERS, LIBVIRT, QEMU_PROGRAMS, qemu_package
 from gpuyard.host.tree import LINK, RecordedTree, Tree
 from gpuyard.model.errors import UsageError
 from gpuyard.model.host import HostFacts, Inventory
@@ -32,6 +38,7 @@ PLAIN_FILES = (
     "proc/net/route",
     "proc/sys/kernel/hostname",
     "proc/sys/kernel/osrelease",
+    "proc/sys/vm/overcommit_memory",
     "sys/devices/system/cpu/online",
     "sys/devices/system/node/online",
 )
@@ -49,6 +56,8 @@ FUNCTION_FILES = (
     "reset_method",
     "resource",
 )
+HUGE_PAGES = "sys/kernel/mm/hugepages"
+PACKAGE_LINES = ("Package:", "Status:", "Version:")
 CPU_FLAGS = {"svm", "vmx", "hypervisor"}
 FUNCTION_LINKS = ("driver", "iommu_group", "physfn")
 
@@ -86,6 +95,7 @@ def record(tree: Tree, names: PciIds, made: str, facts: Optional[Mapping[str, ob
     for path in PLAIN_FILES:
         recorder.file(path)
     _record_machine(recorder)
+    _record_software(recorder)
     for address in tree.names(DEVICES):
         _record_function(recorder, address)
     for group in tree.names("sys/kernel/iommu_groups"):
@@ -96,6 +106,8 @@ def record(tree: Tree, names: PciIds, made: str, facts: Optional[Mapping[str, ob
     _record_network(recorder)
     inventory = scan(tree, names, facts)
     _record_modules(recorder, inventory)
+    _record_cards(recorder, inventory)
+    _record_holders(recorder, inventory)
     known = {f.vendor_id: f.vendor_name for f in inventory.functions}
     known.update({f.ids: f.product_name for f in inventory.functions})
     return {
@@ -123,6 +135,20 @@ def _record_machine(recorder: Recorder) -> None:
     recorder.file("proc/net/ipv6_route", [li for li in routes if li.startswith(f"{'0' * 32} 00 ")])
     remapped = [word for word in (recorder.tree.read("proc/interrupts") or "").split() if word.startswith("IR-")]
     recorder.file("proc/interrupts", remapped[:1])
+    for size in recorder.tree.names(HUGE_PAGES):
+        for name in ("nr_hugepages", "free_hugepages"):
+            recorder.file(f"{HUGE_PAGES}/{size}/{name}")
+
+
+def _record_software(recorder: Recorder) -> None:
+    for folder in LIBRARY_FOLDERS:
+        recorder.link(f"{folder}/{LIBVIRT}")
+    for folder, program in QEMU_PROGRAMS:
+        if program in recorder.tree.names(folder):
+            recorder.put(f"{folder}/{program}", "")
+    package = [line for line in qemu_package(recorder.tree).splitlines() if line.startswith(PACKAGE_LINES)]
+    if package:
+        recorder.put(DPKG_STATUS, "\n".join(package))
 
 
 def _record_modules(recorder: Recorder, inventory: Inventory) -> None:
@@ -141,6 +167,60 @@ def _record_modules(recorder: Recorder, inventory: Inventory) -> None:
             configured.setdefault(file, []).append(" ".join(words))
     for file, lines in configured.items():
         recorder.put(file, "\n".join(lines))
+
+
+def _record_cards(recorder: Recorder, inventory: Inventory) -> None:
+    """What checks look at besides the scan, of the groups that have a GPU."""
+    tree = recorder.tree
+    for slot in judge(inventory):
+        recorder.file(f"sys/kernel/iommu_groups/{slot.group}/reserved_regions")
+        for function in inventory.groups().get(slot.group, []) if slot.group is not None else []:
+            acs = acs_of(tree, function.address) if function.is_bridge else None
+            if acs:
+                recorder.put(f"{tree.resolve(f'{DEVICES}/{function.address}')}/{RECORDED_ACS}", str(acs))
+        for function in slot.companions:
+            for path, what in usb_devices(tree, function):
+                recorder.put(f"{path}/product", what)
+    lines = [line for address, name in frame_buffers(tree) for line in (f" : {address}", f"  : {name}")]
+    recorder.file("proc/iomem", lines)
+
+
+def _record_holders(recorder: Recorder, inventory: Inventory) -> None:
+    """Which processes hold a GPU, and whether all could be looked at. Other processes are nobody's business."""
+    seen = look(recorder.tree)
+    for pid, command in seen.unseen.items():
+        if pid == min(seen.unseen) or command in USUAL_HOLDERS:
+            recorder.put(f"proc/{pid}/comm", command)
+            recorder.put(f"proc/{pid}/cmdline", command)
+    if not seen.hidden:
+        recorder.file("proc/1/comm")
+        recorder.link("proc/1/exe")
+    for slot in judge(inventory):
+        for function in (*slot.gpus, *slot.companions):
+            for holder in seen.holders.get(function.address, ()):
+                _record_holder(recorder, function.address, holder)
+
+
+def _record_holder(recorder: Recorder, address: str, holder: Holder) -> None:
+    """The process, and what leads from the device node to the function."""
+    if not holder.pid:
+        _record_text_console(recorder)
+        return
+    recorder.put(f"proc/{holder.pid}/comm", holder.command)
+    recorder.put(f"proc/{holder.pid}/fd/{posixpath.basename(holder.device)}", {LINK: holder.device})
+    for minor, addresses in nvidia_minors(recorder.tree).items():
+        if address in addresses:
+            recorder.put(f"{NVIDIA_GPUS}/{address}/information", f"Device Minor: {minor}")
+    if posixpath.dirname(holder.device) in NODE_CLASSES:
+        recorder.link(class_link(holder.device))
+
+
+def _record_text_console(recorder: Recorder) -> None:
+    for console in recorder.tree.names("sys/class/vtconsole"):
+        for name in ("bind", "name"):
+            recorder.file(f"sys/class/vtconsole/{console}/{name}")
+    for buffer in recorder.tree.names("sys/class/graphics"):
+        recorder.link(f"sys/class/graphics/{buffer}")
 
 
 def _record_function(recorder: Recorder, address: str) -> None:

@@ -17,6 +17,8 @@ PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(_
 """What has to be on the path of the child to import this: a folder, or the zipapp."""
 START = "import sys; sys.path.insert(0, sys.argv[1]); from gpuyard.host.sysfs_writer import serve; serve()"
 
+START_SECONDS = 60
+
 
 class AttributeWriter:
     """Starts the child when it is first needed, and another one after one that hung."""
@@ -30,7 +32,7 @@ class AttributeWriter:
         child = self._start()
         _pipe(child.stdin).write(f"{path}\t{value}\n".encode())
         _pipe(child.stdin).flush()
-        answer = self._line(child)
+        answer = self._line(child, self.seconds)
         if answer is None:
             self._give_up(child)
             raise TimeoutError(path)
@@ -39,16 +41,17 @@ class AttributeWriter:
     def _start(self) -> subprocess.Popen[bytes]:
         if self._child is None or self._child.poll() is not None:
             self._child = subprocess.Popen(
-                [sys.executable, "-c", START, PACKAGE_ROOT],
+                [sys.executable, "-IB", "-c", START, PACKAGE_ROOT],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=_package_descriptor(),
             )
+            self._line(self._child, START_SECONDS)  # its start must not count as time that the kernel takes
         return self._child
 
-    def _line(self, child: subprocess.Popen[bytes]) -> Optional[bytes]:
-        """The child's answer; None when there is none in time."""
-        deadline = time.monotonic() + self.seconds
+    def _line(self, child: subprocess.Popen[bytes], seconds: float) -> Optional[bytes]:
+        """The child's next line; None when there is none in time."""
+        deadline = time.monotonic() + seconds
         while True:
             left = deadline - time.monotonic()
             ready, _, _ = select.select([_pipe(child.stdout)], [], [], max(left, 0))
@@ -77,7 +80,8 @@ def _pipe(stream: Optional[IO[bytes]]) -> IO[bytes]:
 
 
 def serve() -> None:
-    """The child: one write per line of standard input, ``PATH<tab>VALUE``; answers 0 or an errno."""
+    """The child: says that it is there; then takes a write per line, ``PATH<tab>VALUE``, and answers 0 or an errno."""
+    print("ready", flush=True)
     for line in sys.stdin:
         path, _, value = line.rstrip("\n").partition("\t")
         try:

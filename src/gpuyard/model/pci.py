@@ -16,6 +16,8 @@ GPU_VENDORS = ("10de", "1002", "8086")
 CLASS_BRIDGE_PCI = "0604"
 CLASSES_DISPLAY = ("0300", "0302", "0380", "1200")  # VGA, 3D, other display, processing accelerator
 CLASSES_COMPANION = ("0403", "0c03", "0c80", "0680")  # HDMI audio, USB-C, its UCSI controller, NVSwitch
+# Chipset functions that the host runs on while a driver holds them: host and ISA bridges, SMBus, IOMMU, peripherals.
+CLASSES_CHIPSET = ("0600", "0601", "0c05", "0806", "0807", "0880")
 
 CLASS_NAMES = {
     "0101": "IDE interface",
@@ -104,6 +106,11 @@ class PciFunction:
     def is_bridge(self) -> bool:
         """A PCI bridge (0604) forwards for its group and stays with its own driver; an NVSwitch (0680) does not."""
         return self.class_id == CLASS_BRIDGE_PCI
+
+    @property
+    def stays_with_host(self) -> bool:
+        """Whether it never goes to a VM, even when the rest of its group does."""
+        return self.is_bridge or self.class_id in CLASSES_CHIPSET
 
     @property
     def is_gpu(self) -> bool:

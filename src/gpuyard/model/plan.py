@@ -13,6 +13,8 @@ class Verb(str, Enum):
     REPLACE = "replace"
     DELETE = "delete"
     BIND = "bind"
+    RELEASE = "release"
+    RESTORE = "restore"
     RUN = "run"
 
 
@@ -53,6 +55,8 @@ class Plan:
     """Reasons why the plan must not be applied at all; a plan with refusals changes nothing."""
     notes: Tuple[str, ...] = ()
     """What was seen and deliberately left alone."""
+    reboot: Tuple[str, ...] = ()
+    """What a host needs a reboot for, once the steps are done."""
 
     @property
     def empty(self) -> bool:

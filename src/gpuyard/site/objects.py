@@ -75,7 +75,7 @@ def sets_of_size(encoded: Sequence[EncodedGpu], pool: str, size: int) -> list[st
 
 
 def _flavor(site: Site, name: str, flavor: Flavor, aliases: str | None) -> FlavorObject:
-    specs = dict(flavor.properties)
+    specs = {**_pool_specs(site, flavor), **flavor.properties}
     if aliases:
         specs["pci_passthrough:alias"] = aliases
     return FlavorObject(
@@ -91,6 +91,17 @@ def _flavor(site: Site, name: str, flavor: Flavor, aliases: str | None) -> Flavo
         pool=next(iter(flavor.gpus), None),
         gpus=sum(flavor.gpus.values()),
     )
+
+
+def _pool_specs(site: Site, flavor: Flavor) -> dict[str, str]:
+    """Extra specs that the GPUs of a flavor's pool ask for; the flavor's own properties go before them."""
+    pools = [site.pools[name] for name in flavor.gpus if name in site.pools]
+    specs = {}
+    if any(pool.hide_hypervisor for pool in pools):
+        specs["hw:hide_hypervisor_id"] = "true"
+    if any(pool.big_bars for pool in pools):
+        specs["hw:maxphysaddr_mode"] = "passthrough"
+    return specs
 
 
 def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject]:

@@ -66,6 +66,16 @@ class Pool(Strict):
 
     models: list[ModelIds] = Field(min_length=1, description="PCI ids of the models, vendor:product in lower-case hex.")
     hosts: list[str] | None = Field(None, description="Only GPUs of these hosts; all hosts when left out.")
+    hide_hypervisor: bool = Field(
+        False,
+        description="Do not show guests that they are VMs: NVIDIA's drivers before 465 want it so on consumer cards "
+        "(on Windows: code 43).",
+    )
+    big_bars: bool = Field(
+        False,
+        description="GPUs with BARs of 32 GiB and more: give guests the host's address width. Their images need "
+        "hw_machine_type=q35 and hw_firmware_type=uefi, which a flavor cannot say.",
+    )
 
 
 class Flavor(Strict):

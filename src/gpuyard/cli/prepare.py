@@ -1,0 +1,319 @@
+"""``gpuyard host check|plan|apply|verify|undo``: on this machine, or over ssh on many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpuyard.cli.output import Format, FormatOption
+
+if TYPE_CHECKING:
+    from gpuyard.host.fleet import Outcome
+    from gpuyard.model.host import Inventory
+
+SshOption = Annotated[list[str] | None, typer.Option("--ssh", metavar="HOST", help="Do it there; repeatable.")]
+SiteOption = Annotated[
+    Path | None,
+    typer.Option("--site", metavar="FILE", help="Do it on this site's hosts (or those of --ssh), for its pools."),
+]
+SudoOption = Annotated[bool, typer.Option("--sudo", help="Become root there with sudo.")]
+PythonOption = Annotated[str, typer.Option("--python", metavar="NAME", help="Python 3.9 or newer there.")]
+SshConfigOption = Annotated[Path | None, typer.Option("--ssh-config", metavar="FILE", help="Instead of ~/.ssh/config.")]
+RootOption = Annotated[Path, typer.Option("--root", metavar="DIR", help="Folder that holds sys, proc and etc.")]
+KeepOption = Annotated[
+    list[str] | None, typer.Option("--keep", metavar="ADDRESS", help="Leave this GPU to the host; repeatable.")
+]
+GiveOption = Annotated[
+    list[str] | None, typer.Option("--give", metavar="ADDRESS", help="Give it away after all; repeatable.")
+]
+IdentityOption = Annotated[
+    bool | None,
+    typer.Option("--iommu-pt/--no-iommu-pt", help="The host's own devices reach memory without translation."),
+]
+UnsafeOption = Annotated[
+    bool | None,
+    typer.Option("--unsafe-interrupts/--no-unsafe-interrupts", help="Let VFIO go on without interrupt remapping."),
+]
+LegacyOption = Annotated[
+    bool | None,
+    typer.Option("--replace-legacy/--no-replace-legacy", help="Leave out ids= options and others in the way."),
+]
+NoLiveOption = Annotated[bool, typer.Option("--no-live", help="Change drivers at the next boot only.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+DEFAULT_ROOT = Path("/")
+
+
+@dataclass(frozen=True)
+class Where:
+    """On which hosts, and how they are reached. No host: this machine."""
+
+    hosts: tuple[str, ...] = ()
+    sudo: bool = False
+    python: str = "python3"
+    ssh_config: Path | None = None
+    gpus: Mapping[str, tuple[str, ...]] | None = None
+    """Host -> addresses of its GPUs that the site's pools have; None without a site."""
+    recorded: Mapping[str, Inventory] | None = None
+    """Host -> its inventory as the site file has it."""
+
+
+def where(ssh: Iterable[str] | None, site: Path | None, sudo: bool, python: str, ssh_config: Path | None) -> Where:
+    """Raises UsageError for a host that the site does not have."""
+    from gpuyard.model.errors import UsageError
+
+    hosts = tuple(ssh or ())
+    if site is None:
+        return Where(hosts, sudo, python, ssh_config)
+    from gpuyard.site.load import load_site
+
+    loaded = load_site(site)
+    unknown = [host for host in hosts if host not in loaded.site.hosts]
+    if unknown:
+        raise UsageError(f"{site} has no host {unknown[0]}; it has {', '.join(loaded.site.hosts)}")
+    hosts = hosts or tuple(loaded.site.hosts)
+    gpus = {
+        host: tuple(gpu.address for gpu in loaded.compiled.gpus if gpu.host == host and gpu.pool and not gpu.blocked)
+        for host in hosts
+    }
+    return Where(hosts, sudo, python, ssh_config, gpus, loaded.inventories)
+
+
+def register(app: typer.Typer) -> None:
+    """The verbs, as commands of ``gpuyard host``."""
+    for command in (check, plan, apply, verify, undo):
+        app.command()(command)
+
+
+def check(
+    root: RootOption = DEFAULT_ROOT,
+    recording: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="Check what 'gpuyard host record' wrote instead.")
+    ] = None,
+    format_: FormatOption = Format.TABLE,
+    columns: Annotated[
+        list[str] | None, typer.Option("-c", "--column", metavar="COLUMN", help="Show only this column; repeatable.")
+    ] = None,
+    ssh: SshOption = None,
+    site: SiteOption = None,
+    sudo: SudoOption = False,
+    python: PythonOption = "python3",
+    ssh_config: SshConfigOption = None,
+) -> None:
+    """Say what is right, what is wrong and why, for giving this machine's GPUs to VMs. Changes nothing.
+
+    Exit code 3 when something is blocked.
+    """
+    if ssh or site:
+        _leave(_remote("check", (), where(ssh, site, sudo, python, ssh_config), format_))
+    else:
+        _leave(_check_here(root, recording, format_, columns))
+
+
+def _check_here(root: Path, recording: Path | None, format_: Format, columns: list[str] | None) -> int:
+    from gpuyard.cli.host import look
+    from gpuyard.cli.output import print_list
+    from gpuyard.host.check import Machine, worst
+    from gpuyard.host.check import check as run_checks
+    from gpuyard.host.commands import finding_dict, finding_lines
+    from gpuyard.host.judge import judge
+    from gpuyard.model.errors import BlockedError
+    from gpuyard.model.finding import Level
+
+    tree, inventory = look(root, recording)
+    findings = run_checks(Machine(tree, inventory, judge(inventory)))
+    if format_ is Format.TABLE and not columns:
+        print("\n".join(finding_lines([finding_dict(finding) for finding in findings])))
+    else:
+        rows = [{"Level": f.level.value, "Check": f.check, "Reason": f.reason, "Remedy": f.remedy} for f in findings]
+        print_list(rows, ("Level", "Check", "Reason", "Remedy"), format_, columns)
+    return BlockedError.exit_code if worst(findings) is Level.BLOCKED else 0
+
+
+def plan(
+    keep: KeepOption = None,
+    give: GiveOption = None,
+    iommu_pt: IdentityOption = None,
+    unsafe_interrupts: UnsafeOption = None,
+    replace_legacy: LegacyOption = None,
+    no_live: NoLiveOption = False,
+    root: RootOption = DEFAULT_ROOT,
+    format_: FormatOption = Format.TABLE,
+    ssh: SshOption = None,
+    site: SiteOption = None,
+    sudo: SudoOption = False,
+    python: PythonOption = "python3",
+    ssh_config: SshConfigOption = None,
+) -> None:
+    """Show what 'apply' would change, file by file as a diff and driver by driver, with the reason. Changes nothing.
+
+    Without options every GPU that can be given away is; wishes of the last 'apply' stay until they are changed.
+    """
+    words = _wishes(keep, give, iommu_pt, unsafe_interrupts, replace_legacy, no_live)
+    _leave(_run("plan", words, root, where(ssh, site, sudo, python, ssh_config), format_))
+
+
+def apply(
+    keep: KeepOption = None,
+    give: GiveOption = None,
+    iommu_pt: IdentityOption = None,
+    unsafe_interrupts: UnsafeOption = None,
+    replace_legacy: LegacyOption = None,
+    no_live: NoLiveOption = False,
+    yes: YesOption = False,
+    root: RootOption = DEFAULT_ROOT,
+    format_: FormatOption = Format.TABLE,
+    ssh: SshOption = None,
+    site: SiteOption = None,
+    sudo: SudoOption = False,
+    python: PythonOption = "python3",
+    ssh_config: SshConfigOption = None,
+) -> None:
+    """Prepare the machine: show the plan, ask, and do it. What was before is kept for 'undo'.
+
+    Whatever interrupts it, the same command again does what is left.
+    """
+    words = _wishes(keep, give, iommu_pt, unsafe_interrupts, replace_legacy, no_live)
+    _leave(_change("apply", ("plan", *words), words, yes, root, where(ssh, site, sudo, python, ssh_config), format_))
+
+
+def verify(
+    against: Annotated[
+        Path | None, typer.Option("--against", metavar="FILE", help="Compare with what 'gpuyard host record' wrote.")
+    ] = None,
+    root: RootOption = DEFAULT_ROOT,
+    format_: FormatOption = Format.TABLE,
+    ssh: SshOption = None,
+    site: SiteOption = None,
+    sudo: SudoOption = False,
+    python: PythonOption = "python3",
+    ssh_config: SshConfigOption = None,
+) -> None:
+    """Prove that VMs can have the GPUs: open each through VFIO, as QEMU would. Exit code 3 when one cannot be had.
+
+    With --site also say what differs from the recordings that the site file names.
+    """
+    hosts = where(ssh, site, sudo, python, ssh_config)
+    words = ["--against", str(against)] if against else []
+    if hosts.hosts and against:
+        raise typer.BadParameter("--against is for this machine; --site compares each host with its own recording")
+    if hosts.recorded is not None:
+        words = ["--recording"]
+    _leave(_run("verify", words, root, hosts, format_))
+
+
+def undo(
+    yes: YesOption = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    root: RootOption = DEFAULT_ROOT,
+    format_: FormatOption = Format.TABLE,
+    ssh: SshOption = None,
+    site: SiteOption = None,
+    sudo: SudoOption = False,
+    python: PythonOption = "python3",
+    ssh_config: SshConfigOption = None,
+) -> None:
+    """Bring the machine back to what it was before the first 'apply': drivers, files, kernel options, initramfs."""
+    hosts = where(ssh, site, sudo, python, ssh_config)
+    if dry_run:
+        _leave(_run("undo", ["--dry-run"], root, hosts, format_))
+    _leave(_change("undo", ("undo", "--dry-run"), [], yes, root, hosts, format_))
+
+
+def _wishes(
+    keep: list[str] | None,
+    give: list[str] | None,
+    iommu_pt: bool | None,
+    unsafe_interrupts: bool | None,
+    replace_legacy: bool | None,
+    no_live: bool,
+) -> list[str]:
+    """As words for the verb on the host."""
+    words = [word for address in keep or () for word in ("--keep", address)]
+    words += [word for address in give or () for word in ("--give", address)]
+    switches = {"iommu-pt": iommu_pt, "unsafe-interrupts": unsafe_interrupts, "replace-legacy": replace_legacy}
+    words += [f"--{name}" if on else f"--no-{name}" for name, on in switches.items() if on is not None]
+    return [*words, *(["--no-live"] if no_live else [])]
+
+
+def _change(
+    verb: str, dry: Sequence[str], words: Sequence[str], yes: bool, root: Path, hosts: Where, format_: Format
+) -> int:
+    """Run a verb that changes hosts. On many, all plans are shown before one question."""
+    from gpuyard.model.errors import BlockedError
+
+    if hosts.hosts and not yes:
+        code = _remote(dry[0], dry[1:], hosts, Format.TABLE)
+        if code:
+            raise BlockedError("nothing was changed: not every host can do it; leave those out, or mend them first")
+        typer.confirm(f"{verb} on {len(hosts.hosts)} hosts?", abort=True)
+    return _run(verb, [*words, *(["--yes"] if yes or hosts.hosts else [])], root, hosts, format_)
+
+
+def _run(verb: str, words: Sequence[str], root: Path, hosts: Where, format_: Format) -> int:
+    from gpuyard.host.__main__ import execute
+    from gpuyard.model.errors import UsageError
+
+    if format_ not in (Format.TABLE, Format.JSON):
+        raise UsageError(f"{verb} has no list to print as {format_.value}; use -f json")
+    if hosts.hosts:
+        return _remote(verb, words, hosts, format_)
+    return execute(["--root", str(root), verb, *(["--json"] if format_ is Format.JSON else []), *words])
+
+
+def _remote(verb: str, words: Sequence[str], hosts: Where, format_: Format) -> int:
+    from gpuyard.cli.fleet_output import FleetDisplay, print_summary
+    from gpuyard.host import fleet
+
+    ssh = ("ssh",) if hosts.ssh_config is None else ("ssh", "-F", str(hosts.ssh_config))
+    own = {}
+    if hosts.gpus is not None and verb in ("plan", "apply"):
+        own = {host: ("--only", ",".join(addresses)) for host, addresses in hosts.gpus.items()}
+    seconds = 7200.0 if verb in ("apply", "undo") else 600.0
+    options = fleet.Options(ssh, hosts.python, hosts.sudo, seconds=seconds)
+    outcomes = fleet.run(hosts.hosts, [verb, "--json", *words], options, FleetDisplay(len(hosts.hosts)), own=own)
+    found = {host: _with_drift(outcome, hosts) for host, outcome in outcomes.items()}
+    if format_ is Format.TABLE:
+        for host, outcome in found.items():
+            print("\n".join([f"{host}:", *(f"  {line}" for line in _lines(outcome.result)), ""]))
+    print_summary(found, format_)
+    return fleet.worst(found)
+
+
+def _with_drift(outcome: Outcome, hosts: Where) -> Outcome:
+    """The host's own findings, and what differs from its recording in the site file."""
+    import json
+    from dataclasses import replace
+
+    from gpuyard.host.check import worst
+    from gpuyard.host.commands import finding_dict
+    from gpuyard.host.drift import drift
+    from gpuyard.host.recording import replay
+    from gpuyard.model.errors import BlockedError
+    from gpuyard.model.finding import Level
+
+    recorded = (hosts.recorded or {}).get(outcome.host)
+    if recorded is None or "recording" not in outcome.result:
+        return outcome
+    findings = drift(recorded, replay(json.dumps(outcome.result["recording"]), outcome.host))
+    result = {**outcome.result, "findings": [*outcome.result["findings"], *map(finding_dict, findings)]}
+    code = BlockedError.exit_code if worst(findings) is Level.BLOCKED else outcome.exit
+    return replace(outcome, result=result, exit=code)
+
+
+def _lines(result: Mapping[str, Any]) -> list[str]:
+    """What a verb found out, as it would have printed it on the host."""
+    from gpuyard.host import commands, plan_text
+
+    if "findings" in result:
+        return commands.finding_lines(result["findings"])
+    return plan_text.lines(result) if "steps" in result else []
+
+
+def _leave(code: int) -> None:
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,245 @@
+"""Carries a plan out on a host: writes the journal first, then does one step after the other. Decides nothing.
+
+Killed at any point, it leaves a host on which the next plan finds the rest to do, and a journal from which undo knows
+how everything was: a copy of a file is made, and its entry in the journal is on the disk, before the file is touched.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+
+from gpuyard.host import bind
+from gpuyard.host.files import MARK
+from gpuyard.host.journal import (
+    JOURNAL_FILE,
+    ORIGINALS,
+    STATE_FOLDER,
+    Before,
+    Journal,
+    Run,
+    copy_of,
+    load,
+    save,
+    with_run,
+)
+from gpuyard.host.machine import CommandFailed, Host
+from gpuyard.host.modules import canonical
+from gpuyard.host.passthrough import LIST_FILE, Passthrough, parse_list, read_list
+from gpuyard.host.tree import Tree
+from gpuyard.host.wishes import Wishes
+from gpuyard.model.errors import BlockedError, GpuyardError
+from gpuyard.model.host import Inventory
+from gpuyard.model.plan import Plan, Step, Verb
+
+OnStep = Callable[[int, Step], None]
+"""Called before each step with its number from 1."""
+
+
+def apply_plan(host: Host, plan: Plan, inventory: Inventory, wishes: Wishes, now: datetime, on_step: OnStep) -> None:
+    """Raises BlockedError when the plan has refusals, GpuyardError with the step that failed."""
+    if plan.refusals:
+        raise BlockedError(plan.refused)
+    journal = load(host.tree)
+    if journal is not None and journal.undone:
+        _forget(host, journal)
+        journal = None
+    listed = [function.address for function in _listed(host.tree, plan)]
+    groups = _groups(inventory, listed)
+    if plan.empty and (journal is None or (journal.wishes, journal.groups, journal.intent) == (wishes, groups, ())):
+        return
+    journal = journal or Journal(since=now.isoformat(timespec="seconds"))
+    journal = replace(journal, wishes=wishes, groups=groups, folders=_folders(host.tree, journal, plan))
+    journal = replace(journal, intent=_titles(plan.steps))
+    save(host, journal)
+    # Not only the functions whose driver changes now: that of others changes at the next boot.
+    journal = _remember_functions(host, journal, inventory, listed)
+    _carry_out(host, plan, _remember(host, journal, plan), on_step)
+
+
+def _listed(tree: Tree, plan: Plan) -> Tuple[Passthrough, ...]:
+    """The list of functions as it will be."""
+    for step in plan.steps:
+        if step.kind == "file" and step.name == f"/{LIST_FILE}":
+            return parse_list(step.after.get("text", ""))
+    return read_list(tree)
+
+
+def _groups(inventory: Inventory, addresses: Sequence[str]) -> Dict[str, Optional[int]]:
+    """Address -> group of the functions, and of those that a VM must have with them; None while the IOMMU is off."""
+    groups = {f.iommu_group for f in inventory.functions if f.address in addresses} - {None}
+    return {
+        f.address: f.iommu_group
+        for f in inventory.functions
+        if f.address in addresses or (f.iommu_group in groups and not f.stays_with_host)
+    }
+
+
+def apply_undo(host: Host, plan: Plan, on_step: OnStep) -> None:
+    """Carry out a plan of undo.py, then remove what gpuyard keeps on the host. Raises as apply_plan does."""
+    if plan.refusals:
+        raise BlockedError(plan.refused)
+    journal = load(host.tree)
+    if journal is None:
+        host.remove_folder(STATE_FOLDER)  # the last that an undo does, and a crash may have come before it
+        return
+    if not journal.undone:
+        # What the commands made is put back below, so the next apply must not take it for up to date.
+        journal = replace(journal, runs={name: replace(run, inputs="") for name, run in journal.runs.items()})
+        _carry_out(host, plan, journal, on_step)
+        save(host, replace(journal, undone=True))  # from here on the copies are not needed
+    _forget(host, journal)
+
+
+def _carry_out(host: Host, plan: Plan, journal: Journal, on_step: OnStep) -> None:
+    for number, step in enumerate(plan.steps, 1):
+        journal = replace(journal, intent=_titles(plan.steps[number - 1 :]))
+        save(host, journal)
+        on_step(number, step)
+        try:
+            journal = _step(host, step, journal)
+        except GpuyardError as error:
+            raise GpuyardError(f"{step}: {error}") from None
+    save(host, replace(journal, intent=()))
+
+
+def _titles(steps: Sequence[Step]) -> Tuple[str, ...]:
+    return tuple(str(step) for step in steps)
+
+
+def _step(host: Host, step: Step, journal: Journal) -> Journal:
+    path = step.name[1:]
+    if step.kind == "group":
+        if step.verb is Verb.BIND:
+            bind.bind(host, step.after)
+        else:
+            bind.release(host, {address: journal.functions[address] for address in step.after})
+    elif step.kind == "module":
+        with suppress(CommandFailed):  # somebody else uses it by now
+            host.run(["modprobe", "-r", step.name])
+    elif step.kind == "command":
+        host.run(step.after["command"])
+        return _ran(host, step, journal)
+    elif step.verb is Verb.DELETE:
+        host.remove_file(path)
+    elif step.verb is Verb.RESTORE:
+        host.copy_file(copy_of(path), path)
+    else:
+        host.write_file(path, step.after["text"], step.after["mode"])
+        if host.tree.read(path) != step.after["text"].rstrip("\n"):
+            raise GpuyardError("what was written is not what is there")
+    return journal
+
+
+def _ran(host: Host, step: Step, journal: Journal) -> Journal:
+    """Remember what a command left, to know later whether somebody else has changed it since."""
+    if step.name not in journal.runs:
+        return journal
+    run = replace(journal.runs[step.name], inputs=step.after["inputs"], outputs=digests(host, step.after["outputs"]))
+    return with_run(journal, step.name, run)
+
+
+def digests(host: Host, patterns: Sequence[str]) -> Dict[str, str]:
+    """Path -> SHA-256 of every file that matches."""
+    found = {path: host.digest(path) for path in matching(host.tree, patterns)}
+    return {path: digest for path, digest in found.items() if digest is not None}
+
+
+def _remember(host: Host, journal: Journal, plan: Plan) -> Journal:
+    """Copy what the plan will change and nothing has changed yet, and note it. Nothing of the host is touched."""
+    for step in plan.steps:
+        if step.kind == "file":
+            journal = _remember_file(host, journal, step.name[1:])
+        elif step.kind == "command":
+            journal = _remember_outputs(host, journal, step)
+        elif step.verb is Verb.BIND:
+            journal = _remember_modules(host.tree, journal, step)
+    return journal
+
+
+def _remember_file(host: Host, journal: Journal, path: str) -> Journal:
+    if path in journal.files:
+        return journal
+    there = host.digest(path) is not None and MARK not in (host.tree.read(path) or "")
+    if there:
+        host.copy_file(path, copy_of(path))
+    return replace(journal, files={**journal.files, path: there})
+
+
+def _remember_outputs(host: Host, journal: Journal, step: Step) -> Journal:
+    """Copies are made before the first run only: later there would be something of ours in them."""
+    run = journal.runs.get(step.name)
+    if run is None:
+        originals = digests(host, step.after["outputs"])
+        for path in originals:
+            host.copy_file(path, copy_of(path))
+        run = Run((), "", tuple(step.after["outputs"]), originals)
+    after = step.after
+    started = replace(run, command=tuple(after["command"]), inverse=tuple(after["inverse"]), inputs="", outputs={})
+    return with_run(journal, step.name, started)
+
+
+def _remember_functions(host: Host, journal: Journal, inventory: Inventory, addresses: Iterable[str]) -> Journal:
+    known: Dict[str, Before] = dict(journal.functions)
+    for address in addresses:
+        function = inventory.function(address)
+        if address not in known or known[address].ids != function.ids:  # another card is there now
+            known[address] = bind.before(host.tree, address, function.ids, function.iommu_group)
+    return replace(journal, functions=known)
+
+
+def _remember_modules(tree: Tree, journal: Journal, step: Step) -> Journal:
+    modules = {canonical(driver) for driver in step.after.values()}
+    new = sorted(module for module in modules - {*journal.modules} if not tree.names(f"sys/module/{module}"))
+    return replace(journal, modules=(*journal.modules, *new))
+
+
+def _folders(tree: Tree, journal: Journal, plan: Plan) -> Tuple[str, ...]:
+    """Those of the journal, and those that writing the files and the journal will make."""
+    found = set(journal.folders)
+    for path in [JOURNAL_FILE, *(step.name[1:] for step in plan.steps if step.kind == "file")]:
+        folder = posixpath.dirname(path)
+        while folder and not _is_folder(tree, folder):
+            found.add(folder)
+            folder = posixpath.dirname(folder)
+    return tuple(sorted(found, key=lambda folder: (-folder.count("/"), folder)))
+
+
+def _is_folder(tree: Tree, path: str) -> bool:
+    parent, _, name = path.rpartition("/")
+    return name in tree.names(parent or ".")
+
+
+def matching(tree: Tree, patterns: Sequence[str]) -> Tuple[str, ...]:
+    """Files that match glob patterns, which have wildcards in the last part only."""
+    found: List[str] = []
+    for pattern in patterns:
+        folder, _, name = pattern.rpartition("/")
+        found += [f"{folder}/{entry}" for entry in fnmatch.filter(tree.names(folder), name)]
+    return tuple(found)
+
+
+def _forget(host: Host, journal: Journal) -> None:
+    """Remove what gpuyard keeps on a host. The journal goes last, so that the rest can be done after a crash."""
+    for path, was_there in journal.files.items():
+        if not was_there:
+            host.remove_file(path)  # also what a crash in the middle of writing it has left
+    _remove_below(host, ORIGINALS)
+    for folder in journal.folders:
+        host.remove_folder(folder)
+    host.remove_file(JOURNAL_FILE)
+    host.remove_folder(STATE_FOLDER)
+
+
+def _remove_below(host: Host, folder: str) -> None:
+    for name in host.tree.names(folder):
+        path = f"{folder}/{name}"
+        if host.digest(path) is None:
+            _remove_below(host, path)
+        else:
+            host.remove_file(path)
+    host.remove_folder(folder)

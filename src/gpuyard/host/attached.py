@@ -1,0 +1,45 @@
+"""What hangs on a GPU besides processes: the firmware's frame buffer in its memory, devices on its USB port."""
+
+from __future__ import annotations
+
+import re
+from typing import List, Tuple
+
+from gpuyard.host.needs import PCI_ADDRESS
+from gpuyard.host.scan import DEVICES
+from gpuyard.host.tree import Tree
+from gpuyard.model.pci import PciFunction
+
+CLASS_USB = "0c03"
+FRAME_BUFFER = re.compile(r"efifb|vesafb|BOOTFB|simplefb|simpledrm|simple-framebuffer.*")
+USB_DEVICE = re.compile(r"\d+-\d+(\.\d+)*")
+
+
+def frame_buffers(tree: Tree) -> List[Tuple[str, str]]:
+    """(address, name) of each of the firmware's frame buffers that lies in the memory of a PCI function."""
+    found: List[Tuple[str, str]] = []
+    above: List[Tuple[int, str]] = []
+    for line in (tree.read("proc/iomem") or "").splitlines():
+        depth, name = len(line) - len(line.lstrip()), line.partition(" : ")[2]
+        while above and above[-1][0] >= depth:
+            above.pop()
+        if FRAME_BUFFER.fullmatch(name):
+            functions = [owner for _, owner in above if PCI_ADDRESS.fullmatch(owner)]
+            if functions and functions[-1] not in [address for address, _ in found]:
+                found.append((functions[-1], name))
+        above.append((depth, name))
+    return found
+
+
+def usb_devices(tree: Tree, controller: PciFunction) -> List[Tuple[str, str]]:
+    """(path, what it is) of each device that is plugged in; a controller's own root hubs are none."""
+    path = tree.resolve(f"{DEVICES}/{controller.address}")
+    waiting = [f"{path}/{name}" for name in tree.names(path) if re.fullmatch(r"usb\d+", name)]
+    found: List[Tuple[str, str]] = []
+    while waiting:
+        folder = waiting.pop(0)
+        for name in tree.names(folder):
+            if USB_DEVICE.fullmatch(name):
+                found.append((f"{folder}/{name}", tree.read(f"{folder}/{name}/product") or f"device {name}"))
+                waiting.append(f"{folder}/{name}")
+    return found

@@ -1,0 +1,163 @@
+"""Checks of who has the GPUs: drivers now and at the next boot, processes, the console, USB devices."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, Iterable, List, Tuple
+
+from gpuyard.host.attached import CLASS_USB, frame_buffers, usb_devices
+from gpuyard.host.checked import Answer, Machine, by_model, named
+from gpuyard.host.holders import USUAL_HOLDERS, Holder
+from gpuyard.host.judge import PASSTHROUGH_DRIVERS
+from gpuyard.host.modules import canonical, ids_by_option, is_available, is_builtin, kept_out
+from gpuyard.model.finding import Level
+from gpuyard.model.pci import PciFunction
+
+# Names in /proc/iomem of who has the firmware's frame buffer -> the option that keeps it from that.
+FRAME_BUFFERS = {"efifb": "video=efifb:off", "vesafb": "video=vesafb:off"}
+VFIO_TAKES_CONSOLE_AWAY = (6, 0)
+"""From this kernel on vfio-pci itself sends the firmware's frame buffer away."""
+
+
+def drivers(machine: Machine) -> Answer:
+    bound = [f for f in machine.members if f.driver and is_vfio(f.driver)]
+    if bound:
+        yield Level.OK, f"{len(bound)} of {len(machine.members)} functions are with {bound[0].driver}", ""
+    others: Dict[str, List[PciFunction]] = {}
+    for function in machine.members:
+        if function.driver and not is_vfio(function.driver):
+            others.setdefault(function.driver, []).append(function)
+    for driver, functions in others.items():
+        for cards in by_model(functions):
+            if driver in PASSTHROUGH_DRIVERS:
+                yield Level.WARNING, f"{cards}: with {driver}, which QEMU cannot pass on", "use vfio-pci"
+            else:
+                remedy = "bind it to vfio-pci before Nova offers it: gpuyard host plan shows how"
+                yield Level.WARNING, f"{cards}: with {driver}, a driver of the host", remedy
+
+
+def is_vfio(driver: str) -> bool:
+    """vfio-pci, or a variant: ``nvgrace_gpu_vfio_pci``."""
+    return canonical(driver).endswith("vfio_pci")
+
+
+def in_use(machine: Machine) -> Answer:
+    """Processes that hold a member. An unbind waits for them, so they must end before a GPU changes hands."""
+    if not any(member.driver for member in machine.members):
+        return
+    seen, held = machine.processes, False
+    for holder, functions in _by_holder(machine):
+        held = True
+        if holder.is_vm:
+            yield Level.OK, f"a VM ({holder}) has {named(functions)}", ""
+        else:
+            reason = f"{named(functions)} held through {holder.device} by {holder}: a driver would wait for it"
+            yield Level.WARNING, reason, USUAL_HOLDERS.get(holder.command, "end it before the GPU is prepared for VMs")
+    if seen.hidden:
+        yield Level.WARNING, "which processes hold a GPU is not to be seen", "look again on the machine itself, as root"
+    elif seen.unseen:
+        suspects = sorted({*seen.unseen.values()} & USUAL_HOLDERS.keys())
+        among = f"; among them {', '.join(suspects)}" if suspects else ""
+        yield (
+            Level.WARNING,
+            f"not all processes could be looked at, and one may hold a GPU{among}",
+            "look again as root",
+        )
+    elif not held:
+        yield Level.OK, "no process holds a GPU or a companion", ""
+
+
+def _by_holder(machine: Machine) -> Iterable[Tuple[Holder, List[PciFunction]]]:
+    """Each process once, with one of the device nodes that it has open and the members that it holds."""
+    found: Dict[int, Tuple[Holder, List[PciFunction]]] = {}
+    for member in machine.members:
+        for holder in machine.processes.holders.get(member.address, ()):
+            functions = found.setdefault(holder.pid, (holder, []))[1]
+            if member not in functions:
+                functions.append(member)
+    return found.values()
+
+
+def console(machine: Machine) -> Answer:
+    """The firmware's frame buffer in the memory of a GPU: until it is gone, VFIO cannot reserve that memory."""
+    for address, name in frame_buffers(machine.tree):
+        gpu = next((member for member in machine.members if member.address == address), None)
+        if gpu is None:
+            continue
+        reason = f"the console's frame buffer ({name}) is in the memory of {gpu.short_address} {gpu.model}"
+        if kernel_version(machine.inventory.facts.kernel) >= VFIO_TAKES_CONSOLE_AWAY:
+            yield Level.OK, f"{reason}; this kernel's vfio-pci takes it away", "the screen stays dark from then on"
+        else:
+            option = FRAME_BUFFERS.get(name, "initcall_blacklist=sysfb_init")
+            remedy = f"make another display the primary one in the firmware, or boot with {option} and without a screen"
+            yield Level.WARNING, reason, remedy
+
+
+def kernel_version(release: str) -> Tuple[int, ...]:
+    """``6.1.0-56-amd64`` -> (6, 1); empty when it is unknown."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return (int(found.group(1)), int(found.group(2))) if found else ()
+
+
+def usb(machine: Machine) -> Answer:
+    """Keyboards and the like on a GPU's own USB port go away with the GPU."""
+    for member in machine.members:
+        plugged = usb_devices(machine.tree, member) if member.class_id == CLASS_USB else []
+        if plugged:
+            what = ", ".join(text for _, text in plugged)
+            reason = (
+                f"{member.short_address} USB controller shares the group of a GPU, and the host loses what is on it"
+            )
+            yield Level.WARNING, f"{reason}: {what}", "plug it in elsewhere"
+
+
+def native_drivers(machine: Machine) -> Answer:
+    """Native drivers that would take a member at the next boot, before vfio-pci does."""
+    found = machine.takers
+    kept = kept_out(machine.tree, machine.inventory.facts.command_line)
+    open_doors: Dict[str, List[str]] = {}
+    for address, modules in found.items():
+        for module in modules:
+            if not module.startswith(("vfio", "pci_stub")) and module not in kept:
+                open_doors.setdefault(module, []).append(machine.inventory.function(address).short_address)
+    for module, addresses in sorted(open_doors.items()):
+        remedy = f"softdep {module} pre: vfio-pci, or blacklist {module} if the host needs it for nothing else"
+        yield Level.WARNING, f"{module} would take {', '.join(addresses)} at boot", remedy
+    closed = sorted({module for modules in found.values() for module in modules} & kept.keys())
+    if closed:
+        yield Level.OK, f"kept out: {', '.join(f'{module} ({kept[module]})' for module in closed)}", ""
+
+
+def vfio(machine: Machine) -> Answer:
+    available = is_available(machine.tree, "vfio_pci")
+    if available is None:
+        yield Level.WARNING, "whether the kernel has vfio-pci is not to be seen", "try modprobe vfio-pci"
+    elif not available:
+        yield Level.BLOCKED, "the kernel has no vfio-pci", "install the kernel package with all modules"
+    else:
+        builtin = is_builtin(machine.tree, "vfio_pci")
+        how = "part of the kernel: options in modprobe.d do not reach it" if builtin else "a module"
+        yield Level.OK, f"vfio-pci is {how}", ""
+    for ids, where in ids_by_option(machine.tree, machine.inventory.facts.command_line).items():
+        taken = [f.short_address for f in machine.inventory.functions if f.ids == ids]
+        if taken:
+            reason = f"ids={ids} in {where} takes every device with that id: {', '.join(taken)}"
+            yield (
+                Level.WARNING,
+                reason,
+                "bind by address instead, so that a GPU of the same model can stay with the host",
+            )
+
+
+def variants(machine: Machine) -> Answer:
+    """vfio-pci would do, but for what the card can beyond: a driver of its own knows its memory or its migration."""
+    found: Dict[str, List[PciFunction]] = {}
+    for address, modules in machine.takers.items():
+        special = [name for name in modules if is_vfio(name) and canonical(name) != "vfio_pci"]
+        if special:
+            found.setdefault(special[0], []).append(machine.inventory.function(address))
+    for module, functions in found.items():
+        for cards in by_model(functions):
+            reason = f"{cards}: has a driver of its own for VFIO, {module}"
+            remedy = f"bind {module} instead of vfio-pci, and set managed=no for it in Nova (libvirt 10.0, QEMU 8.2.2)"
+            yield Level.WARNING, reason, remedy

@@ -1,0 +1,68 @@
+"""What the checks of a host look at, and what they answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Callable, Dict, Iterable, List, Tuple
+
+from gpuyard.host.holders import Processes, look
+from gpuyard.host.modules import takers
+from gpuyard.host.tree import Tree
+from gpuyard.model.finding import Level
+from gpuyard.model.host import Inventory
+from gpuyard.model.pci import PciFunction
+from gpuyard.model.slot import Slot
+
+Answer = Iterable[Tuple[Level, str, str]]
+"""Level, reason, remedy."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the checks look at. What several of them ask for is found once."""
+
+    tree: Tree
+    inventory: Inventory
+    slots: Tuple[Slot, ...]
+
+    @cached_property
+    def members(self) -> List[PciFunction]:
+        """GPUs and companions of all slots, in bus order."""
+        found = [function for slot in self.slots for function in (*slot.gpus, *slot.companions)]
+        return sorted(found, key=self.inventory.functions.index)
+
+    @property
+    def vendor(self) -> str:
+        """``AMD``, ``Intel``, or empty for others."""
+        model = self.inventory.facts.cpu_model
+        return "AMD" if "AMD" in model else "Intel" if "Intel" in model else ""
+
+    @cached_property
+    def takers(self) -> Dict[str, List[str]]:
+        """Address of a member -> modules that would take it."""
+        return takers(self.tree, self.members)
+
+    @cached_property
+    def processes(self) -> Processes:
+        return look(self.tree)
+
+    def group_members(self, slot: Slot) -> List[PciFunction]:
+        """All functions of a slot's IOMMU group, bridges too; empty when the IOMMU is off."""
+        return [f for f in self.inventory.functions if f.iommu_group is not None and f.iommu_group == slot.group]
+
+
+Check = Callable[[Machine], Answer]
+
+
+def by_model(functions: Iterable[PciFunction]) -> Dict[str, List[PciFunction]]:
+    """``27:00.0, 28:00.0 Tesla V100 PCIe 16GB`` -> the two functions: cards that are alike are told of once."""
+    models: Dict[str, List[PciFunction]] = {}
+    for function in functions:
+        models.setdefault(function.model, []).append(function)
+    return {f"{named(alike)} {model}": alike for model, alike in models.items()}
+
+
+def named(functions: Iterable[PciFunction]) -> str:
+    """``27:00.0, 28:00.0``."""
+    return ", ".join(function.short_address for function in functions)

@@ -1,0 +1,122 @@
+"""What gpuyard has changed on a host and how it was before: ``/var/lib/gpuyard/journal.json``.
+
+Written before anything is changed and after each step, so that whatever happens in between, the next apply or undo
+knows how the host was when gpuyard first touched it. Copies of files lie next to it under ``originals``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+from gpuyard.host.machine import Host
+from gpuyard.host.tree import Tree
+from gpuyard.host.wishes import Wishes
+from gpuyard.model.errors import GpuyardError
+
+STATE_FOLDER = "var/lib/gpuyard"
+JOURNAL_FILE = f"{STATE_FOLDER}/journal.json"
+ORIGINALS = f"{STATE_FOLDER}/originals"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Before:
+    """A function before gpuyard gave it to VFIO."""
+
+    ids: str
+    group: Optional[int]
+    driver: Optional[str]
+    module: Optional[str]
+    """The module of the driver, which need not have its name."""
+    override: str = ""
+    """Its ``driver_override``; empty when there was none."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The last good run of a command that makes boot files."""
+
+    command: Tuple[str, ...]
+    inputs: str
+    """What it was run for: a digest of files, or kernel options. When that is another now, it must run again."""
+    patterns: Tuple[str, ...]
+    """Glob patterns of the files that it writes."""
+    originals: Mapping[str, str] = field(default_factory=dict)
+    """The files as they were before the first run: path -> digest. There are copies of them."""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    """The files as the last good run left them. Empty while it runs."""
+    inverse: Tuple[str, ...] = ()
+    """The command that takes it back when the files were changed by others since, and copies are of no use."""
+
+
+@dataclass(frozen=True)
+class Journal:
+    """All but `wishes` and `groups` is about the time before gpuyard's first change; later ones keep it."""
+
+    since: str
+    """UTC time of the first change, ISO 8601."""
+    wishes: Wishes = field(default_factory=Wishes)
+    """Those of the last apply, which the next plan starts from."""
+    files: Mapping[str, bool] = field(default_factory=dict)
+    """Path -> whether it was there, and there is a copy."""
+    folders: Tuple[str, ...] = ()
+    """Folders that were made for files, innermost first."""
+    functions: Mapping[str, Before] = field(default_factory=dict)
+    """By address."""
+    groups: Mapping[str, Optional[int]] = field(default_factory=dict)
+    """Address -> IOMMU group at the last apply, of every function that shares one with a listed one. For verify."""
+    modules: Tuple[str, ...] = ()
+    """Modules that were not loaded before."""
+    runs: Mapping[str, Run] = field(default_factory=dict)
+    """By name of the tool."""
+    intent: Tuple[str, ...] = ()
+    """The steps that were decided on and are not done yet. Not empty after a crash or a failure."""
+    undone: bool = False
+    """Everything is as before, and only this journal is left to be removed."""
+
+
+def copy_of(path: str) -> str:
+    """Where the copy of a file lies."""
+    return f"{ORIGINALS}/{path}"
+
+
+def load(tree: Tree) -> Optional[Journal]:
+    """The host's journal, None when gpuyard has changed nothing. Raises GpuyardError when it cannot be read."""
+    text = tree.read(JOURNAL_FILE)
+    if text is None:
+        if "journal.json" in tree.names(STATE_FOLDER):
+            raise GpuyardError(f"/{JOURNAL_FILE} cannot be read: run this as root")
+        return None
+    try:
+        return _from_dict(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise GpuyardError(
+            f"/{JOURNAL_FILE} is damaged ({error!r}): look at the copies in /{ORIGINALS}, put back what is wanted, and "
+            "remove the folder"
+        ) from None
+
+
+def _from_dict(data: Dict[str, Any]) -> Journal:
+    if data.pop("gpuyard_journal") != FORMAT:
+        raise ValueError("written by another version of gpuyard")
+    functions = {address: Before(**values) for address, values in data.pop("functions").items()}
+    runs: Dict[str, Run] = {}
+    for name, values in data.pop("runs").items():
+        for key in ("command", "patterns", "inverse"):
+            values[key] = tuple(values[key])
+        runs[name] = Run(**values)
+    wishes = Wishes.from_dict(data.pop("wishes"))
+    for key in ("folders", "intent", "modules"):
+        data[key] = tuple(data[key])
+    return Journal(functions=functions, runs=runs, wishes=wishes, **data)
+
+
+def save(host: Host, journal: Journal) -> None:
+    """Make it last. Only root may read it: it shows how the host is set up."""
+    host.write_file(JOURNAL_FILE, json.dumps({"gpuyard_journal": FORMAT, **asdict(journal)}, indent=1) + "\n", 0o600)
+
+
+def with_run(journal: Journal, name: str, run: Run) -> Journal:
+    return replace(journal, runs={**journal.runs, name: run})

@@ -1,0 +1,66 @@
+"""What is set and what runs: a change of boot files is there at once and counts from the next boot on.
+
+Four states, as for any setting of which one half is on the disk and the other in the running kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import List, Optional, Tuple
+
+from gpuyard.host.check import Machine
+from gpuyard.host.files import GRUB_FILE
+from gpuyard.host.journal import Journal
+from gpuyard.host.kernel_options import ours
+from gpuyard.host.passthrough import read_list
+from gpuyard.host.tree import Tree
+
+
+class State(str, Enum):
+    ACTIVE = "active"
+    """Set, and so now."""
+    PENDING = "from the next boot on"
+    LEAVING = "until the next boot"
+    OFF = "off"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One thing that gpuyard sets."""
+
+    name: str
+    """``kernel option iommu=pt``, or ``0000:27:00.0 with vfio-pci``."""
+    wanted: bool
+    """In the configuration, so it will be so after a boot."""
+    running: bool
+    """So now."""
+
+    @property
+    def state(self) -> State:
+        if self.wanted:
+            return State.ACTIVE if self.running else State.PENDING
+        return State.LEAVING if self.running else State.OFF
+
+
+def settings(machine: Machine, journal: Optional[Journal]) -> Tuple[Setting, ...]:
+    """Everything that gpuyard has set on this host, or has taken out and still runs."""
+    running = machine.inventory.facts.command_line.split()
+    found: List[Setting] = [Setting(f"kernel option {word}", True, word in running) for word in ours(machine, journal)]
+    found += [Setting(f"kernel option {word}", False, word in running) for word in taken_out(machine.tree)]
+    drivers = {function.address: function.driver for function in machine.inventory.functions}
+    listed = read_list(machine.tree)
+    found += [Setting(f"{f.address} with {f.driver}", True, drivers.get(f.address) == f.driver) for f in listed]
+    return tuple(found)
+
+
+def taken_out(tree: Tree) -> Tuple[str, ...]:
+    """Kernel options that our drop-in for GRUB leaves out."""
+    case = re.search(r"case \$word in (.*?)\) ;;", tree.read(GRUB_FILE) or "")
+    return tuple(re.findall(r"'([^']+)'", case.group(1))) if case else ()
+
+
+def needs_reboot(found: Tuple[Setting, ...]) -> Tuple[Setting, ...]:
+    """Those for which the host must be rebooted."""
+    return tuple(setting for setting in found if setting.state in (State.PENDING, State.LEAVING))

@@ -1,0 +1,61 @@
+"""A plan for people: one paragraph a step, with the diff of every file."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Dict, List, Mapping
+
+from gpuyard.model.plan import Plan, Step, Verb
+
+SIGNS = {Verb.CREATE: "+", Verb.DELETE: "-"}
+
+
+def lines(plan: Mapping[str, Any]) -> List[str]:
+    """What a plan, as `as_dict` gives it, would do, what stands against it, and what it leaves alone."""
+    found: List[str] = []
+    for step in plan["steps"]:
+        found += [f"{step['sign']} {step['step']}", f"    # {step['reason']}"]
+        found += [*(f"    {line}" for line in step["diff"]), ""]
+    found += [f"refused: {refusal}" for refusal in plan["refusals"]]
+    found += [f"note: {note}" for note in plan["notes"]]
+    found += [f"needs a reboot: {setting}" for setting in plan["reboot"]]
+    return found
+
+
+def title(step: Step) -> str:
+    """One line for a step."""
+    if step.kind == "command":
+        return f"run {' '.join(step.after['command'])}"
+    if step.kind == "module":
+        return f"unload {step.name}"
+    if step.kind == "group":
+        return str(step) if step.name != "none" else f"{step.verb.value} {', '.join(step.after)}"
+    return str(step)
+
+
+def diff(step: Step) -> List[str]:
+    """A unified diff of a file; empty for other steps, and for files that only a copy is known of."""
+    if step.kind != "file" or "digest" in step.before or step.verb is Verb.RESTORE:
+        return []
+    before, after = (str(side.get("text", "")).splitlines() for side in (step.before, step.after))
+    old, new = (step.name if text else "/dev/null" for text in (before, after))
+    return list(difflib.unified_diff(before, after, old, new, lineterm=""))
+
+
+def as_dict(plan: Plan) -> Dict[str, Any]:
+    """For JSON: of each step its sign (``+``, ``-``, ``~``), title, reason and diff; refusals, notes, reboot."""
+    steps = [
+        {"sign": SIGNS.get(step.verb, "~"), "step": title(step), "reason": step.reason, "diff": _changes(step)}
+        for step in plan.steps
+    ]
+    lists = {"refusals": list(plan.refusals), "notes": list(plan.notes), "reboot": list(plan.reboot)}
+    return {"steps": steps, **lists}
+
+
+def _changes(step: Step) -> List[str]:
+    if step.kind == "group":
+        return [
+            f"{address}: {old or 'no driver'} -> {step.after[address] or 'no driver'}"
+            for address, old in step.before.items()
+        ]
+    return diff(step)

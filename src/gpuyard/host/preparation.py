@@ -1,0 +1,58 @@
+"""The way in for whoever prepares a host: look, plan, apply, undo, verify. Ties the pure planners to one Host."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Dict, List, Optional
+
+from gpuyard.host.apply import OnStep, apply_plan, apply_undo, digests
+from gpuyard.host.check import Machine
+from gpuyard.host.holders import Holder, holders
+from gpuyard.host.journal import Journal, load
+from gpuyard.host.judge import judge
+from gpuyard.host.machine import Host
+from gpuyard.host.passthrough import read_list
+from gpuyard.host.pci_ids import PciIds
+from gpuyard.host.prepare import plan_preparation
+from gpuyard.host.scan import scan
+from gpuyard.host.undo import plan_undo
+from gpuyard.host.verify import verify
+from gpuyard.host.wishes import Wishes
+from gpuyard.model.finding import Finding
+from gpuyard.model.plan import Plan
+
+
+class Preparation:
+    """One look at a host, and what can be planned from it."""
+
+    def __init__(self, host: Host, names: PciIds) -> None:
+        """Raises GpuyardError when the journal of earlier changes cannot be read."""
+        self.host = host
+        inventory = scan(host.tree, names)
+        self.machine = Machine(host.tree, inventory, judge(inventory))
+        found = load(host.tree)
+        self.journal: Optional[Journal] = None if found and found.undone else found
+        self.held: Dict[str, List[Holder]] = holders(host.tree)
+
+    @property
+    def wishes(self) -> Wishes:
+        """Those of the last apply."""
+        return self.journal.wishes if self.journal else Wishes()
+
+    def plan(self, wishes: Wishes, live: bool = True) -> Plan:
+        return plan_preparation(self.machine, wishes, self.journal, self.held, live)
+
+    def apply(self, plan: Plan, wishes: Wishes, now: datetime, on_step: OnStep) -> None:
+        apply_plan(self.host, plan, self.machine.inventory, wishes, now, on_step)
+
+    def plan_undo(self) -> Plan:
+        runs = self.journal.runs.values() if self.journal else ()
+        found = digests(self.host, [pattern for run in runs for pattern in run.patterns])
+        return plan_undo(self.host.tree, self.machine.inventory, self.journal, found, self.held)
+
+    def undo(self, plan: Plan, on_step: OnStep) -> None:
+        apply_undo(self.host, plan, on_step)
+
+    def verify(self) -> List[Finding]:
+        """Whether every function in the host's list can be had by a VM."""
+        return verify(self.machine, read_list(self.host.tree), self.journal.groups if self.journal else {})

@@ -1,0 +1,261 @@
+"""Plans the preparation of a host: from what is seen and wished to the steps that are missing. Changes nothing.
+
+A plan depends on the host's present state alone, so it is empty when everything is as it shall be, has only the
+difference when a GPU was added or taken out, and picks up where a crash left off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from gpuyard.host import bind
+from gpuyard.host.check import Machine
+from gpuyard.host.choice import Choice, choose
+from gpuyard.host.distribution import UPDATE_GRUB, UPDATE_INITRAMFS, Tool, grubby, has_grub_folder, initramfs_tool
+from gpuyard.host.files import (
+    DRACUT_FILE,
+    GRUB_FILE,
+    HOOK_FILE,
+    MARK,
+    MODPROBE_FILE,
+    SCRIPT_FILE,
+    UNIT_FILE,
+    WANTS_FILE,
+    HostFile,
+    dracut_file,
+    grub_file,
+    hook_file,
+    list_file,
+    modprobe_file,
+    script_file,
+    unit_files,
+)
+from gpuyard.host.journal import Journal
+from gpuyard.host.kernel_options import KernelOptions, kernel_options, ours
+from gpuyard.host.modules import ids_by_option, is_available, is_builtin, natives
+from gpuyard.host.passthrough import LIST_FILE, Passthrough
+from gpuyard.host.tree import Tree
+from gpuyard.host.wishes import Wishes
+from gpuyard.model.pci import PciFunction
+from gpuyard.model.plan import Plan, Step, Verb
+
+if TYPE_CHECKING:
+    from gpuyard.host.holders import Holder
+
+OUR_FILES = (
+    LIST_FILE,
+    SCRIPT_FILE,
+    MODPROBE_FILE,
+    UNIT_FILE,
+    WANTS_FILE,
+    HOOK_FILE,
+    DRACUT_FILE,
+    GRUB_FILE,
+)
+"""Every file that gpuyard may write on a host."""
+IN_INITRAMFS = (LIST_FILE, SCRIPT_FILE, MODPROBE_FILE, HOOK_FILE, DRACUT_FILE)
+VFIO_DRIVER = "vfio-pci"
+
+Held = Mapping[str, Sequence["Holder"]]
+
+
+def plan_preparation(
+    machine: Machine, wishes: Wishes, journal: Optional[Journal], held: Held, live: bool = True
+) -> Plan:
+    """`held`: address -> who has the device open. Without `live` drivers change at the next boot only."""
+    choice, options = choose(machine, wishes), kernel_options(machine, wishes, journal)
+    wanted = [Passthrough(f.address, f.ids, VFIO_DRIVER) for f in choice.functions]
+    files = wanted_files(machine, wishes, choice.functions, wanted, options)
+    changed = list(_file_steps(machine.tree, files))
+    commands = [*_initramfs_steps(machine.tree, files, journal), *_boot_steps(machine, files, options, journal)]
+    moves = list(_driver_steps(machine, wanted, journal)) if live and machine.inventory.iommu_on else []
+    refusals = [
+        *choice.refusals,
+        *options.refusals,
+        *_impossible(machine, choice),
+        *_not_ours(machine.tree),
+        *_taken_by_ids(machine, wishes, wanted),
+        *in_use(moves, held),
+    ]
+    reboot = _after_a_reboot(machine, options, wanted, moves)
+    notes = [*choice.notes, *options.notes, *([] if machine.slots else ["there is no GPU on the PCI bus"])]
+    return Plan((*changed, *commands, *moves), tuple(refusals), tuple(notes), tuple(reboot))
+
+
+def _after_a_reboot(
+    machine: Machine, options: KernelOptions, wanted: Sequence[Passthrough], moves: Iterable[Step]
+) -> Iterable[str]:
+    """What the steps do not bring about at once."""
+    running = machine.inventory.facts.command_line.split()
+    yield from (f"kernel option {word}" for word in options.wanted if word not in running)
+    yield from (f"no kernel option {word}" for word in options.unwanted if word in running)
+    now = {address for step in moves for address in step.after}
+    drivers = {function.address: function.driver for function in machine.inventory.functions}
+    for function in wanted:
+        if function.address not in now and drivers[function.address] != function.driver:
+            yield f"{function.address} with {function.driver}"
+
+
+def wanted_files(
+    machine: Machine,
+    wishes: Wishes,
+    functions: Sequence[PciFunction],
+    wanted: Sequence[Passthrough],
+    options: KernelOptions,
+) -> Tuple[HostFile, ...]:
+    """All of our files as they shall be. One that is not in it must not be there."""
+    files: List[HostFile] = []
+    if wanted:
+        lines = _module_options(machine.tree, wishes)
+        files += [list_file(wanted), script_file(), modprobe_file(natives(machine.tree, functions), lines)]
+        files += unit_files()
+        tool = initramfs_tool(machine.tree)
+        if tool:
+            files.append(hook_file() if tool == UPDATE_INITRAMFS else dracut_file())
+    if (options.wanted or options.unwanted) and has_grub_folder(machine.tree):
+        files.append(grub_file(options.wanted, options.unwanted))
+    return tuple(files)
+
+
+def _module_options(tree: Tree, wishes: Wishes) -> List[str]:
+    lines = []
+    if wishes.unsafe_interrupts and not is_builtin(tree, "vfio_iommu_type1"):
+        lines.append("options vfio_iommu_type1 allow_unsafe_interrupts=1")
+    if wishes.replace_legacy and any(where.startswith("/") for where in ids_by_option(tree, "").values()):
+        lines.append("options vfio-pci ids=")  # the last ids= counts: so no card is taken by its ids
+    return lines
+
+
+def _file_steps(tree: Tree, files: Sequence[HostFile]) -> Iterable[Step]:
+    for file in files:
+        now = tree.read(file.path)
+        after = {"text": file.text, "mode": file.mode}
+        if now is None:
+            yield Step(Verb.CREATE, "file", f"/{file.path}", file.reason, {}, after)
+        elif now != file.text.rstrip("\n"):
+            yield Step(Verb.UPDATE, "file", f"/{file.path}", file.reason, {"text": f"{now}\n"}, after)
+    wanted = {file.path for file in files}
+    for path in OUR_FILES:
+        now = tree.read(path)
+        if path not in wanted and now is not None:
+            yield Step(Verb.DELETE, "file", f"/{path}", "no longer needed", {"text": f"{now}\n"}, {})
+
+
+def _initramfs_steps(tree: Tree, files: Sequence[HostFile], journal: Optional[Journal]) -> Iterable[Step]:
+    """The initramfs has copies of our files, so it must be made again whenever one of them is another."""
+    tool = initramfs_tool(tree)
+    if tool:
+        inputs = _digest(file for file in files if file.path in IN_INITRAMFS)
+        yield from _run(tool, inputs, "the initramfs must know the functions before it loads a driver", journal)
+
+
+def _boot_steps(
+    machine: Machine, files: Sequence[HostFile], options: KernelOptions, journal: Optional[Journal]
+) -> Iterable[Step]:
+    reason = f"the next boot needs another command line: {' '.join(options.wanted)}"
+    reason += f" without {' '.join(options.unwanted)}" if options.unwanted else ""
+    if has_grub_folder(machine.tree):
+        yield from _run(UPDATE_GRUB, _digest(file for file in files if file.path == GRUB_FILE), reason, journal)
+        return
+    mine = set(ours(machine, journal))
+    added, removed = sorted({*options.wanted} - mine), [*options.unwanted, *sorted(mine - {*options.wanted})]
+    if added or removed:
+        tool = grubby(added, removed, options.wanted, options.unwanted)
+        yield _run_step(tool, " ".join(options.wanted), reason)
+
+
+def _run(tool: Tool, inputs: str, reason: str, journal: Optional[Journal]) -> Iterable[Step]:
+    """A run if the last good one was for something else. Never having run is as good as a run for nothing."""
+    last = journal.runs.get(tool.name) if journal else None
+    if inputs != (last.inputs if last else ""):
+        yield _run_step(tool, inputs, reason)
+
+
+def _run_step(tool: Tool, inputs: str, reason: str) -> Step:
+    after = {"command": tool.command, "inputs": inputs, "outputs": tool.outputs, "inverse": tool.inverse}
+    return Step(Verb.RUN, "command", tool.name, reason, {}, after)
+
+
+def _digest(files: Iterable[HostFile]) -> str:
+    """Of paths and texts; empty for no files."""
+    text = "".join(f"{file.path}\0{file.text}\0" for file in files)
+    return hashlib.sha256(text.encode()).hexdigest() if text else ""
+
+
+def _driver_steps(machine: Machine, wanted: Sequence[Passthrough], journal: Optional[Journal]) -> Iterable[Step]:
+    """One step a group: its functions change together, or it is "not viable"."""
+    target = {function.address: function.driver for function in wanted}
+    for number, members in machine.inventory.groups().items():
+        moved = [f for f in members if f.address in target and f.driver != target[f.address]]
+        if moved:
+            before: Dict[str, Optional[str]] = {f.address: f.driver for f in moved}
+            after = {f.address: target[f.address] for f in moved}
+            yield Step(Verb.BIND, "group", str(number), "a VM can have the group", before, after)
+        others = [f for f in members if f.address not in target]
+        back = {f.address: f.driver for f in others if can_go_back(machine.tree, f, journal)}
+        if back:
+            yield release_step(number, back, journal, "the host keeps it")
+
+
+def can_go_back(tree: Tree, function: PciFunction, journal: Optional[Journal]) -> bool:
+    """Whether gpuyard changed the driver of a function, and it has not got its own back yet."""
+    before = journal.functions.get(function.address) if journal else None
+    if before is None or before.ids != function.ids:
+        return False
+    now = bind.before(tree, function.address, function.ids, None)
+    ours = now.driver in (VFIO_DRIVER, None, before.driver)  # or else somebody has given it to something since
+    return ours and (now.driver, now.override) != (before.driver, before.override)
+
+
+def release_step(
+    group: Optional[int], now: Mapping[str, Optional[str]], journal: Optional[Journal], reason: str
+) -> Step:
+    """Back to the drivers of before."""
+    assert journal is not None
+    after = {address: journal.functions[address].driver for address in now}
+    return Step(Verb.RELEASE, "group", "none" if group is None else str(group), reason, now, after)
+
+
+def in_use(steps: Iterable[Step], held: Held) -> Iterable[str]:
+    """Why drivers cannot change now: somebody has a device open, and taking it away would hang or hurt."""
+    for step in steps:
+        for address in step.before:
+            for holder in held.get(address, ()):
+                if not holder.pid:
+                    continue  # the text console moves to another display, or away, when its driver lets go
+                if holder.is_vm:
+                    yield f"{address} is in use by a VM ({holder}): wait until it has ended, or end it"
+                else:
+                    yield f"{address} is in use by {holder}: end it, or use --no-live and reboot"
+
+
+def _impossible(machine: Machine, choice: Choice) -> Iterable[str]:
+    inventory = machine.inventory
+    if choice.functions and is_available(machine.tree, "vfio_pci") is False:
+        yield "the kernel has no vfio-pci: install the kernel package with all modules"
+    if choice.functions and not inventory.iommu_on:
+        tables = machine.tree.names("sys/firmware/acpi/tables")
+        table = {"AMD": "IVRS", "Intel": "DMAR"}.get(machine.vendor)
+        if table and tables and table not in tables:
+            where = "AMD-Vi (IOMMU)" if table == "IVRS" else "VT-d"
+            yield f"the firmware offers no IOMMU (no ACPI table {table}): enable {where} in it first"
+
+
+def _not_ours(tree: Tree) -> Iterable[str]:
+    for path in OUR_FILES:
+        text = tree.read(path)
+        if text is not None and MARK not in text[:200]:
+            yield f"/{path} is there and gpuyard did not write it: move it away"
+
+
+def _taken_by_ids(machine: Machine, wishes: Wishes, wanted: Sequence[Passthrough]) -> Iterable[str]:
+    """``ids=`` that would take a card which the host shall keep."""
+    given = {function.address for function in wanted}
+    for ids, where in ids_by_option(machine.tree, machine.inventory.facts.command_line).items():
+        kept = [gpu.short_address for gpu in machine.inventory.gpus if gpu.ids == ids and gpu.address not in given]
+        if kept and not wishes.replace_legacy:
+            yield (
+                f"ids={ids} in {where} takes {', '.join(kept)} too, which the host keeps: take it out, or let "
+                "--replace-legacy leave it out"
+            )

@@ -1,0 +1,350 @@
+"""Planning and carrying out the preparation of a host, on the model of one."""
+
+from __future__ import annotations
+
+import copy
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gpuyard.host import pending, plan_text
+from gpuyard.host.files import GRUB_FILE, MODPROBE_FILE, SCRIPT_FILE
+from gpuyard.host.holders import Holder
+from gpuyard.host.journal import JOURNAL_FILE, load
+from gpuyard.host.passthrough import LIST_FILE, read_list
+from gpuyard.host.preparation import Preparation
+from gpuyard.host.prepare import OUR_FILES, plan_preparation
+from gpuyard.host.wishes import Wishes
+from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
+from gpuyard.model.plan import Plan, Verb
+from tests.support.hypervisors import AMD, debian, epyc, flat, look, titan_xp
+from tests.support.kernel import GRUB_CFG, INITRD, ModelHost
+from tests.support.sysfs import TITAN_XP, TITAN_XP_AUDIO, V100, Sysfs, names
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+CARD_1 = ["0000:01:00.0", "0000:01:00.1"]
+CARD_2 = ["0000:02:00.0", "0000:02:00.1"]
+
+
+def apply(host: ModelHost, live: bool = True, **changes: Any) -> Plan:
+    """What ``gpuyard host apply --yes`` does."""
+    preparation = Preparation(host, names())
+    wishes = preparation.wishes.changed(**changes)
+    plan = preparation.plan(wishes, live)
+    preparation.apply(plan, wishes, NOW, lambda number, step: None)
+    return plan
+
+
+def planned(host: ModelHost, live: bool = True, **changes: Any) -> Plan:
+    preparation = Preparation(host, names())
+    return preparation.plan(preparation.wishes.changed(**changes), live)
+
+
+def undo(host: ModelHost) -> Plan:
+    preparation = Preparation(host, names())
+    plan = preparation.plan_undo()
+    preparation.undo(plan, lambda number, step: None)
+    return plan
+
+
+def drivers(host: ModelHost, addresses: list[str]) -> set[str | None]:
+    return {host.driver_of(address) for address in addresses}
+
+
+def test_every_group_that_can_be_given_is_given_and_nothing_is_left_to_do() -> None:
+    host = titan_xp()
+    plan = apply(host)
+    assert drivers(host, CARD_1 + CARD_2) == {"vfio-pci"}
+    assert [entry.address for entry in read_list(host.tree)] == CARD_1 + CARD_2
+    assert [step.name for step in plan.steps if step.kind == "group"] == ["13", "14"]
+    assert host.driver_of("0000:03:00.0") == "nvme"
+    assert planned(host).empty
+
+
+def test_it_is_so_after_a_boot_too() -> None:
+    host = titan_xp()
+    apply(host)
+    host.boot()
+    assert drivers(host, CARD_1 + CARD_2) == {"vfio-pci"}
+    assert planned(host).empty
+
+
+def test_undo_brings_everything_back_byte_for_byte() -> None:
+    host = titan_xp()
+    before = flat(host)
+    apply(host, identity=True)
+    assert host.tree.read(INITRD) != "as installed"
+    assert flat(host) != before
+    undo(host)
+    assert flat(host) == before
+    assert undo(host).empty
+
+
+def test_undo_after_a_boot_is_as_before_after_the_next_one() -> None:
+    host = titan_xp()
+    before = flat(host)
+    apply(host, identity=True)
+    host.boot()
+    undo(host)
+    assert drivers(host, CARD_1) == {"nouveau", "snd_hda_intel"}
+    host.boot()
+    assert flat(host) == before
+
+
+def test_a_card_of_the_same_model_can_stay_with_the_host() -> None:
+    host = titan_xp()
+    apply(host, keep=["02:00.0"])
+    assert drivers(host, CARD_1) == {"vfio-pci"}
+    assert drivers(host, CARD_2) == {"nouveau", "snd_hda_intel"}
+    host.boot()
+    assert drivers(host, CARD_2) == {"nouveau", "snd_hda_intel"}
+    assert planned(host).empty, "the wish is remembered"
+
+
+def test_a_kept_card_can_be_given_later_and_back_again() -> None:
+    host = titan_xp()
+    apply(host, keep=["02:00.0"])
+    plan = apply(host, give=["02:00.0"])
+    assert [(step.verb, step.name) for step in plan.steps if step.kind == "group"] == [(Verb.BIND, "14")]
+    assert drivers(host, CARD_2) == {"vfio-pci"}
+    plan = apply(host, keep=["01:00.0"])
+    assert [(step.verb, step.name) for step in plan.steps if step.kind == "group"] == [(Verb.RELEASE, "13")]
+    assert drivers(host, CARD_1) == {"nouveau", "snd_hda_intel"}
+
+
+def test_a_gpu_that_is_added_later_is_the_only_difference() -> None:
+    host = titan_xp()
+    apply(host)
+    extra = Sysfs().function("05:00.0", V100, "0302", 20).nodes["sys"]
+    host.nodes["sys"]["devices"]["pci0000:00"]["0000:05:00.0"] = extra["devices"]["pci0000:00"]["0000:05:00.0"]
+    host.put("sys/bus/pci/devices/0000:05:00.0", extra["bus"]["pci"]["devices"]["0000:05:00.0"])
+    plan = planned(host)
+    assert [str(step) for step in plan.steps] == [
+        f"update file /{LIST_FILE}",
+        "run command initramfs",
+        "bind group 20",
+    ]
+    assert [line for line in plan_text.diff(plan.steps[0]) if line[:2] in ("+0", "-0")] == [
+        f"+0000:05:00.0 {V100} vfio-pci"
+    ]
+
+
+def test_another_card_at_an_address_is_not_taken_for_the_old_one() -> None:
+    host = titan_xp()
+    apply(host)
+    folder = host.nodes["sys"]["devices"]["pci0000:00"]["0000:02:00.0"]
+    folder["device"] = f"0x{V100[5:]}"
+    host.boot()
+    assert host.driver_of("0000:02:00.0") == "nouveau", "the list has other ids at this address"
+    plan = apply(host)
+    assert f"0000:02:00.0 {V100} vfio-pci" in host.tree.read(LIST_FILE).splitlines()  # type: ignore[union-attr]
+    assert [step.name for step in plan.steps if step.kind == "group"] == ["14"]
+    undo(host)
+    assert host.driver_of("0000:02:00.0") == "nouveau"
+
+
+def test_shared_groups_are_kept_and_given_whole() -> None:
+    host = epyc()
+    apply(host, keep=["0000:27:00.0"])
+    assert drivers(host, ["0000:27:00.0", "0000:28:00.0"]) == {"nouveau"}
+    assert drivers(host, ["0000:44:00.0", "0000:c3:00.0", "0000:c4:00.0"]) == {"vfio-pci"}
+
+
+def test_what_the_host_needs_is_left_alone_also_when_asked_for() -> None:
+    sysfs = Sysfs().function("01:00.0", TITAN_XP, "0300", 1).function("01:00.1", TITAN_XP_AUDIO, "0403", 1)
+    host = debian(sysfs)  # its root disk is in group 1
+    plan = planned(host)
+    assert plan.empty
+    assert "needed by the host: root disk" in plan.notes[0]
+    asked = planned(host, only=("0000:01:00.0",))
+    assert "needed by the host: root disk" in asked.refused
+    with pytest.raises(BlockedError, match="root disk"):
+        apply(host, only=("0000:01:00.0",))
+    assert host.written == []
+
+
+def test_a_gpu_that_is_not_there_cannot_be_given() -> None:
+    assert "no GPU at it" in planned(titan_xp(), only=("0000:77:00.0",)).refused
+    with pytest.raises(UsageError, match="no PCI address"):
+        Wishes().changed(keep=["first"])
+    with pytest.raises(UsageError, match="kept and given away"):
+        Wishes().changed(keep=["01:00.0"], give=["0000:01:00.0"])
+
+
+def test_intel_gets_its_option_and_the_gpus_are_given_at_the_next_boot() -> None:
+    host = off()
+    plan = apply(host)
+    assert [step.kind for step in plan.steps].count("group") == 0
+    waiting = pending.needs_reboot(pending.settings(look(host), load(host.tree)))
+    assert [setting.name for setting in waiting][:1] == ["kernel option intel_iommu=on"]
+    assert {setting.state for setting in waiting} == {pending.State.PENDING}
+    assert planned(host).empty
+    host.boot()
+    assert drivers(host, CARD_1) == {"vfio-pci"}
+    assert pending.needs_reboot(pending.settings(look(host), load(host.tree))) == ()
+    assert planned(host).empty, "the option is ours, so it stays wanted"
+
+
+def test_undo_of_a_kernel_option_is_byte_for_byte_too() -> None:
+    host = off()
+    before = flat(host)
+    apply(host)
+    host.boot()
+    undo(host)
+    host.boot()
+    assert flat(host) == before
+
+
+def off() -> ModelHost:
+    """An Intel machine that was started without intel_iommu=on."""
+    sysfs = Sysfs().function("01:00.0", TITAN_XP, "0300").function("01:00.1", TITAN_XP_AUDIO, "0403")
+    host = debian(sysfs, command_line="", groups={"0000:01:00.0": 13, "0000:01:00.1": 13, "0000:03:00.0": 1})
+    assert not look(host).inventory.iommu_on
+    return host
+
+
+def test_amd_needs_no_option_and_a_guides_one_is_named() -> None:
+    sysfs = Sysfs().function("01:00.0", TITAN_XP, "0300", 13)
+    host = debian(sysfs, AMD, "amd_iommu=on", "quiet")
+    plan = planned(host)
+    assert not [step for step in plan.steps if step.name == f"/{GRUB_FILE}"]
+    assert "amd_iommu=on in /etc/default/grub:1 does nothing: the AMD IOMMU is on by default" in plan.notes
+
+
+@pytest.mark.parametrize(("cpu", "table", "where"), [(AMD, "IVRS", "AMD-Vi"), ("Intel(R) Xeon(R)", "DMAR", "VT-d")])
+def test_an_iommu_that_the_firmware_hides_is_a_refusal(cpu: str, table: str, where: str) -> None:
+    host = debian(Sysfs().function("01:00.0", TITAN_XP, "0300"), cpu, "", groups={"0000:01:00.0": 13})
+    for name in ("FACP", "APIC"):
+        host.put(f"sys/firmware/acpi/tables/{name}", "")
+    assert f"no ACPI table {table}): enable {where}" in planned(host).refused
+
+
+def test_options_of_others_that_switch_the_iommu_off_are_named_and_can_be_left_out() -> None:
+    host = debian(
+        Sysfs().function("01:00.0", TITAN_XP, "0300"),
+        command_line="intel_iommu=off",
+        groups={"0000:01:00.0": 13},
+    )
+    assert "intel_iommu=off in /etc/default/grub:1 keeps the IOMMU off" in planned(host).refused
+    apply(host, replace_legacy=True)
+    host.boot()
+    assert look(host).inventory.facts.command_line == "quiet intel_iommu=on"
+    assert host.driver_of("0000:01:00.0") == "vfio-pci"
+    assert "intel_iommu=off" in (host.tree.read("etc/default/grub") or ""), "the operator's file is as it was"
+
+
+def test_ids_that_take_a_card_which_the_host_keeps_are_a_refusal() -> None:
+    host = titan_xp()
+    host.put("etc/modprobe.d/vfio.conf", f"options vfio-pci ids={TITAN_XP}")
+    assert f"ids={TITAN_XP} in /etc/modprobe.d/vfio.conf takes 02:00.0 too" in planned(host, keep=["02:00.0"]).refused
+    assert not planned(host).refusals, "all cards of the model are given anyway"
+    apply(host, keep=["02:00.0"], replace_legacy=True)
+    assert "options vfio-pci ids=" in (host.tree.read(MODPROBE_FILE) or "").splitlines()
+
+
+def test_legacy_options_on_the_kernel_command_line_are_offered_to_be_replaced() -> None:
+    host = debian(
+        Sysfs().function("01:00.0", TITAN_XP, "0300", 13), command_line=f"intel_iommu=on vfio-pci.ids={TITAN_XP}"
+    )
+    (note,) = planned(host).notes
+    assert note.startswith(f"vfio-pci.ids={TITAN_XP} in /etc/default/grub:1 takes every card")
+    apply(host, replace_legacy=True)
+    assert f"vfio-pci.ids={TITAN_XP}" not in (host.tree.read(GRUB_CFG) or "")
+
+
+def test_a_device_that_somebody_has_open_is_not_taken_away() -> None:
+    host = titan_xp()
+    preparation = Preparation(host, names())
+    preparation.held = {CARD_1[0]: [Holder(7, "python3", "/dev/nvidia0")]}
+    plan = preparation.plan(Wishes())
+    assert "0000:01:00.0 is in use by python3, process 7: end it, or use --no-live and reboot" in plan.refused
+    assert preparation.plan(Wishes(), live=False).refusals == ()
+
+
+def test_undo_refuses_while_a_vm_has_the_gpu() -> None:
+    host = titan_xp()
+    apply(host)
+    preparation = Preparation(host, names())
+    preparation.held = {CARD_1[0]: [Holder(7, "qemu-system-x86", "/dev/vfio/13")]}
+    plan = preparation.plan_undo()
+    assert "in use by a VM (qemu-system-x86, process 7)" in plan.refused
+    with pytest.raises(BlockedError):
+        preparation.undo(plan, lambda number, step: None)
+    assert drivers(host, CARD_1) == {"vfio-pci"}
+
+
+def test_an_unbind_that_hangs_is_given_up_and_the_next_undo_finishes() -> None:
+    host = titan_xp()
+    before = flat(host)
+    host.held = {CARD_1[1]}
+    with pytest.raises(GpuyardError, match=r"bind group 13: .*has not returned after 30 s"):
+        apply(host)
+    assert host.driver_of(CARD_1[0]) == "nouveau", "what was taken before is given back"
+    journal = load(host.tree)
+    assert journal is not None
+    assert journal.intent == ("bind group 13", "bind group 14")
+    host.held = set()
+    undo(host)
+    assert flat(host) == before
+
+
+def test_a_file_of_others_at_one_of_our_paths_is_a_refusal() -> None:
+    host = titan_xp()
+    host.put(MODPROBE_FILE, "blacklist nouveau")
+    assert f"/{MODPROBE_FILE} is there and gpuyard did not write it: move it away" in planned(host).refused
+
+
+def test_a_command_that_fails_is_run_again_by_the_next_apply() -> None:
+    host = titan_xp()
+    tool = host.nodes["usr"]["sbin"].pop("update-initramfs")
+    assert not [step for step in planned(host).steps if step.kind == "command"], "no tool, no step"
+    host.nodes["usr"]["sbin"]["update-initramfs"] = tool
+    host.failing = {"update-initramfs"}
+    with pytest.raises(GpuyardError, match="run command initramfs: update-initramfs"):
+        apply(host)
+    host.failing = set()
+    plan = apply(host)
+    assert str(plan.steps[0]) == "run command initramfs"
+    assert planned(host).empty
+
+
+def test_boot_files_that_others_changed_since_are_made_anew() -> None:
+    host = titan_xp()
+    apply(host)
+    host.put("boot/initrd.img-6.2.0", "a kernel that was installed since, with our files in it")
+    plan = undo(host)
+    assert "run command initramfs" in [str(step) for step in plan.steps]
+    assert "made anew" in plan.notes[0]
+
+
+def test_a_host_without_grub_or_grubby_is_told_what_to_do() -> None:
+    host = off()
+    del host.nodes["usr"]["sbin"]["update-grub"]
+    assert "the kernel needs intel_iommu=on" in planned(host).refused
+
+
+def test_a_damaged_journal_is_an_error_that_says_what_to_do() -> None:
+    host = titan_xp()
+    host.put(JOURNAL_FILE, "{")
+    with pytest.raises(GpuyardError, match=r"is damaged .* look at the copies"):
+        planned(host)
+
+
+def test_nothing_of_ours_is_outside_of_our_files() -> None:
+    host = titan_xp()
+    before = flat(host)
+    apply(host, identity=True, live=False)
+    changed = {path for path in {*before, *flat(host)} if before.get(path) != flat(host).get(path)}
+    made = {GRUB_CFG, INITRD, JOURNAL_FILE}
+    assert {path for path in changed if "originals" not in path} <= made | set(OUR_FILES)
+
+
+def test_a_plan_is_pure() -> None:
+    host = titan_xp()
+    before = copy.deepcopy(host.nodes)
+    machine = look(host)
+    first = plan_preparation(machine, Wishes(), None, {})
+    assert plan_preparation(machine, Wishes(), None, {}) == first
+    assert host.nodes == before
+    assert SCRIPT_FILE in [step.name[1:] for step in first.steps]
