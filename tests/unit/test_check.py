@@ -186,15 +186,15 @@ def bridge_config(kind: int = 6, acs: tuple[int, int] | None = None) -> bytes:
 @pytest.mark.parametrize(
     ("config", "weakness"),
     [
-        (bridge_config(), "has no ACS"),
-        (bridge_config(kind=4), "has no ACS"),
-        (bridge_config(acs=(0x005F, 0x0000)), "has ACS, which is switched off"),
+        (bridge_config(), "no ACS"),
+        (bridge_config(kind=4), "no ACS"),
+        (bridge_config(acs=(0x005F, 0x0000)), "ACS switched off"),
         (bridge_config(acs=(0x005F, 0x001D)), ""),
         (bridge_config(acs=(0x0011, 0x0011)), ""),  # what it cannot switch it does anyway
         (bridge_config(kind=5), ""),  # the upstream port of a switch
-        (bridge_config(kind=7), "leads to conventional PCI, where devices cannot be kept apart"),
-        (bytes(256), "leads to conventional PCI, where devices cannot be kept apart"),
-        (b"\xff" * 4096, "leads to conventional PCI, where devices cannot be kept apart"),  # it does not answer
+        (bridge_config(kind=7), "conventional PCI below it"),
+        (bytes(256), "conventional PCI below it"),
+        (b"\xff" * 4096, "conventional PCI below it"),  # it does not answer
     ],
 )
 def test_acs_registers(config: bytes, weakness: str) -> None:
@@ -224,7 +224,7 @@ def test_the_bridge_that_makes_a_group_is_named(tmp_path: Path) -> None:
     config.write_bytes(bridge_config())
     (finding,) = [f for f in check(look) if f.check == "isolation"]
     assert finding.level is Level.OK
-    assert finding.reason == "group 19 (27:00.0, 28:00.0) is one because 25:00.0 has no ACS"
+    assert finding.reason == "group 19 (27:00.0, 28:00.0) is one because of 25:00.0 (no ACS)"
     recorded_tree, again = replay_tree(dumps(record(tree, names(), "x")), "x")
     assert finding in check(Machine(recorded_tree, again, judge(again)))
 
@@ -295,6 +295,21 @@ def test_a_console_in_the_memory_of_a_gpu(kernel: str, name: str, level: Level, 
     assert seen is level
     assert f"({name}) is in the memory of 18:00.0 TITAN Xp" in reason
     assert remedy in what
+
+
+def test_the_text_console_is_on_the_first_frame_buffer() -> None:
+    machine = consumer().node("graphics", "fb10", "44:00.0").node("graphics", "fb2", "18:00.0")
+    machine.put("sys/class/vtconsole/vtcon0/name", "(S) dummy device")
+    machine.put("sys/class/vtconsole/vtcon0/bind", "1")
+    machine.put("sys/class/vtconsole/vtcon1/name", "(M) frame buffer device")
+    machine.put("sys/class/vtconsole/vtcon1/bind", "0")
+    assert of("console", machine) == []
+    machine.put("sys/class/vtconsole/vtcon1/bind", "1")
+    ((level, reason, _),) = of("console", machine)
+    assert level is Level.WARNING
+    assert reason == "the text console (/dev/fb2) is on 18:00.0 TITAN Xp, and goes dark with it"
+    machine.node("graphics", "fb0", "01:00.0")  # the display of a BMC
+    assert of("console", machine) == []
 
 
 def test_a_console_on_another_display_is_nobody_s_business() -> None:

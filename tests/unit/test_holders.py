@@ -73,17 +73,6 @@ def test_a_thread_that_renamed_itself_keeps_its_own_name() -> None:
     assert holder.is_vm
 
 
-def test_the_text_console_is_on_the_first_frame_buffer() -> None:
-    machine = desktop().node("graphics", "fb10", "44:00.0").node("graphics", "fb2", "18:00.0")
-    machine.put("sys/class/vtconsole/vtcon0/name", "(S) dummy device")
-    machine.put("sys/class/vtconsole/vtcon0/bind", "1")
-    machine.put("sys/class/vtconsole/vtcon1/name", "(M) frame buffer device")
-    machine.put("sys/class/vtconsole/vtcon1/bind", "0")
-    assert holders(RecordedTree(machine.nodes)) == {}
-    machine.put("sys/class/vtconsole/vtcon1/bind", "1")
-    assert holders(RecordedTree(machine.nodes)) == {"0000:18:00.0": [Holder(0, "the text console", "/dev/fb2")]}
-
-
 def test_who_cannot_be_looked_at_is_said() -> None:
     machine = desktop().stranger(700, "sshd")
     machine.put("proc/2/comm", "kthreadd")  # a thread of the kernel: no command line

@@ -51,7 +51,7 @@ class Build:
 
 
 def default_folder() -> Path:
-    """$GPUYARD_VHOST, or a folder in the user's cache: some 700 MB that can be deleted at any time."""
+    """$GPUYARD_VHOST, or a folder in the user's cache: some 1 GB that can be deleted at any time."""
     given = os.environ.get("GPUYARD_VHOST")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(given) if given else cache / "gpuyard" / "vhost"

@@ -11,9 +11,9 @@ import struct
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
+from gpuyard.host.scan import DEVICES
 from gpuyard.host.tree import FileTree, Tree
 
-DEVICES = "sys/bus/pci/devices"
 RECORDED = "acs"
 """A file of recordings only: the whole configuration space has a serial number in it."""
 HEADER, CONVENTIONAL = 64, 256
@@ -35,16 +35,16 @@ class Acs:
 
     @property
     def weakness(self) -> str:
-        """Why it cannot keep devices apart, for the sentence that begins with its name; empty when it can."""
+        """Why it cannot keep devices apart; empty when it can."""
         if self.port_type is None or self.port_type == TYPE_PCI_BRIDGE:
-            return "leads to conventional PCI, where devices cannot be kept apart"
+            return "conventional PCI below it"
         if self.port_type not in (TYPE_ROOT_PORT, TYPE_DOWNSTREAM):
             return ""
         if self.registers is None:
-            return "has no ACS"
+            return "no ACS"
         capability, control = self.registers
         # As Linux counts: what the port cannot switch is taken for built in.
-        return "has ACS, which is switched off" if WANTED & capability & ~control else ""
+        return "ACS switched off" if WANTED & capability & ~control else ""
 
     def __str__(self) -> str:
         kind = "-" if self.port_type is None else str(self.port_type)

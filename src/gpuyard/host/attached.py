@@ -1,11 +1,11 @@
-"""What hangs on a GPU besides processes: the firmware's frame buffer in its memory, devices on its USB port."""
+"""What hangs on a GPU besides processes: the console, the firmware's frame buffer in its memory, USB devices."""
 
 from __future__ import annotations
 
 import re
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
-from gpuyard.host.needs import PCI_ADDRESS
+from gpuyard.host.needs import PCI_ADDRESS, pci_address_of
 from gpuyard.host.scan import DEVICES
 from gpuyard.host.tree import Tree
 from gpuyard.model.pci import PciFunction
@@ -29,6 +29,18 @@ def frame_buffers(tree: Tree) -> List[Tuple[str, str]]:
                 found.append((functions[-1], name))
         above.append((depth, name))
     return found
+
+
+def text_console(tree: Tree) -> Optional[Tuple[str, str]]:
+    """(address, node of the frame buffer) that the text console is shown on: the first one, unless someone moved it."""
+    consoles = [f"sys/class/vtconsole/{name}" for name in tree.names("sys/class/vtconsole")]
+    bound = [path for path in consoles if tree.read(f"{path}/bind") == "1"]
+    buffers = [name for name in tree.names("sys/class/graphics") if re.fullmatch(r"fb\d+", name)]
+    if not buffers or not any("frame buffer" in (tree.read(f"{path}/name") or "") for path in bound):
+        return None
+    first = min(buffers, key=lambda name: int(name[2:]))
+    address = pci_address_of(tree, f"sys/class/graphics/{first}")
+    return (address, f"/dev/{first}") if address else None
 
 
 def usb_devices(tree: Tree, controller: PciFunction) -> List[Tuple[str, str]]:

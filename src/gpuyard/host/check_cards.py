@@ -59,11 +59,14 @@ def isolation(machine: Machine) -> Answer:
         members = [f for f in machine.group_members(slot) if not f.is_bridge and f.physical_function is None]
         if len({function.card for function in members}) < 2:
             continue
+        weak: Dict[str, List[PciFunction]] = {}
         for bridge in _bridges_above(machine, members, slot):
             acs = acs_of(machine.tree, bridge.address)
-            if acs and acs.weakness:
-                reason = f"group {slot.group} ({named(members)}) is one because {bridge.short_address} {acs.weakness}"
-                yield Level.OK, reason, "nothing to do; behind another root port each card may have a group of its own"
+            weak.setdefault(acs.weakness if acs else "", []).append(bridge)
+        causes = [f"{named(bridges)} ({weakness})" for weakness, bridges in weak.items() if weakness]
+        if causes:
+            reason = f"group {slot.group} ({named(members)}) is one because of {', '.join(causes)}"
+            yield Level.OK, reason, "nothing to do; behind another root port each card may have a group of its own"
 
 
 def _bridges_above(machine: Machine, members: List[PciFunction], slot: Slot) -> List[PciFunction]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterable, List, Tuple
 
-from gpuyard.host.attached import CLASS_USB, frame_buffers, usb_devices
+from gpuyard.host.attached import CLASS_USB, frame_buffers, text_console, usb_devices
 from gpuyard.host.checked import Answer, Machine, by_model, named
 from gpuyard.host.holders import USUAL_HOLDERS, Holder
 from gpuyard.host.judge import PASSTHROUGH_DRIVERS
@@ -79,11 +79,17 @@ def _by_holder(machine: Machine) -> Iterable[Tuple[Holder, List[PciFunction]]]:
 
 
 def console(machine: Machine) -> Answer:
-    """The firmware's frame buffer in the memory of a GPU: until it is gone, VFIO cannot reserve that memory."""
+    """What the host shows on a GPU. Until the firmware's frame buffer is gone, VFIO cannot reserve the memory."""
+    members = {member.address: member for member in machine.members}
+    shown = text_console(machine.tree)
+    if shown and shown[0] in members:
+        gpu, device = members[shown[0]], shown[1]
+        reason = f"the text console ({device}) is on {gpu.short_address} {gpu.model}, and goes dark with it"
+        yield Level.WARNING, reason, "make another display the primary one in the firmware"
     for address, name in frame_buffers(machine.tree):
-        gpu = next((member for member in machine.members if member.address == address), None)
-        if gpu is None:
+        if address not in members:
             continue
+        gpu = members[address]
         reason = f"the console's frame buffer ({name}) is in the memory of {gpu.short_address} {gpu.model}"
         if kernel_version(machine.inventory.facts.kernel) >= VFIO_TAKES_CONSOLE_AWAY:
             yield Level.OK, f"{reason}; this kernel's vfio-pci takes it away", "the screen stays dark from then on"

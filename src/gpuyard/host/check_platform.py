@@ -6,13 +6,13 @@ import re
 from typing import Iterable, List, Tuple
 
 from gpuyard.host.checked import Answer, Machine
-from gpuyard.host.recording import HUGE_PAGES
 from gpuyard.host.software import has_qemu, libvirt_version, qemu_version, text_of
 from gpuyard.model.finding import Level
 
 # What nova-compute of 2026.2 refuses to start below.
 LEAST_LIBVIRT = (8, 0, 0)
 LEAST_QEMU = (6, 2, 0)
+HUGE_PAGES = "sys/kernel/mm/hugepages"
 GIB_IN_KIB = 2**20
 
 

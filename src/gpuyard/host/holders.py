@@ -1,4 +1,4 @@
-"""Who holds a device now: the processes that have its device node open, and the console that is shown on it.
+"""Who holds a device now: the processes that have its device node open.
 
 A driver lets go of a device only when nobody has it open any more. Until then an unbind waits, in the kernel, without
 an end. All that is looked at are the links in ``/proc/PID/fd``; those of other users' processes only root may read.
@@ -20,7 +20,6 @@ NVIDIA_GPUS = "proc/driver/nvidia/gpus"
 # all GPUs of AMD, which does not tell them apart: whoever uses it has the GPU's render node open as well.
 NODE_CLASSES = {"/dev/dri": "drm", "/dev/snd": "sound", "/dev/vfio/devices": "vfio-dev"}
 
-TEXT_CONSOLE = "the text console"
 DESKTOP = "systemctl isolate multi-user.target ends the desktop, systemctl set-default multi-user.target keeps it away"
 SOUND = "end the sound server, and keep it from starting again"
 # What usually holds GPUs, and how to end it.
@@ -34,16 +33,14 @@ USUAL_HOLDERS = {
     "pulseaudio": SOUND,
     "pipewire": SOUND,
     "wireplumber": SOUND,
-    TEXT_CONSOLE: "make another display the primary one in the firmware",
 }
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process, or the kernel's own console, that holds a device."""
+    """A process that holds a device."""
 
     pid: int
-    """0 is the kernel itself."""
     command: str
     """``nvidia-persistenced``."""
     device: str
@@ -54,7 +51,7 @@ class Holder:
         return self.device.startswith("/dev/vfio/")
 
     def __str__(self) -> str:
-        return f"{self.command}, process {self.pid}" if self.pid else self.command
+        return f"{self.command}, process {self.pid}"
 
 
 @dataclass(frozen=True)
@@ -88,8 +85,6 @@ def look(tree: Tree) -> Processes:
         for device in sorted(link for link in links if link and link.startswith("/dev/")):
             for address in nodes.functions(device):
                 found.setdefault(address, []).append(Holder(int(pid), _command(tree, pid), device))
-    for address, device in _console(tree).items():
-        found.setdefault(address, []).append(Holder(0, TEXT_CONSOLE, device))
     return Processes(found, unseen, "1" not in pids)
 
 
@@ -155,15 +150,3 @@ def nvidia_minors(tree: Tree) -> Dict[str, List[str]]:
         if found:
             minors[found.group(1)] = [address.lower()]
     return minors
-
-
-def _console(tree: Tree) -> Dict[str, str]:
-    """Address -> node of the frame buffer that the text console is on. It is the first one, unless someone moved it."""
-    consoles = [f"sys/class/vtconsole/{name}" for name in tree.names("sys/class/vtconsole")]
-    bound = [path for path in consoles if tree.read(f"{path}/bind") == "1"]
-    buffers = [name for name in tree.names("sys/class/graphics") if re.fullmatch(r"fb\d+", name)]
-    if not buffers or not any("frame buffer" in (tree.read(f"{path}/name") or "") for path in bound):
-        return {}
-    first = min(buffers, key=lambda name: int(name[2:]))
-    address = pci_address_of(tree, f"sys/class/graphics/{first}")
-    return {address: f"/dev/{first}"} if address else {}

@@ -15,12 +15,14 @@ def judge(inventory: Inventory) -> Tuple[Slot, ...]:
     """The slots of a host in bus order: every IOMMU group that has a GPU in it, usable or blocked with its reasons."""
     if not inventory.iommu_on:
         return tuple(_without_iommu(gpu) for gpu in inventory.gpus)
+    gpus = inventory.gpus
+    with_gpus = {gpu.iommu_group for gpu in gpus}
     slots = [
         _judge_group(number, members, inventory.needed_by_host)
         for number, members in inventory.groups().items()
-        if any(gpu in members for gpu in inventory.gpus)
+        if number in with_gpus
     ]
-    ungrouped = [_without_iommu(gpu) for gpu in inventory.gpus if gpu.iommu_group is None]
+    ungrouped = [_without_iommu(gpu) for gpu in gpus if gpu.iommu_group is None]
     return tuple(sorted([*slots, *ungrouped], key=lambda slot: inventory.functions.index(slot.leader)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from typing import Dict, Iterable, List, Optional, Set, Tuple
+from typing import Collection, Dict, Iterable, List, Optional, Set, Tuple
 
 from gpuyard.host.tree import Tree
 from gpuyard.model.pci import PciFunction
@@ -56,9 +56,13 @@ def alias_lines(tree: Tree) -> Iterable[Tuple[str, str]]:
             yield pattern, canonical(module)
 
 
-def matching(pattern: str, names: Iterable[str]) -> List[str]:
+def matching(pattern: str, names: Collection[str]) -> List[str]:
     """The modaliases that a pattern of modules.alias means; those for vfio begin with ``vfio_``."""
-    return fnmatch.filter(names, pattern[len("vfio_") :] if pattern.startswith("vfio_") else pattern)
+    pattern = pattern[len("vfio_") :] if pattern.startswith("vfio_") else pattern
+    vendor = pattern[: len("pci:v000010DE")]
+    if "*" not in vendor and not any(name.startswith(vendor) for name in names):
+        return []  # nine thousand lines, each of which would be compiled to a regular expression
+    return fnmatch.filter(names, pattern)
 
 
 def takers(tree: Tree, functions: Iterable[PciFunction]) -> Dict[str, List[str]]:

@@ -183,6 +183,11 @@ def _record_cards(recorder: Recorder, inventory: Inventory) -> None:
                 recorder.put(f"{path}/product", what)
     lines = [line for address, name in frame_buffers(tree) for line in (f" : {address}", f"  : {name}")]
     recorder.file("proc/iomem", lines)
+    for console in tree.names("sys/class/vtconsole"):
+        for name in ("bind", "name"):
+            recorder.file(f"sys/class/vtconsole/{console}/{name}")
+    for buffer in tree.names("sys/class/graphics"):
+        recorder.link(f"sys/class/graphics/{buffer}")
 
 
 def _record_holders(recorder: Recorder, inventory: Inventory) -> None:
@@ -203,9 +208,6 @@ def _record_holders(recorder: Recorder, inventory: Inventory) -> None:
 
 def _record_holder(recorder: Recorder, address: str, holder: Holder) -> None:
     """The process, and what leads from the device node to the function."""
-    if not holder.pid:
-        _record_text_console(recorder)
-        return
     recorder.put(f"proc/{holder.pid}/comm", holder.command)
     recorder.put(f"proc/{holder.pid}/fd/{posixpath.basename(holder.device)}", {LINK: holder.device})
     for minor, addresses in nvidia_minors(recorder.tree).items():
@@ -213,14 +215,6 @@ def _record_holder(recorder: Recorder, address: str, holder: Holder) -> None:
             recorder.put(f"{NVIDIA_GPUS}/{address}/information", f"Device Minor: {minor}")
     if posixpath.dirname(holder.device) in NODE_CLASSES:
         recorder.link(class_link(holder.device))
-
-
-def _record_text_console(recorder: Recorder) -> None:
-    for console in recorder.tree.names("sys/class/vtconsole"):
-        for name in ("bind", "name"):
-            recorder.file(f"sys/class/vtconsole/{console}/{name}")
-    for buffer in recorder.tree.names("sys/class/graphics"):
-        recorder.link(f"sys/class/graphics/{buffer}")
 
 
 def _record_function(recorder: Recorder, address: str) -> None:

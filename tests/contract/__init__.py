@@ -1,0 +1,1 @@
+"""What holds for a model and for the real thing: the same tests run against both."""
