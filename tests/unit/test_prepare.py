@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from gpuyard.host import pending, plan_text
-from gpuyard.host.files import GRUB_FILE, MODPROBE_FILE, SCRIPT_FILE
+from gpuyard.host.files import GRUB_FILE, MODPROBE_FILE, OPTIONS_FILE, SCRIPT_FILE
 from gpuyard.host.holders import Holder
 from gpuyard.host.journal import JOURNAL_FILE, load
+from gpuyard.host.modules import ids_by_option, kept_out
 from gpuyard.host.passthrough import LIST_FILE, read_list
 from gpuyard.host.preparation import Preparation
 from gpuyard.host.prepare import OUR_FILES, plan_preparation
@@ -240,7 +241,22 @@ def test_ids_that_take_a_card_which_the_host_keeps_are_a_refusal() -> None:
     assert f"ids={TITAN_XP} in /etc/modprobe.d/vfio.conf takes 02:00.0 too" in planned(host, keep=["02:00.0"]).refused
     assert not planned(host).refusals, "all cards of the model are given anyway"
     apply(host, keep=["02:00.0"], replace_legacy=True)
-    assert "options vfio-pci ids=" in (host.tree.read(MODPROBE_FILE) or "").splitlines()
+    assert "options vfio-pci ids=" in (host.tree.read(OPTIONS_FILE) or "").splitlines()
+    assert ids_by_option(host.tree, "") == {}
+    assert planned(host).empty
+
+
+def test_a_softdep_of_somebody_else_stays_in_effect() -> None:
+    """Of two softdeps of a module, modprobe heeds the first one only."""
+    host = titan_xp()
+    host.put("etc/modprobe.d/sound.conf", "softdep snd_hda_intel pre: snd_pcm post: snd_seq")
+    host.put("lib/modules/6.1.0/modules.softdep", "softdep nouveau post: drm_display_helper")
+    apply(host)
+    lines = (host.tree.read(MODPROBE_FILE) or "").splitlines()
+    assert "softdep snd_hda_intel pre: gpuyard_passthrough snd_pcm post: snd_seq" in lines
+    assert "softdep nouveau pre: gpuyard_passthrough post: drm_display_helper" in lines
+    assert planned(host).empty
+    assert kept_out(host.tree, "")["snd_hda_intel"] == f"softdep in /{MODPROBE_FILE}"
 
 
 def test_legacy_options_on_the_kernel_command_line_are_offered_to_be_replaced() -> None:
@@ -291,8 +307,8 @@ def test_an_unbind_that_hangs_is_given_up_and_the_next_undo_finishes() -> None:
 
 def test_a_file_of_others_at_one_of_our_paths_is_a_refusal() -> None:
     host = titan_xp()
-    host.put(MODPROBE_FILE, "blacklist nouveau")
-    assert f"/{MODPROBE_FILE} is there and gpuyard did not write it: move it away" in planned(host).refused
+    host.put(OPTIONS_FILE, "blacklist nouveau")
+    assert f"/{OPTIONS_FILE} is there and gpuyard did not write it: move it away" in planned(host).refused
 
 
 def test_a_command_that_fails_is_run_again_by_the_next_apply() -> None:

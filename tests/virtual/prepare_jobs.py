@@ -36,7 +36,7 @@ def gpuyard(*words: str) -> dict[str, object]:
     command = [sys.executable, "-m", "gpuyard.host", *words, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert lines and done.returncode == lines[-1]["exit"], done.stderr
+    assert [done.returncode] == [line["exit"] for line in lines[-1:]], done.stderr
     return {**lines[-1], "texts": [line["text"] for line in lines[:-1]]}
 
 

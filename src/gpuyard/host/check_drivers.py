@@ -127,7 +127,7 @@ def native_drivers(machine: Machine) -> Answer:
             if not module.startswith(("vfio", "pci_stub")) and module not in kept:
                 open_doors.setdefault(module, []).append(machine.inventory.function(address).short_address)
     for module, addresses in sorted(open_doors.items()):
-        remedy = f"softdep {module} pre: vfio-pci, or blacklist {module} if the host needs it for nothing else"
+        remedy = f"gpuyard host apply lets VFIO come first; by hand: softdep {module} pre: vfio-pci"
         yield Level.WARNING, f"{module} would take {', '.join(addresses)} at boot", remedy
     closed = sorted({module for modules in found.values() for module in modules} & kept.keys())
     if closed:

@@ -2,7 +2,7 @@
 
 How a function gets its VFIO driver at boot, by address and before a driver of the host can take it:
 
-- ``zz-gpuyard.conf`` makes every driver that could take one depend (softdep) on a module that does not exist,
+- ``00-gpuyard.conf`` makes every driver that could take one depend (softdep) on a module that does not exist,
   ``gpuyard_passthrough``; to load that one, modprobe runs the script below with ``claim``. So it runs first whoever
   loads the driver, in the initramfs too, and also where vfio-pci is part of the kernel and modprobe's options for it
   would do nothing.
@@ -14,7 +14,7 @@ How a function gets its VFIO driver at boot, by address and before a driver of t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable, Sequence
+from typing import Mapping, Sequence
 
 from gpuyard.host.distribution import GRUB_FOLDER
 from gpuyard.host.modules import PSEUDO_MODULE
@@ -23,14 +23,17 @@ from gpuyard.host.passthrough import LIST_FILE, Passthrough, render_list
 MARK = "# Written by gpuyard"
 HEAD = f"{MARK}; changes are lost. 'gpuyard host undo' takes it back.\n"
 SCRIPT_FILE = "usr/local/lib/gpuyard/passthrough"
-MODPROBE_FILE = "etc/modprobe.d/zz-gpuyard.conf"
-"""Last in its folder: of an option that is given twice, the later one counts."""
+MODPROBE_FILE = "etc/modprobe.d/00-gpuyard.conf"
+"""First in its folder: of two softdeps of a module, modprobe heeds the first."""
+OPTIONS_FILE = "etc/modprobe.d/zz-gpuyard.conf"
+"""Last in its folder: of an option that is given twice, the last one counts."""
 UNIT = "gpuyard-passthrough.service"
 UNIT_FILE = f"etc/systemd/system/{UNIT}"
 WANTS_FILE = "etc/systemd/system/sysinit.target.d/gpuyard.conf"
 HOOK_FILE = "etc/initramfs-tools/hooks/gpuyard"
 DRACUT_FILE = "etc/dracut.conf.d/gpuyard.conf"
-GRUB_FILE = f"{GRUB_FOLDER}/gpuyard.cfg"
+GRUB_FILE = f"{GRUB_FOLDER}/zz-gpuyard.cfg"
+"""Last in its folder: another drop-in may set the options anew."""
 
 PLAIN, EXECUTABLE = 0o644, 0o755
 
@@ -55,12 +58,26 @@ def script_file() -> HostFile:
     return HostFile(SCRIPT_FILE, text, "gives the functions in the list to their VFIO driver", EXECUTABLE)
 
 
-def modprobe_file(natives: Sequence[str], options: Iterable[str]) -> HostFile:
-    """`natives`: modules that would take a listed function. `options`: lines on top, ``options vfio-pci ids=``."""
+def modprobe_file(natives: Sequence[str], others: Mapping[str, Sequence[str]]) -> HostFile:
+    """`natives`: modules that would take a listed function. `others`: module -> words of its softdep elsewhere."""
     lines = [f"install {PSEUDO_MODULE} /{SCRIPT_FILE} claim"]
-    lines += [f"softdep {module} pre: {PSEUDO_MODULE}" for module in natives]
-    text = HEAD + MODPROBE_COMMENT + "".join(f"{line}\n" for line in [*lines, *options])
+    lines += [_softdep(module, others.get(module, ())) for module in natives]
+    text = HEAD + MODPROBE_COMMENT + "".join(f"{line}\n" for line in lines)
     return HostFile(MODPROBE_FILE, text, f"lets VFIO be there before {', '.join(natives) or 'any driver of the host'}")
+
+
+def _softdep(module: str, others: Sequence[str]) -> str:
+    """Ours hides the one that is set elsewhere, so its words are said here too."""
+    words = [*others]
+    at = words.index("pre:") + 1 if "pre:" in words else 0
+    words[at:at] = [PSEUDO_MODULE] if at else ["pre:", PSEUDO_MODULE]
+    return f"softdep {module} {' '.join(words)}"
+
+
+def options_file(lines: Sequence[str]) -> HostFile:
+    """`lines`: as in modprobe.d, ``options vfio-pci ids=``."""
+    text = HEAD + "".join(f"{line}\n" for line in lines)
+    return HostFile(OPTIONS_FILE, text, f"sets {'; '.join(lines)}")
 
 
 def unit_files() -> Sequence[HostFile]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from typing import Collection, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Collection, Container, Dict, Iterable, List, Optional, Set, Tuple
 
 from gpuyard.host.tree import Tree
 from gpuyard.model.pci import PciFunction
@@ -109,21 +109,40 @@ def _modules_in(text: str) -> Set[str]:
     return {canonical(re.sub(r"\.ko(\.(xz|gz|zst))?$", "", path.rpartition("/")[2])) for path in paths}
 
 
-def modprobe_lines(tree: Tree) -> Iterable[Tuple[str, List[str]]]:
-    """(file, words) of every line of modprobe's configuration. Of files with one name, the first folder's counts."""
-    seen: Set[str] = set()
+def modprobe_lines(tree: Tree, but: Container[str] = ()) -> Iterable[Tuple[str, List[str]]]:
+    """(file, words) of every line of modprobe's configuration, but for the files `but`, in the order of reading.
+
+    Files are read by name, whatever their folder; of those with one name, the first folder's counts.
+    """
+    files: Dict[str, str] = {}
     for folder in MODPROBE_FOLDERS:
         for name in tree.names(folder):
-            if name.endswith(".conf") and name not in seen:
-                seen.add(name)
-                for line in (tree.read(f"{folder}/{name}") or "").replace("\\\n", " ").splitlines():
-                    words = line.split("#")[0].split()
-                    if words:
-                        yield f"{folder}/{name}", words
+            files.setdefault(name, f"{folder}/{name}")
+    for name, file in sorted(files.items()):
+        if name.endswith(".conf") and file not in but:
+            yield from ((file, words) for words in _words(tree.read(file) or ""))
+
+
+def _words(text: str) -> Iterable[List[str]]:
+    for line in text.replace("\\\n", " ").splitlines():
+        words = line.split("#")[0].split()
+        if words:
+            yield words
+
+
+def softdeps(tree: Tree, but: Container[str] = ()) -> Dict[str, Tuple[str, Tuple[str, ...]]]:
+    """Module -> file and words of the softdep that is in effect: of several, modprobe heeds the first one only."""
+    last = f"{module_folder(tree)}/modules.softdep"  # what the modules themselves ask for
+    lines = [*modprobe_lines(tree, but), *((last, words) for words in _words(tree.read(last) or ""))]
+    found: Dict[str, Tuple[str, Tuple[str, ...]]] = {}
+    for file, words in lines:
+        if words[0] == "softdep" and len(words) > 2:
+            found.setdefault(canonical(words[1]), (file, tuple(words[2:])))
+    return found
 
 
 def kept_out(tree: Tree, command_line: str) -> Dict[str, str]:
-    """Module -> where it is kept from taking a device before vfio-pci: a blacklist, or a softdep on vfio-pci."""
+    """Module -> where it is kept from taking a device before VFIO does: a blacklist, or a softdep."""
     found: Dict[str, str] = {}
     for word in command_line.split():
         key, _, value = word.partition("=")
@@ -132,21 +151,26 @@ def kept_out(tree: Tree, command_line: str) -> Dict[str, str]:
     for file, words in modprobe_lines(tree):
         if words[0] == "blacklist" and len(words) > 1:
             found.setdefault(canonical(words[1]), f"blacklist in /{file}")
-        elif words[0] == "softdep" and {VFIO_PCI, PSEUDO_MODULE} & {canonical(word) for word in words[2:]}:
-            found.setdefault(canonical(words[1]), f"softdep in /{file}")
+    for module, (file, wanted) in softdeps(tree).items():
+        if {VFIO_PCI, PSEUDO_MODULE} & {canonical(word) for word in wanted}:
+            found.setdefault(module, f"softdep in /{file}")
     return found
 
 
-def ids_by_option(tree: Tree, command_line: str) -> Dict[str, str]:
-    """``vendor:product`` -> where ``ids=`` of vfio-pci or pci-stub names it: every device with that id is taken."""
-    found: Dict[str, str] = {}
-    for word in command_line.split():
-        match = re.match(r"^(vfio-pci|vfio_pci|pci-stub|pci_stub)\.ids=(.+)$", word)
-        if match:
-            found.update({ids.lower()[:9]: "the kernel command line" for ids in match.group(2).split(",")})
-    for file, words in modprobe_lines(tree):
+def ids_by_option(tree: Tree, command_line: str, but: Container[str] = ()) -> Dict[str, str]:
+    """``vendor:product`` -> where ``ids=`` of vfio-pci or pci-stub names it: every device with that id is taken.
+
+    Of an option that is given to a module twice, the last one counts, and the kernel command line comes last.
+    """
+    given: Dict[str, Dict[str, str]] = {}
+    for file, words in modprobe_lines(tree, but):
         if words[0] == "options" and len(words) > 1 and canonical(words[1]) in (VFIO_PCI, "pci_stub"):
             for word in words[2:]:
                 if word.startswith("ids="):
-                    found.update({ids.lower()[:9]: f"/{file}" for ids in word[4:].split(",")})
-    return found
+                    given[canonical(words[1])] = {ids.lower()[:9]: f"/{file}" for ids in word[4:].split(",") if ids}
+    for word in command_line.split():
+        match = re.match(r"^(vfio-pci|vfio_pci|pci-stub|pci_stub)\.ids=(.+)$", word)
+        if match:
+            ids = match.group(2).lower().split(",")
+            given[canonical(match.group(1))] = {one[:9]: "the kernel command line" for one in ids}
+    return {ids: where for module in given.values() for ids, where in module.items()}

@@ -19,6 +19,7 @@ from gpuyard.host.files import (
     HOOK_FILE,
     MARK,
     MODPROBE_FILE,
+    OPTIONS_FILE,
     SCRIPT_FILE,
     UNIT_FILE,
     WANTS_FILE,
@@ -28,12 +29,13 @@ from gpuyard.host.files import (
     hook_file,
     list_file,
     modprobe_file,
+    options_file,
     script_file,
     unit_files,
 )
 from gpuyard.host.journal import Journal
 from gpuyard.host.kernel_options import KernelOptions, kernel_options, ours
-from gpuyard.host.modules import ids_by_option, is_available, is_builtin, natives
+from gpuyard.host.modules import ids_by_option, is_available, is_builtin, natives, softdeps
 from gpuyard.host.passthrough import LIST_FILE, Passthrough
 from gpuyard.host.tree import Tree
 from gpuyard.host.wishes import Wishes
@@ -47,6 +49,7 @@ OUR_FILES = (
     LIST_FILE,
     SCRIPT_FILE,
     MODPROBE_FILE,
+    OPTIONS_FILE,
     UNIT_FILE,
     WANTS_FILE,
     HOOK_FILE,
@@ -54,7 +57,7 @@ OUR_FILES = (
     GRUB_FILE,
 )
 """Every file that gpuyard may write on a host."""
-IN_INITRAMFS = (LIST_FILE, SCRIPT_FILE, MODPROBE_FILE, HOOK_FILE, DRACUT_FILE)
+IN_INITRAMFS = (LIST_FILE, SCRIPT_FILE, MODPROBE_FILE, OPTIONS_FILE, HOOK_FILE, DRACUT_FILE)
 VFIO_DRIVER = "vfio-pci"
 
 Held = Mapping[str, Sequence["Holder"]]
@@ -107,9 +110,10 @@ def wanted_files(
     """All of our files as they shall be. One that is not in it must not be there."""
     files: List[HostFile] = []
     if wanted:
+        others = {module: words for module, (_, words) in softdeps(machine.tree, but=OUR_FILES).items()}
+        files += [list_file(wanted), script_file(), modprobe_file(natives(machine.tree, functions), others)]
         lines = _module_options(machine.tree, wishes)
-        files += [list_file(wanted), script_file(), modprobe_file(natives(machine.tree, functions), lines)]
-        files += unit_files()
+        files += [*([options_file(lines)] if lines else []), *unit_files()]
         tool = initramfs_tool(machine.tree)
         if tool:
             files.append(hook_file() if tool == UPDATE_INITRAMFS else dracut_file())
@@ -122,8 +126,8 @@ def _module_options(tree: Tree, wishes: Wishes) -> List[str]:
     lines = []
     if wishes.unsafe_interrupts and not is_builtin(tree, "vfio_iommu_type1"):
         lines.append("options vfio_iommu_type1 allow_unsafe_interrupts=1")
-    if wishes.replace_legacy and any(where.startswith("/") for where in ids_by_option(tree, "").values()):
-        lines.append("options vfio-pci ids=")  # the last ids= counts: so no card is taken by its ids
+    if wishes.replace_legacy and ids_by_option(tree, "", but=OUR_FILES):
+        lines += ["options vfio-pci ids=", "options pci-stub ids="]  # the last counts: no card is taken by its ids
     return lines
 
 
