@@ -8,7 +8,7 @@ export UV_PROJECT_ENVIRONMENT ?= .venv
 RUN = $(UV) run --frozen --all-extras
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-fast lint fmt bench docs recordings clean
+.PHONY: help up down test test-fast test-slow lint fmt bench docs recordings clean
 
 help:  ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,8 +26,11 @@ up: .venv/.synced  ## A real OpenStack with the example site, and the portal; pr
 down: .venv/.synced  ## End it; its data stays for the next 'make up'
 	$(RUN) gpuyard lab down
 
-test: .venv/.synced lint  ## All tests that run on this machine
-	$(RUN) pytest
+test: .venv/.synced lint  ## All tests but the slow ones
+	$(RUN) pytest -m "not slow"
+
+test-slow: .venv/.synced  ## Those that take minutes each: a whole Debian that is prepared, rebooted and undone
+	$(RUN) pytest -m slow
 
 test-fast: .venv/.synced  ## Unit and property tests only: seconds
 	$(RUN) pytest tests/unit

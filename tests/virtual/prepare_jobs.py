@@ -26,8 +26,16 @@ from gpuyard.host.wishes import Wishes
 from tests.contract.binding import RULES, Bench
 
 DEVICES = Path("/sys/bus/pci/devices")
-WATCHED = ("etc", "boot", "usr/local", "var/lib", "run/systemd")
+WATCHED = (
+    "etc/default",
+    "etc/gpuyard",
+    "etc/modprobe.d",
+    "etc/systemd/system",
+    "usr/local/lib/gpuyard",
+    "var/lib/gpuyard",
+)
 """Where something of ours could stay behind."""
+ABOVE = ("etc", "usr/local/lib", "var/lib")
 Answers = dict[str, object]
 
 
@@ -53,7 +61,7 @@ def drivers() -> dict[str, list[str]]:
 
 def files() -> dict[str, str]:
     """Path -> mode and content of every file in the folders where we could leave one."""
-    found = {}
+    found = {f"names in {folder}": " ".join(sorted(os.listdir(f"/{folder}"))) for folder in ABOVE}
     for folder in WATCHED:
         for path in sorted(Path("/", folder).rglob("*")):
             if path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 20:
@@ -89,15 +97,14 @@ def cycle() -> Answers:
 def at_boot() -> dict[str, object]:
     """What the script does at a boot: all given functions without a driver, and a native driver is loaded first."""
     listed = [line.split()[0] for line in (FileTree().read(LIST_FILE) or "").splitlines() if line[0] != "#"]
+    unbind(listed)
     for address in listed:
-        (DEVICES / address / "driver" / "unbind").write_text(address)
         (DEVICES / address / "driver_override").write_text("\n")
     subprocess.run(["modprobe", "-r", "vfio_pci"], check=True)
     subprocess.run(["modprobe", "-r", "snd_hda_intel"], check=False)
     subprocess.run(["modprobe", "snd_hda_intel"], check=True)  # as udev does when it meets the audio function
     claimed = drivers()
-    for address in listed:
-        (DEVICES / address / "driver" / "unbind").write_text(address)
+    unbind(listed)
     native = {address: driver for address, driver in NATIVE.items() if address in listed}
     for address, driver in native.items():  # a driver inside the kernel would have taken it before
         (DEVICES / address / "driver_override").write_text(driver)
@@ -105,6 +112,12 @@ def at_boot() -> dict[str, object]:
     taken = drivers()
     bound = subprocess.run(["/usr/local/lib/gpuyard/passthrough", "bind"], capture_output=True, text=True, check=False)
     return {"claimed": claimed, "taken": taken, "bind": [bound.returncode, bound.stderr], "bound": drivers()}
+
+
+def unbind(addresses: list[str]) -> None:
+    for path in (DEVICES / address / "driver" / "unbind" for address in addresses):
+        if path.exists():
+            path.write_text(path.parts[-3])
 
 
 def contract() -> Answers:
@@ -126,7 +139,9 @@ def contract() -> Answers:
 
 
 def crashes() -> Answers:
-    """Apply is killed at its first change, its second, and so on; after each, undo brings everything back."""
+    """Apply is killed before its first change, its second, and so on; after each, undo brings everything back."""
+    apply(LocalHost())  # so that what a child has to work out is there already: processes are slow here
+    undo(LocalHost())
     before = drivers(), files()
     survived: list[int] = []
     for changes in range(200):
@@ -138,10 +153,10 @@ def crashes() -> Answers:
         survived.append(changes)
         if not killed:
             break
-    finished = in_child(lambda: apply(KilledHost(len(survived) // 2)))
+    finished = in_child(lambda: apply(KilledHost(len(survived))))
     apply(LocalHost())
     answers: Answers = {"survived": len(survived), "killed": finished, "applied after a crash": drivers()}
-    for changes in range(0, 200, 3):
+    for changes in range(0, 200, 5):
         killed = in_child(lambda: undo(KilledHost(changes)))  # noqa: B023
         undo(LocalHost())
         if (drivers(), files()) != before:

@@ -172,8 +172,11 @@ def t4_node() -> VirtualHost:
     )
 
 
-def titan_xp_node(exact: bool = True) -> VirtualHost:
-    """Two Titan Xp, each VGA and audio in one group: 39 for the first; without `exact` another one."""
+def titan_xp_node(exact: bool = True, bound: bool = True) -> VirtualHost:
+    """Two Titan Xp, each VGA and audio in one group: 39 for the first; without `exact` another one.
+
+    Unless `bound`, they are with the drivers that a machine fresh from installation would have.
+    """
     board = Board()
     _server(board)
     if exact:
@@ -194,7 +197,7 @@ def titan_xp_node(exact: bool = True) -> VirtualHost:
         about="2 Titan Xp, each a display and an audio function in one IOMMU group; all four on vfio-pci by modprobe.d",
         groups={"0000:18:00.0": 39, "0000:18:00.1": 39} if exact else {},
         facts={"cpus": 32, "memory_mib": 262144},
-        prepare=UPLINK + _vfio_ids("10de:1b02,10de:10ef"),
+        prepare=UPLINK + (_vfio_ids("10de:1b02,10de:10ef") if bound else _natives("0000:18:00.0", "0000:86:00.0")),
     )
 
 
@@ -218,7 +221,7 @@ def mixed_consumer() -> VirtualHost:
         about="a Titan Xp and a GTX Titan, each a display and an audio function in one IOMMU group; not prepared: the "
         "displays are held by bochs-drm (in the place of nouveau), the audio functions by snd_hda_intel",
         facts={"cpus": 32, "memory_mib": 262144},
-        prepare=UPLINK + "modprobe snd_hda_intel\n" + _bochs("0000:3b:00.0", "0000:af:00.0"),
+        prepare=UPLINK + _natives("0000:3b:00.0", "0000:af:00.0"),
     )
 
 
@@ -301,7 +304,11 @@ def _vfio_ids(ids: str) -> str:
     return f"mkdir -p /etc/modprobe.d\necho options vfio-pci ids={ids} >/etc/modprobe.d/vfio.conf\nmodprobe vfio-pci\n"
 
 
-def _bochs(*addresses: str) -> str:
+def _natives(*displays: str) -> str:
+    return "modprobe snd_hda_intel\n" + bochs(*displays)
+
+
+def bochs(*addresses: str) -> str:
     """Bind displays to bochs-drm, which does not know their ids."""
     bind = "echo bochs-drm >/sys/bus/pci/devices/{0}/driver_override\necho {0} >/sys/bus/pci/drivers_probe\n"
     return "modprobe bochs\n" + "".join(bind.format(address) for address in addresses)

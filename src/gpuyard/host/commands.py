@@ -191,7 +191,7 @@ def _ask(plan: Plan, options: Options, output: Output, question: str) -> None:
         raise BlockedError(plan.refused)
     commands = [plan_text.title(step) for step in plan.steps if step.kind == "command"]
     if commands and options.root != "/":
-        raise BlockedError(f"{commands[0]} cannot be done below {options.root}: use chroot, or do it on the host")
+        raise BlockedError(f"{commands[0]}: cannot be done below {options.root}: use chroot, or do it on the host")
     if plan.empty or options.yes:
         return
     output.say(plan_text.lines(plan_text.as_dict(plan)))

@@ -16,6 +16,7 @@ MODPROBE_FOLDERS = (
     "usr/lib/modprobe.d",
     "lib/modprobe.d",
 )
+WILDCARD = re.compile(r"[*?\[]")
 VFIO_PCI = "vfio_pci"
 PSEUDO_MODULE = "gpuyard_passthrough"
 """No module: modprobe runs a script of ours for it, which gives functions to VFIO. See files.py."""
@@ -59,8 +60,8 @@ def alias_lines(tree: Tree) -> Iterable[Tuple[str, str]]:
 def matching(pattern: str, names: Collection[str]) -> List[str]:
     """The modaliases that a pattern of modules.alias means; those for vfio begin with ``vfio_``."""
     pattern = pattern[len("vfio_") :] if pattern.startswith("vfio_") else pattern
-    vendor = pattern[: len("pci:v000010DE")]
-    if "*" not in vendor and not any(name.startswith(vendor) for name in names):
+    start = WILDCARD.split(pattern, maxsplit=1)[0]
+    if not any(name.startswith(start) for name in names):
         return []  # nine thousand lines, each of which would be compiled to a regular expression
     return fnmatch.filter(names, pattern)
 

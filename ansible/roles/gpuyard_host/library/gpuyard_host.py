@@ -13,7 +13,7 @@ module: gpuyard_host
 short_description: Prepares a hypervisor to give its GPUs to VMs
 description:
   - Runs a verb of gpuyard's zipapp with the Python that runs this module, 3.9 or newer.
-  - In check mode C(apply) makes the plan only. C(undo) is skipped.
+  - In check mode C(apply) and C(undo) make the plan only.
 options:
   zipapp:
     description: Path of the zipapp on the host.
@@ -71,18 +71,20 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    verb = module.params["verb"]
-    if verb == "undo" and module.check_mode:
-        module.exit_json(skipped=True, msg="undo has no plan that could be shown in check mode")
-    if verb == "apply" and module.check_mode:
+    verb, words = module.params["verb"], ["--json", *module.params["arguments"]]
+    planned = verb == "plan" or (module.check_mode and verb in ("apply", "undo"))
+    if planned and verb == "undo":
+        words += ["--dry-run"]
+    elif planned:
         verb = "plan"
-    words = ["--json", *module.params["arguments"], *(["--yes"] if verb in ("apply", "undo") else [])]
+    elif verb in ("apply", "undo"):
+        words += ["--yes"]
     command = [sys.executable, "-IB", module.params["zipapp"], "--root", module.params["root"], verb, *words]
     status, output, errors = module.run_command(command)
     result = result_of(output)
     if result is None:
         module.fail_json(msg=f"gpuyard ended with {status}: {last_line(errors) or last_line(output)}", stderr=errors)
-    answer = facts(result, verb == "plan")
+    answer = facts(result, planned)
     if module._diff and "steps" in answer:
         answer["diff"] = {"prepared": changes(answer["steps"])}
     if result["exit"] and not (module.params["verb"] == "check" and result["exit"] == BLOCKED):

@@ -1,0 +1,140 @@
+"""The verbs as they run on a host: what they print, for people and for programs, and how they end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuyard.host.__main__ import execute, main
+from gpuyard.host.passthrough import LIST_FILE
+from gpuyard.host.recording import dumps, record
+from gpuyard.host.tree import FileTree
+from gpuyard.model.errors import BlockedError, UsageError
+from tests.support.hypervisors import titan_xp
+from tests.support.sysfs import names
+from tests.unit.test_scan import materialise
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A host's folders, in which nothing acts on what is written to sysfs, and without tools that make boot files."""
+    nodes = titan_xp().nodes
+    del nodes["usr"]
+    materialise(nodes, tmp_path / "root")
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def answer(root: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[dict[str, Any]]]]:
+    """A verb's exit code, and its lines as JSON."""
+
+    def run(*words: str) -> tuple[int, list[dict[str, Any]]]:
+        code = main(["--root", str(root), *words, "--json"])
+        return code, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return run
+
+
+Answer = Callable[..., tuple[int, list[dict[str, Any]]]]
+
+
+def test_a_plan_shows_diffs_and_drivers(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--root", str(root), "plan"]) == 0
+    text = capsys.readouterr().out
+    assert f"+ create file /{LIST_FILE}\n    # names the 4 functions that go to VMs, by address\n" in text
+    assert "    +++ /etc/gpuyard/passthrough\n" in text
+    assert "    +0000:01:00.0 10de:1b02 vfio-pci\n" in text
+    assert "~ bind group 13\n" in text
+    assert "    0000:01:00.1: snd_hda_intel -> vfio-pci\n" in text
+
+
+def test_apply_tells_its_steps_and_what_waits_for_a_reboot(answer: Answer, root: Path) -> None:
+    code, lines = answer("apply", "--yes", "--no-live", "--keep", "02:00.0")
+    *steps, result = lines
+    assert code == result["exit"] == 0
+    assert [step["done"] for step in steps] == list(range(len(steps)))
+    assert steps[0] == {"event": "step", "done": 0, "of": len(steps), "text": f"create file /{LIST_FILE}"}
+    assert result["changed"]
+    assert result["reboot"] == ["0000:01:00.0 with vfio-pci", "0000:01:00.1 with vfio-pci"]
+    assert (root / "usr/local/lib/gpuyard/passthrough").stat().st_mode & 0o777 == 0o755
+    assert (root / "var/lib/gpuyard/journal.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_second_apply_changes_nothing_and_undo_leaves_nothing(answer: Answer, root: Path) -> None:
+    before = sorted(path.relative_to(root) for path in root.rglob("*"))
+    answer("apply", "--yes", "--no-live")
+    code, (result,) = answer("apply", "--yes", "--no-live")
+    assert (code, result["changed"]) == (0, False)
+    code, (result,) = answer("undo", "--dry-run")
+    assert [step["sign"] for step in result["steps"]].count("-") > 3
+    code, (*_, result) = answer("undo", "--yes")
+    assert (code, result["changed"]) == (0, True)
+    assert sorted(path.relative_to(root) for path in root.rglob("*")) == before
+
+
+def test_a_write_that_nothing_acts_on_is_not_taken_for_a_success(answer: Answer) -> None:
+    """This root has no kernel: the driver links do not change, however well the writes end."""
+    code, lines = answer("apply", "--yes")
+    assert code == 1
+    assert lines[-1]["event"] == "result"
+    assert "there is no such command" in lines[-1]["error"] or "would change this machine" in lines[-1]["error"]
+
+
+def test_without_anybody_to_ask_nothing_is_changed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sorted(root.rglob("*"))
+    with pytest.raises(BlockedError, match="nobody to ask here; say --yes"):
+        execute(["--root", str(root), "apply"])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: "n")
+    with pytest.raises(BlockedError, match="nothing was changed"):
+        execute(["--root", str(root), "apply"])
+    assert sorted(root.rglob("*")) == before
+
+
+def test_a_refused_plan_ends_with_3_and_its_reasons(answer: Answer) -> None:
+    code, (result,) = answer("plan", "--only", "77:00.0")
+    assert code == result["exit"] == 3
+    assert "no GPU at it" in result["refusals"][0]
+    code, (result,) = answer("apply", "--yes", "--only", "77:00.0")
+    assert code == 3
+    assert "the plan cannot be applied" in result["error"]
+
+
+def test_commands_are_not_run_for_another_root(answer: Answer, root: Path) -> None:
+    (root / "usr/sbin").mkdir(parents=True)
+    (root / "usr/sbin/update-initramfs").touch()
+    code, (result,) = answer("apply", "--yes", "--no-live")
+    assert code == 3
+    assert result["error"].startswith("run update-initramfs -u -k all: cannot be done below")
+    assert not (root / LIST_FILE).exists()
+
+
+def test_bad_words_are_usage_errors(root: Path) -> None:
+    with pytest.raises(UsageError, match="no PCI address"):
+        execute(["--root", str(root), "plan", "--keep", "gpu0"])
+
+
+def test_verify_compares_with_a_recording(answer: Answer, root: Path, tmp_path: Path) -> None:
+    recording = tmp_path / "gpu1.json"
+    recording.write_text(dumps(record(FileTree(str(root)), names(), "test")))
+    (root / "sys/bus/pci/devices/0000:02:00.0").unlink()
+    code, (result,) = answer("verify", "--against", str(recording))
+    assert code == 3
+    assert any("02:00.0" in finding["reason"] for finding in result["findings"])
+    _, (result,) = answer("verify", "--recording")
+    assert result["recording"]["gpuyard_recording"] == 1
+
+
+def test_the_program_prints_no_traceback(root: Path) -> None:
+    (root / "var/lib/gpuyard").mkdir(parents=True)
+    (root / "var/lib/gpuyard/journal.json").write_text("{")
+    command = [sys.executable, "-m", "gpuyard.host", "--root", str(root), "plan"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("gpuyard-host: /var/lib/gpuyard/journal.json is damaged")
