@@ -390,6 +390,7 @@ def everything() -> Sysfs:
     machine.put("sys/devices/pci0000:00/0000:18:00.2/usb3/3-1/serial", "secret")
     machine.put("usr/lib/x86_64-linux-gnu/libvirt.so.0", {"->": "libvirt.so.0.9000.0"})
     machine.put("usr/bin/qemu-system-x86_64", "")
+    machine.put("etc/gpuyard/passthrough", "0000:18:00.0 10de:1b02 vfio-pci")
     package = "Package: qemu-system-x86\nStatus: install ok installed\nMaintainer: secret\nVersion: 1:7.2+dfsg"
     machine.put("var/lib/dpkg/status", f"Package: secret\n\n{package}\n\n")
     return machine

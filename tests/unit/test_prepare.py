@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpuyard.host import pending, plan_text
+from gpuyard.host import pending, plan_text, report
+from gpuyard.host.check import check
 from gpuyard.host.files import GRUB_FILE, MODPROBE_FILE, OPTIONS_FILE, SCRIPT_FILE
 from gpuyard.host.holders import Holder
 from gpuyard.host.journal import JOURNAL_FILE, load
@@ -18,6 +19,7 @@ from gpuyard.host.preparation import Preparation
 from gpuyard.host.prepare import OUR_FILES, plan_preparation
 from gpuyard.host.wishes import Wishes
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
+from gpuyard.model.finding import Level
 from gpuyard.model.plan import Plan, Verb
 from tests.support.hypervisors import AMD, debian, epyc, flat, look, titan_xp
 from tests.support.kernel import GRUB_CFG, INITRD, ModelHost
@@ -364,3 +366,22 @@ def test_a_plan_is_pure() -> None:
     assert plan_preparation(machine, Wishes(), None, {}) == first
     assert host.nodes == before
     assert SCRIPT_FILE in [step.name[1:] for step in first.steps]
+
+
+def test_check_and_scan_show_what_waits_for_a_reboot() -> None:
+    host = off()
+    apply(host)
+    findings = check(look(host))
+    waiting = [finding for finding in findings if finding.check == "pending reboot"]
+    assert [finding.level for finding in waiting] == [Level.WARNING] * 3
+    assert waiting[0].reason == "kernel option intel_iommu=on: from the next boot on"
+    rows = report.to_dict(look(host).inventory, pending.seen(host.tree, look(host).inventory))["preparation"]
+    assert rows[0] == {
+        "name": "kernel option intel_iommu=on",
+        "wanted": True,
+        "running": False,
+        "state": pending.State.PENDING,
+    }
+    host.boot()
+    (finding,) = [finding for finding in check(look(host)) if finding.check == "pending reboot"]
+    assert (finding.level, finding.reason) == (Level.OK, "3 of gpuyard's settings are in force")

@@ -35,18 +35,21 @@ def scan(
 
     Needs no lspci. With -f json everything that was seen, as docs/reference/inventory.schema.json describes it.
     """
-    from gpuyard.host import judge, report
+    from gpuyard.host import judge, pending, report
     from gpuyard.model.errors import UsageError
 
-    _, inventory = look(root, recording)
+    tree, inventory = look(root, recording)
+    settings = pending.seen(tree, inventory)
     if format_ is Format.JSON:
-        print(report.to_json(inventory))
+        print(report.to_json(inventory, settings))
     elif format_ is Format.YAML:
-        print_yaml(report.to_dict(inventory))
+        print_yaml(report.to_dict(inventory, settings))
     elif format_ is Format.TABLE:
         slots = judge.judge(inventory)
         lines = report.lines(inventory, everything)
         print("\n".join([*lines, *([""] if lines else []), *report.verdict_lines(slots)]))
+        for setting in pending.needs_reboot(settings):
+            print(f"needs a reboot: {setting.name}: {setting.state.value}")
     else:
         raise UsageError(f"a scan is no flat list and cannot be printed as {format_.value}; use -f json")
 

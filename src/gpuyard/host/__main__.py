@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Dict, List, Optional
 
-from gpuyard.host import report
+from gpuyard.host import pending, report
 from gpuyard.host.commands import VERBS, Options
 from gpuyard.host.commands import run as run_verb
 from gpuyard.host.pci_ids import PciIds
@@ -40,9 +40,11 @@ def execute(arguments: List[str]) -> int:
     """Do what a command line says; the exit code. Raises GpuyardError, ValueError, OSError."""
     options = _parser().parse_args(arguments)
     if options.verb == "scan":
-        inventory = scan(FileTree(options.root), PciIds.of_this_machine())
-        result = {"event": "result", "verb": "scan", "exit": 0, "inventory": report.to_dict(inventory)}
-        print(json.dumps(result) if options.json else report.to_json(inventory))
+        tree = FileTree(options.root)
+        inventory = scan(tree, PciIds.of_this_machine())
+        document = report.to_dict(inventory, pending.seen(tree, inventory))
+        result = {"event": "result", "verb": "scan", "exit": 0, "inventory": document}
+        print(json.dumps(result) if options.json else json.dumps(document, indent=1))
     elif options.verb == "record":
         made = record(FileTree(options.root), PciIds.of_this_machine(), options.note, parse_facts(options.fact))
         write(dumps(made), options.output)

@@ -47,6 +47,7 @@ CHECKS: Dict[str, Check] = {
     "native drivers": drivers.native_drivers,
     "vfio": drivers.vfio,
     "variant drivers": drivers.variants,
+    "pending reboot": platform.pending_reboot,
     "reset": cards.reset,
     "bars": cards.bars,
     "sr-iov": cards.sriov,

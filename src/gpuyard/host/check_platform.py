@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Iterable, List, Tuple
 
+from gpuyard.host import pending
 from gpuyard.host.checked import Answer, Machine
 from gpuyard.host.software import has_qemu, libvirt_version, qemu_version, text_of
 from gpuyard.model.finding import Level
@@ -158,3 +159,13 @@ def software(machine: Machine) -> Answer:
             reason = f"{name} {text_of(seen)} is installed, and Nova 2026.2 wants {text_of(least)} or newer"
             yield Level.WARNING, reason, "update it, unless Nova's runs in a container"
     yield Level.OK, f"{' and '.join(found)} {'are' if len(found) > 1 else 'is'} installed", ""
+
+
+def pending_reboot(machine: Machine) -> Answer:
+    """What gpuyard has set and does not run yet, or the other way round."""
+    found = pending.seen(machine.tree, machine.inventory)
+    for setting in pending.needs_reboot(found):
+        yield Level.WARNING, f"{setting.name}: {setting.state.value}", "reboot, then gpuyard host verify"
+    running = sum(setting.state is pending.State.ACTIVE for setting in found)
+    if running:
+        yield Level.OK, f"{running} of gpuyard's settings are in force", ""

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Tuple
 
-from gpuyard.host.check import Machine
+from gpuyard.host.checked import Machine
 from gpuyard.host.distribution import configured_options, has_grub_folder, has_grubby
 from gpuyard.host.files import GRUB_FILE
 from gpuyard.host.journal import Journal

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import List, Optional, Tuple
 
-from gpuyard.host.check import Machine
+from gpuyard.host.checked import Machine
 from gpuyard.host.files import GRUB_FILE
-from gpuyard.host.journal import Journal
+from gpuyard.host.journal import Journal, load
 from gpuyard.host.kernel_options import ours
 from gpuyard.host.passthrough import read_list
 from gpuyard.host.tree import Tree
+from gpuyard.model.errors import GpuyardError
+from gpuyard.model.host import Inventory
 
 
 class State(str, Enum):
@@ -64,3 +66,12 @@ def taken_out(tree: Tree) -> Tuple[str, ...]:
 def needs_reboot(found: Tuple[Setting, ...]) -> Tuple[Setting, ...]:
     """Those for which the host must be rebooted."""
     return tuple(setting for setting in found if setting.state in (State.PENDING, State.LEAVING))
+
+
+def seen(tree: Tree, inventory: Inventory) -> Tuple[Setting, ...]:
+    """For whoever only looks. Without root the journal is not to be read, and what only it knows is left out."""
+    try:
+        journal = load(tree)
+    except GpuyardError:
+        journal = None
+    return settings(Machine(tree, inventory, ()), journal)

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Dict, List, Optional
 
 from gpuyard.host.apply import OnStep, apply_plan, apply_undo, digests
-from gpuyard.host.check import Machine
+from gpuyard.host.checked import Machine
 from gpuyard.host.holders import Holder, holders
 from gpuyard.host.journal import Journal, load
 from gpuyard.host.judge import judge

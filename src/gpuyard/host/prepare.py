@@ -10,7 +10,7 @@ import hashlib
 from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from gpuyard.host import bind
-from gpuyard.host.check import Machine
+from gpuyard.host.checked import Machine
 from gpuyard.host.choice import Choice, choose
 from gpuyard.host.distribution import UPDATE_GRUB, UPDATE_INITRAMFS, Tool, grubby, has_grub_folder, initramfs_tool
 from gpuyard.host.files import (

@@ -20,10 +20,12 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from gpuyard.host.acs import RECORDED as RECORDED_ACS
 from gpuyard.host.acs import acs_of
 from gpuyard.host.attached import frame_buffers, usb_devices
+from gpuyard.host.files import GRUB_FILE
 from gpuyard.host.holders import NODE_CLASSES, NVIDIA_GPUS, USUAL_HOLDERS, Holder, class_link, look, nvidia_minors
 from gpuyard.host.judge import judge
 from gpuyard.host.modules import alias_lines, matching, modalias, modprobe_lines, module_folder
 from gpuyard.host.needs import default_route_interfaces, devices_below, disks_in_use, mount_source, ports_below
+from gpuyard.host.passthrough import LIST_FILE
 from gpuyard.host.pci_ids import PciIds
 from gpuyard.host.scan import DEVICES, scan
 from gpuyard.host.software import DPKG_STATUS, LIBRARY_FOLDERS, LIBVIRT, QEMU_PROGRAMS, qemu_package
@@ -33,6 +35,8 @@ from gpuyard.model.host import HostFacts, Inventory
 
 FORMAT = 1
 PLAIN_FILES = (
+    LIST_FILE,
+    GRUB_FILE,
     "proc/cmdline",
     "proc/swaps",
     "proc/net/route",

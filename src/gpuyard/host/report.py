@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from gpuyard.host.judge import capacity, judge
+from gpuyard.host.pending import Setting, State
 from gpuyard.model.host import HostFacts, Inventory
 from gpuyard.model.pci import PciFunction
 from gpuyard.model.slot import Capacity, Slot, Verdict
@@ -28,6 +29,16 @@ class SlotRow:
 
 
 @dataclass(frozen=True)
+class SettingRow:
+    """Something that gpuyard sets, and whether a reboot is missing."""
+
+    name: str
+    wanted: bool
+    running: bool
+    state: State
+
+
+@dataclass(frozen=True)
 class InventoryDocument:
     """What ``gpuyard host scan -f json`` prints."""
 
@@ -41,9 +52,11 @@ class InventoryDocument:
     """Address of a function -> what the host uses it for."""
     slots: Tuple[SlotRow, ...]
     capacity: Capacity
+    preparation: Tuple[SettingRow, ...] = ()
+    """What gpuyard has set on the host."""
 
 
-def document(inventory: Inventory) -> InventoryDocument:
+def document(inventory: Inventory, settings: Iterable[Setting] = ()) -> InventoryDocument:
     """The document that docs/reference/inventory.schema.json describes."""
     slots = judge(inventory)
     return InventoryDocument(
@@ -55,15 +68,16 @@ def document(inventory: Inventory) -> InventoryDocument:
         needed_by_host=dict(inventory.needed_by_host),
         slots=tuple(_slot(slot) for slot in slots),
         capacity=capacity(slots),
+        preparation=tuple(SettingRow(s.name, s.wanted, s.running, s.state) for s in settings),
     )
 
 
-def to_dict(inventory: Inventory) -> Dict[str, Any]:
-    return asdict(document(inventory))
+def to_dict(inventory: Inventory, settings: Iterable[Setting] = ()) -> Dict[str, Any]:
+    return asdict(document(inventory, settings))
 
 
-def to_json(inventory: Inventory) -> str:
-    return json.dumps(to_dict(inventory), indent=1)
+def to_json(inventory: Inventory, settings: Iterable[Setting] = ()) -> str:
+    return json.dumps(to_dict(inventory, settings), indent=1)
 
 
 def _slot(slot: Slot) -> SlotRow:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from gpuyard.host import vfio
-from gpuyard.host.check import Machine
+from gpuyard.host.checked import Machine
 from gpuyard.host.passthrough import Passthrough
 from gpuyard.model.finding import Finding, Level
 from gpuyard.model.pci import PciFunction, address_key
