@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from bench import cloud, fleet, lab_start, local
+from bench import cloud, fleet, lab_start, local, preparation
 
 if __name__ == "__main__":
     local.main()
+    preparation.main()
     fleet.main()
     sys.argv = sys.argv[:1]
     missed = lab_start.main()

@@ -11,12 +11,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gpuyard.host.bind import BUS
 from gpuyard.host.machine import LocalHost
 from gpuyard.host.passthrough import LIST_FILE
 from gpuyard.host.pci_ids import PciIds
@@ -165,6 +167,28 @@ def crashes() -> Answers:
             return answers
         apply(LocalHost())
     return {**answers, "undo never ended": True}
+
+
+def live() -> Answers:
+    """Seconds that changing the drivers of all GPUs takes, and what the script of the boot takes for the same."""
+    unbind([address for address, found in drivers().items() if found[0] == "vfio-pci"])
+    host = LocalHost()
+    host.write_attribute(
+        f"{BUS}/devices/{min(d.name for d in DEVICES.iterdir())}/driver_override", ""
+    )  # starts the child
+    preparation = Preparation(host, PciIds([], {}))
+    plan = preparation.plan(Wishes())
+    began = time.monotonic()
+    marks: list[float] = []
+    preparation.apply(plan, Wishes(), datetime.now(UTC), lambda number, step: marks.append(time.monotonic()))
+    ended = time.monotonic()
+    groups = [number for number, step in enumerate(plan.steps) if step.kind == "group"]
+    moved = [address for address, found in drivers().items() if found[0] == "vfio-pci"]
+    unbind(moved)
+    script = time.monotonic()
+    subprocess.run(["/usr/local/lib/gpuyard/passthrough", "bind"], check=True)
+    by_script = time.monotonic() - script
+    return {"gpus": len(moved), "apply": ended - began, "bind": ended - marks[groups[0]], "script": by_script}
 
 
 class KilledHost(LocalHost):

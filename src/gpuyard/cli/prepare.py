@@ -119,7 +119,7 @@ def _check_here(root: Path, recording: Path | None, format_: Format, columns: li
     from gpuyard.cli.output import print_list
     from gpuyard.host.check import Machine, worst
     from gpuyard.host.check import check as run_checks
-    from gpuyard.host.commands import finding_dict, finding_lines
+    from gpuyard.host.finding_text import finding_dict, finding_lines
     from gpuyard.host.judge import judge
     from gpuyard.model.errors import BlockedError
     from gpuyard.model.finding import Level
@@ -290,8 +290,8 @@ def _with_drift(outcome: Outcome, hosts: Where) -> Outcome:
     from dataclasses import replace
 
     from gpuyard.host.check import worst
-    from gpuyard.host.commands import finding_dict
     from gpuyard.host.drift import drift
+    from gpuyard.host.finding_text import finding_dict
     from gpuyard.host.recording import replay
     from gpuyard.model.errors import BlockedError
     from gpuyard.model.finding import Level
@@ -307,10 +307,10 @@ def _with_drift(outcome: Outcome, hosts: Where) -> Outcome:
 
 def _lines(result: Mapping[str, Any]) -> list[str]:
     """What a verb found out, as it would have printed it on the host."""
-    from gpuyard.host import commands, plan_text
+    from gpuyard.host import finding_text, plan_text
 
     if "findings" in result:
-        return commands.finding_lines(result["findings"])
+        return finding_text.finding_lines(result["findings"])
     return plan_text.lines(result) if "steps" in result else []
 
 

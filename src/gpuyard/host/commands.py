@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from gpuyard.host import pending, plan_text
 from gpuyard.host.check import check, worst
 from gpuyard.host.drift import drift
+from gpuyard.host.finding_text import finding_dict, finding_lines
 from gpuyard.host.machine import Host, LocalHost
 from gpuyard.host.pci_ids import PciIds
 from gpuyard.host.preparation import Preparation
@@ -165,20 +166,6 @@ def _findings(findings: List[Finding], output: Output, more: Optional[Dict[str, 
     data = [finding_dict(finding) for finding in findings]
     output.result(code, {"findings": data, **(more or {})}, finding_lines(data))
     return code
-
-
-def finding_dict(finding: Finding) -> Dict[str, str]:
-    """For JSON."""
-    return {**asdict(finding), "level": finding.level.value}
-
-
-def finding_lines(findings: Sequence[Mapping[str, str]]) -> List[str]:
-    """One or two lines a finding, as `finding_dict` gives it: what is so, and what to do."""
-    found: List[str] = []
-    for finding in findings:
-        found.append(f"{finding['level']:8} {finding['check']:17} {finding['reason']}")
-        found += [f"{'':26} -> {finding['remedy']}"] if finding["remedy"] else []
-    return found
 
 
 def _on_step(plan: Plan, output: Output) -> Callable[[int, Step], None]:

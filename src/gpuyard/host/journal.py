@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Tuple
 
-from gpuyard.host.machine import Host
 from gpuyard.host.tree import Tree
 from gpuyard.host.wishes import Wishes
 from gpuyard.model.errors import GpuyardError
+
+if TYPE_CHECKING:
+    from gpuyard.host.machine import Host
 
 STATE_FOLDER = "var/lib/gpuyard"
 JOURNAL_FILE = f"{STATE_FOLDER}/journal.json"

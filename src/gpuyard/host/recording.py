@@ -163,7 +163,9 @@ def _record_modules(recorder: Recorder, inventory: Inventory) -> None:
         lines = (tree.read(f"{folder}/{name}") or "").splitlines()
         recorder.file(f"{folder}/{name}", [line.split(":")[0] for line in lines if "vfio" in line.split(":")[0]])
     members = {modalias(f) for slot in judge(inventory) for f in (*slot.gpus, *slot.companions)}
-    aliases = [f"alias {pattern} {module}" for pattern, module in alias_lines(tree) if matching(pattern, members)]
+    aliases = [
+        f"alias {pattern} {module}" for pattern, module in alias_lines(tree, members) if matching(pattern, members)
+    ]
     recorder.file(f"{folder}/modules.alias", aliases)
     configured: Dict[str, List[str]] = {}
     for file, words in modprobe_lines(tree):

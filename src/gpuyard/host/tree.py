@@ -35,14 +35,15 @@ class FileTree:
 
     def __init__(self, root: str = "/") -> None:
         self.root = os.path.realpath(root)
+        self._start = os.path.join(self.root, "")
 
     def _path(self, path: str) -> str:
-        return os.path.join(self.root, path)
+        return self._start + path
 
     def read(self, path: str) -> Optional[str]:
         try:
-            with open(self._path(path), encoding="utf-8", errors="replace") as file:
-                return file.read().rstrip("\n")
+            with open(self._path(path), "rb", buffering=0) as file:  # a host has thousands of small ones
+                return file.read().decode("utf-8", "replace").rstrip("\n")
         except OSError:  # also EIO and EINVAL: some attributes exist and refuse to be read
             return None
 

@@ -1,0 +1,83 @@
+"""``gpuyard host ... --ssh`` as an operator types it, over a real OpenSSH server on the loopback.
+
+The host that it reaches is this machine, which has no GPU that could be given away: so plans are empty, and what is
+asked for by a site's recordings is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpuyard.lab
+from tests.support import sshd
+
+SITE = Path(gpuyard.lab.__file__).parent / "site.yaml"
+HOSTS = ["gpu1", "gpu2", "hyper18"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sshd.Sshd]:
+    if why := sshd.missing():
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(why)
+    with sshd.running(tmp_path_factory.mktemp("sshd"), HOSTS) as running:
+        yield running
+
+
+def gpuyard_host(server: sshd.Sshd, *words: str) -> subprocess.CompletedProcess[str]:
+    reach = ["--ssh-config", str(server.configuration), "--python", sys.executable]
+    command = [sys.executable, "-m", "gpuyard.cli.main", "host", *words, *reach]
+    return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+
+def test_check_shows_each_host_and_a_summary(server: sshd.Sshd) -> None:
+    done = gpuyard_host(server, "check", "--ssh", "gpu1", "--ssh", "gpu2")
+    assert done.returncode == 3, done.stderr
+    assert "gpu1:\n  blocked  gpus" in done.stdout
+    assert "gpu2:\n  blocked  gpus" in done.stdout
+    assert "| gpu2 | blocked |" in done.stdout
+
+
+def test_nothing_to_do_is_said_and_asked_for_nothing(server: sshd.Sshd) -> None:
+    for verb in ("plan", "verify"):
+        done = gpuyard_host(server, verb, "--ssh", "gpu1")
+        assert (done.returncode, "| gpu1 | ok") == (0, "| gpu1 | ok" if "| gpu1 | ok" in done.stdout else done.stdout)
+    for verb in ("apply", "undo"):
+        done = gpuyard_host(server, verb, "--ssh", "gpu1", "--yes")
+        assert done.returncode == 0, done.stderr
+        assert not Path("/var/lib/gpuyard").exists()
+
+
+def test_without_an_answer_nothing_is_applied(server: sshd.Sshd) -> None:
+    done = gpuyard_host(server, "apply", "--ssh", "gpu1", "--ssh", "gpu2")
+    assert done.returncode == 1
+    assert "apply on 2 hosts?" in done.stdout
+    assert "Aborted" in done.stderr
+
+
+def test_a_site_says_which_gpus_of_which_hosts(server: sshd.Sshd) -> None:
+    done = gpuyard_host(server, "plan", "--site", str(SITE), "--ssh", "hyper18")
+    assert done.returncode == 3
+    assert "refused: 0000:86:00.0 is to be given away, but there is no GPU at it; GPUs are at: none" in done.stdout
+    done = gpuyard_host(server, "plan", "--site", str(SITE), "--ssh", "gpu1")
+    assert done.returncode == 2
+    assert "has no host gpu1" in done.stderr
+
+
+def test_verify_of_a_site_compares_with_its_recordings(server: sshd.Sshd) -> None:
+    done = gpuyard_host(server, "verify", "--site", str(SITE), "--ssh", "hyper18")
+    assert done.returncode == 3
+    assert "86:00.0" in done.stdout
+    assert "| hyper18 | blocked |" in done.stdout
+
+
+def test_a_host_that_cannot_be_reached_blocks_no_other_one(server: sshd.Sshd) -> None:
+    done = gpuyard_host(server, "check", "--ssh", "gpu1", "--ssh", "nobody.invalid")
+    assert done.returncode == 1
+    assert "| nobody.invalid | unreachable |" in done.stdout
+    assert "| gpu1           | blocked     |" in done.stdout
