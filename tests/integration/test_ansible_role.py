@@ -115,8 +115,11 @@ def test_prepare_twice_and_undo(site: Site) -> None:
     assert (again.changed, again.failed) == (0, 0), again.text
     assert "Verify the host" in again.text
     assert "skipping" in again.text.partition("TASK [gpuyard_host : Verify the host]")[2]
-    shown = site.play("--check", "-e", "gpuyard_host_undo=true")
-    assert (shown.changed, shown.failed) == (0, 0), shown.text
+    applied_files = site.files()
+    shown = site.play("--check", "--diff", "-e", "gpuyard_host_undo=true")
+    assert (shown.changed, shown.failed) == (1, 0), shown.text
+    assert "-0000:01:00.0 10de:1b02 vfio-pci" in shown.text
+    assert site.files() == applied_files
     undone = site.play("-e", "gpuyard_host_undo=true", "-e", "gpuyard_host_reboot=false")
     assert (undone.changed, undone.failed) == (1, 0), undone.text
     assert site.files() == before

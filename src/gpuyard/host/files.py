@@ -96,8 +96,10 @@ def hook_file() -> HostFile:
 
 
 def dracut_file() -> HostFile:
+    """dracut puts all of modprobe.d into an image for one host only, so what must be in any image is named here."""
     files = " ".join(f"/{path}" for path in (SCRIPT_FILE, LIST_FILE, MODPROBE_FILE))
-    text = f'{HEAD}add_drivers+=" vfio vfio_iommu_type1 vfio_pci "\ninstall_items+=" {files} "\n'
+    text = HEAD + 'add_drivers+=" vfio vfio_iommu_type1 vfio_pci "\n'
+    text += f'install_items+=" {files} "\ninstall_optional_items+=" /{OPTIONS_FILE} "\n'
     return HostFile(DRACUT_FILE, text, "puts script, list and vfio-pci into the initramfs")
 
 
