@@ -76,8 +76,8 @@ def debian(
     sysfs.put("etc/initramfs-tools/modules", "")
     sysfs.put("etc/default/grub", f'GRUB_CMDLINE_LINUX_DEFAULT="{options}"')
     sysfs.put("etc/modprobe.d/blacklist.conf", "blacklist pcspkr")
-    sysfs.put(GRUB_CFG, f"# as installed\nlinux /vmlinuz {options}")
-    sysfs.put(INITRD, "as installed")
+    sysfs.put(GRUB_CFG, f"# run 0\nlinux /vmlinuz {options}")
+    sysfs.put(INITRD, "# run 0\n")
     host = ModelHost(sysfs.nodes, {driver.name: driver for driver in DRIVERS}, groups=groups or {})
     host.boot()
     return host

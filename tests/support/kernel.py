@@ -11,7 +11,8 @@ import errno
 import hashlib
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +95,10 @@ class ModelHost:
         parent = self._folder(posixpath.dirname(path))
         if parent is not None and parent.get(posixpath.basename(path)) == {}:
             del parent[posixpath.basename(path)]
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        yield
 
     def digest(self, path: str) -> str | None:
         text = self.tree.read(path)

@@ -71,6 +71,29 @@ class Sysfs:
         self.put("proc/net/route", f"{header}\n{name}\t00000000\t0101A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0")
         return self
 
+    def port(self, name: str, address: str, *, up: bool = False, **links: str) -> Sysfs:
+        """A network port that no default route goes out by; `links` such as ``master`` name other interfaces."""
+        path = f"devices/pci0000:00/0000:{address}/net/{name}"
+        self.put(f"sys/class/net/{name}", {LINK: f"../../{path}"})
+        self.put(f"sys/{path}/device", {LINK: f"../../../0000:{address}"})
+        for file, text in {"flags": "0x1003" if up else "0x1002", "operstate": "up" if up else "down"}.items():
+            self.put(f"sys/{path}/{file}", text)
+        for link, target in links.items():
+            self.put(f"sys/{path}/{link}", {LINK: f"../../../../virtual/net/{target}"})
+        return self
+
+    def drive(self, name: str, controller: str, *partitions: str, **holders: str) -> Sysfs:
+        """A disk that is not mounted; `holders`: disk or partition -> the device that is made of it, ``dm-3``."""
+        path = f"devices/pci0000:00/0000:{controller}/host0/block/{name}"
+        folders = {name: path, **{partition: f"{path}/{partition}" for partition in partitions}}
+        for device, folder in folders.items():
+            self.put(f"sys/class/block/{device}", {LINK: f"../../{folder}"})
+            self.put(f"sys/{folder}/size", "2097152000")
+            self.put(f"sys/{folder}/holders", {})
+        for device, holder in holders.items():
+            self.put(f"sys/{folders[device]}/holders/{holder}", {LINK: f"/sys/devices/virtual/block/{holder}"})
+        return self
+
     def process(self, pid: int, command: str, *devices: str) -> Sysfs:
         """A process that can be looked at, with device nodes that it has open."""
         self.put(f"proc/{pid}/comm", command[:15])

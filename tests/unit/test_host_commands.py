@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gpuyard.host.__main__ import execute, main
+from gpuyard.host.machine import LocalHost
 from gpuyard.host.passthrough import LIST_FILE
 from gpuyard.host.recording import dumps, record
 from gpuyard.host.tree import FileTree
@@ -41,6 +42,12 @@ def answer(root: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tupl
     return run
 
 
+def names_in(root: Path) -> list[str]:
+    """Everything below it but /run, which has the lock and is empty after a boot."""
+    names = (str(path.relative_to(root)) for path in root.rglob("*"))
+    return sorted(name for name in names if not name.startswith("run"))
+
+
 Answer = Callable[..., tuple[int, list[dict[str, Any]]]]
 
 
@@ -67,7 +74,7 @@ def test_apply_tells_its_steps_and_what_waits_for_a_reboot(answer: Answer, root:
 
 
 def test_a_second_apply_changes_nothing_and_undo_leaves_nothing(answer: Answer, root: Path) -> None:
-    before = sorted(path.relative_to(root) for path in root.rglob("*"))
+    before = names_in(root)
     answer("apply", "--yes", "--no-live")
     code, (result,) = answer("apply", "--yes", "--no-live")
     assert (code, result["changed"]) == (0, False)
@@ -75,7 +82,7 @@ def test_a_second_apply_changes_nothing_and_undo_leaves_nothing(answer: Answer, 
     assert [step["sign"] for step in result["steps"]].count("-") > 3
     code, (*_, result) = answer("undo", "--yes")
     assert (code, result["changed"]) == (0, True)
-    assert sorted(path.relative_to(root) for path in root.rglob("*")) == before
+    assert names_in(root) == before
 
 
 def test_a_write_that_nothing_acts_on_is_not_taken_for_a_success(answer: Answer) -> None:
@@ -87,14 +94,14 @@ def test_a_write_that_nothing_acts_on_is_not_taken_for_a_success(answer: Answer)
 
 
 def test_without_anybody_to_ask_nothing_is_changed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = sorted(root.rglob("*"))
+    before = names_in(root)
     with pytest.raises(BlockedError, match="nobody to ask here; say --yes"):
         execute(["--root", str(root), "apply"])
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda question: "n")
     with pytest.raises(BlockedError, match="nothing was changed"):
         execute(["--root", str(root), "apply"])
-    assert sorted(root.rglob("*")) == before
+    assert names_in(root) == before
 
 
 def test_a_refused_plan_ends_with_3_and_its_reasons(answer: Answer) -> None:
@@ -138,3 +145,21 @@ def test_the_program_prints_no_traceback(root: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("gpuyard-host: /var/lib/gpuyard/journal.json is damaged")
+
+
+def test_two_at_once_do_not_meet(answer: Answer, root: Path) -> None:
+    with LocalHost(str(root)).lock():
+        code, (result,) = answer("apply", "--yes", "--no-live")
+        assert code == 1
+        assert result["error"] == "another gpuyard is changing this host: wait until it has ended"
+        assert answer("plan")[0] == 0, "looking is always allowed"
+    assert answer("apply", "--yes", "--no-live")[0] == 0
+
+
+def test_a_plan_that_has_changed_since_it_was_agreed_to_is_not_carried_out(answer: Answer, root: Path) -> None:
+    _, (shown,) = answer("plan", "--no-live")
+    code, (result,) = answer("apply", "--yes", "--no-live", "--keep", "01:00.0", "--expect", shown["digest"])
+    assert code == 3
+    assert "the host is not as it was when the plan was shown" in result["error"]
+    assert not (root / LIST_FILE).exists()
+    assert answer("apply", "--yes", "--no-live", "--expect", shown["digest"])[0] == 0

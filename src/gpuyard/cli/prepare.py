@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,11 @@ LegacyOption = Annotated[
 NoLiveOption = Annotated[bool, typer.Option("--no-live", help="Change drivers at the next boot only.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
+AllOption = Annotated[bool, typer.Option("--all", help="Forget --keep, --give and --site of earlier calls.")]
+
 DEFAULT_ROOT = Path("/")
+SHORT, LONG = 600.0, 7200.0
+"""The most that one host may take, in seconds: update-initramfs takes minutes for each kernel."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +81,10 @@ def where(ssh: Iterable[str] | None, site: Path | None, sudo: bool, python: str,
     if unknown:
         raise UsageError(f"{site} has no host {unknown[0]}; it has {', '.join(loaded.site.hosts)}")
     hosts = hosts or tuple(loaded.site.hosts)
-    gpus = {
-        host: tuple(gpu.address for gpu in loaded.compiled.gpus if gpu.host == host and gpu.pool and not gpu.blocked)
-        for host in hosts
-    }
+    gpus = {host: tuple(gpu.address for gpu in loaded.compiled.gpus if gpu.host == host and gpu.pool) for host in hosts}
+    empty = [host for host, addresses in gpus.items() if not addresses]
+    if empty:
+        raise UsageError(f"{site} gives no GPU of {empty[0]} away; name the other hosts with --ssh")
     return Where(hosts, sudo, python, ssh_config, gpus, loaded.inventories)
 
 
@@ -141,6 +146,7 @@ def plan(
     unsafe_interrupts: UnsafeOption = None,
     replace_legacy: LegacyOption = None,
     no_live: NoLiveOption = False,
+    everything: AllOption = False,
     root: RootOption = DEFAULT_ROOT,
     format_: FormatOption = Format.TABLE,
     ssh: SshOption = None,
@@ -153,7 +159,7 @@ def plan(
 
     Without options every GPU that can be given away is; wishes of the last 'apply' stay until they are changed.
     """
-    words = _wishes(keep, give, iommu_pt, unsafe_interrupts, replace_legacy, no_live)
+    words = _wishes(keep, give, iommu_pt, unsafe_interrupts, replace_legacy, no_live, everything)
     _leave(_run("plan", words, root, where(ssh, site, sudo, python, ssh_config), format_))
 
 
@@ -164,6 +170,7 @@ def apply(
     unsafe_interrupts: UnsafeOption = None,
     replace_legacy: LegacyOption = None,
     no_live: NoLiveOption = False,
+    everything: AllOption = False,
     yes: YesOption = False,
     root: RootOption = DEFAULT_ROOT,
     format_: FormatOption = Format.TABLE,
@@ -177,7 +184,7 @@ def apply(
 
     Whatever interrupts it, the same command again does what is left.
     """
-    words = _wishes(keep, give, iommu_pt, unsafe_interrupts, replace_legacy, no_live)
+    words = _wishes(keep, give, iommu_pt, unsafe_interrupts, replace_legacy, no_live, everything)
     _leave(_change("apply", ("plan", *words), words, yes, root, where(ssh, site, sudo, python, ssh_config), format_))
 
 
@@ -209,6 +216,7 @@ def verify(
 def undo(
     yes: YesOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    no_live: NoLiveOption = False,
     root: RootOption = DEFAULT_ROOT,
     format_: FormatOption = Format.TABLE,
     ssh: SshOption = None,
@@ -219,9 +227,11 @@ def undo(
 ) -> None:
     """Bring the machine back to what it was before the first 'apply': drivers, files, kernel options, initramfs."""
     hosts = where(ssh, site, sudo, python, ssh_config)
+    words = ["--no-live"] if no_live else []
     if dry_run:
-        _leave(_run("undo", ["--dry-run"], root, hosts, format_))
-    _leave(_change("undo", ("undo", "--dry-run"), [], yes, root, hosts, format_))
+        _leave(_run("undo", ["--dry-run", *words], root, hosts, format_))
+    else:
+        _leave(_change("undo", ("undo", "--dry-run", *words), words, yes, root, hosts, format_))
 
 
 def _wishes(
@@ -231,52 +241,71 @@ def _wishes(
     unsafe_interrupts: bool | None,
     replace_legacy: bool | None,
     no_live: bool,
+    everything: bool,
 ) -> list[str]:
     """As words for the verb on the host."""
     words = [word for address in keep or () for word in ("--keep", address)]
     words += [word for address in give or () for word in ("--give", address)]
     switches = {"iommu-pt": iommu_pt, "unsafe-interrupts": unsafe_interrupts, "replace-legacy": replace_legacy}
     words += [f"--{name}" if on else f"--no-{name}" for name, on in switches.items() if on is not None]
-    return [*words, *(["--no-live"] if no_live else [])]
+    return [*words, *(["--no-live"] if no_live else []), *(["--all"] if everything else [])]
 
 
 def _change(
     verb: str, dry: Sequence[str], words: Sequence[str], yes: bool, root: Path, hosts: Where, format_: Format
 ) -> int:
     """Run a verb that changes hosts. On many, all plans are shown before one question."""
-    from gpuyard.model.errors import BlockedError
-
+    agreed: dict[str, str] = {}
     if hosts.hosts and not yes:
-        code = _remote(dry[0], dry[1:], hosts, Format.TABLE)
+        code = _remote(dry[0], dry[1:], hosts, Format.TABLE, plans=agreed)
         if code:
-            raise BlockedError("nothing was changed: not every host can do it; leave those out, or mend them first")
+            print("nothing was changed: not every host can do it; leave those out, or mend them first", file=sys.stderr)
+            return code
         typer.confirm(f"{verb} on {len(hosts.hosts)} hosts?", abort=True)
-    return _run(verb, [*words, *(["--yes"] if yes or hosts.hosts else [])], root, hosts, format_)
+    return _run(verb, [*words, *(["--yes"] if yes or hosts.hosts else [])], root, hosts, format_, agreed)
 
 
-def _run(verb: str, words: Sequence[str], root: Path, hosts: Where, format_: Format) -> int:
+def _run(
+    verb: str,
+    words: Sequence[str],
+    root: Path,
+    hosts: Where,
+    format_: Format,
+    agreed: Mapping[str, str] | None = None,
+) -> int:
     from gpuyard.host.__main__ import execute
     from gpuyard.model.errors import UsageError
 
     if format_ not in (Format.TABLE, Format.JSON):
         raise UsageError(f"{verb} has no list to print as {format_.value}; use -f json")
     if hosts.hosts:
-        return _remote(verb, words, hosts, format_)
+        return _remote(verb, words, hosts, format_, agreed)
     return execute(["--root", str(root), verb, *(["--json"] if format_ is Format.JSON else []), *words])
 
 
-def _remote(verb: str, words: Sequence[str], hosts: Where, format_: Format) -> int:
+def _remote(
+    verb: str,
+    words: Sequence[str],
+    hosts: Where,
+    format_: Format,
+    agreed: Mapping[str, str] | None = None,
+    plans: dict[str, str] | None = None,
+) -> int:
+    """`agreed`: host -> digest of the plan to carry out. `plans`: where the digests of the plans go."""
     from gpuyard.cli.fleet_output import FleetDisplay, print_summary
     from gpuyard.host import fleet
 
     ssh = ("ssh",) if hosts.ssh_config is None else ("ssh", "-F", str(hosts.ssh_config))
-    own = {}
+    own: dict[str, list[str]] = {host: ["--expect", digest] for host, digest in (agreed or {}).items()}
     if hosts.gpus is not None and verb in ("plan", "apply"):
-        own = {host: ("--only", ",".join(addresses)) for host, addresses in hosts.gpus.items()}
-    seconds = 7200.0 if verb in ("apply", "undo") else 600.0
-    options = fleet.Options(ssh, hosts.python, hosts.sudo, seconds=seconds)
-    outcomes = fleet.run(hosts.hosts, [verb, "--json", *words], options, FleetDisplay(len(hosts.hosts)), own=own)
-    found = {host: _with_drift(outcome, hosts) for host, outcome in outcomes.items()}
+        for host, addresses in hosts.gpus.items():
+            own.setdefault(host, []).extend(["--only", ",".join(addresses)])
+    options = fleet.Options(ssh, hosts.python, hosts.sudo, seconds=LONG if verb in ("apply", "undo") else SHORT)
+    display = FleetDisplay(len(hosts.hosts))
+    outcomes = fleet.run(hosts.hosts, [verb, "--json", *words], options, display, own=own)
+    found = {host: _with_the_site(outcome, hosts) for host, outcome in outcomes.items()}
+    if plans is not None:
+        plans.update({host: outcome.result["digest"] for host, outcome in found.items() if "digest" in outcome.result})
     if format_ is Format.TABLE:
         for host, outcome in found.items():
             print("\n".join([f"{host}:", *(f"  {line}" for line in _lines(outcome.result)), ""]))
@@ -284,8 +313,8 @@ def _remote(verb: str, words: Sequence[str], hosts: Where, format_: Format) -> i
     return fleet.worst(found)
 
 
-def _with_drift(outcome: Outcome, hosts: Where) -> Outcome:
-    """The host's own findings, and what differs from its recording in the site file."""
+def _with_the_site(outcome: Outcome, hosts: Where) -> Outcome:
+    """What a host found out itself, and what differs from the site file: from its recording, from its pools."""
     import json
     from dataclasses import replace
 
@@ -294,12 +323,19 @@ def _with_drift(outcome: Outcome, hosts: Where) -> Outcome:
     from gpuyard.host.finding_text import finding_dict
     from gpuyard.host.recording import replay
     from gpuyard.model.errors import BlockedError
-    from gpuyard.model.finding import Level
+    from gpuyard.model.finding import Finding, Level
 
     recorded = (hosts.recorded or {}).get(outcome.host)
-    if recorded is None or "recording" not in outcome.result:
+    if recorded is None or hosts.gpus is None or "recording" not in outcome.result:
         return outcome
     findings = drift(recorded, replay(json.dumps(outcome.result["recording"]), outcome.host))
+    findings += [
+        Finding(
+            "site", Level.BLOCKED, f"{address} is in a pool of the site and not prepared", "gpuyard host plan --site"
+        )
+        for address in hosts.gpus[outcome.host]
+        if address not in outcome.result.get("given", ())
+    ]
     result = {**outcome.result, "findings": [*outcome.result["findings"], *map(finding_dict, findings)]}
     code = BlockedError.exit_code if worst(findings) is Level.BLOCKED else outcome.exit
     return replace(outcome, result=result, exit=code)

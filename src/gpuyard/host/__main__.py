@@ -16,6 +16,7 @@ from gpuyard.host.scan import scan
 from gpuyard.host.tree import FileTree
 from gpuyard.model.errors import GpuyardError
 
+INTERRUPTED = 130
 HELP = {
     "check": "say what is right, what is wrong and why",
     "plan": "show what apply would change",
@@ -34,6 +35,9 @@ def main(arguments: Optional[List[str]] = None) -> int:
     except (ValueError, OSError) as error:
         print(f"gpuyard-host: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("gpuyard-host: interrupted; the same command again does what is left", file=sys.stderr)
+        return INTERRUPTED
 
 
 def execute(arguments: List[str]) -> int:
@@ -80,8 +84,11 @@ def _verb_options(verb: str, parser: argparse.ArgumentParser) -> None:
             ("replace-legacy", "leave out ids= options and others that are in the way"),
         ):
             parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=text)
+        parser.add_argument("--all", action="store_true", help="forget --keep, --give and --only of earlier calls")
+    if verb in ("plan", "apply", "undo"):
         parser.add_argument("--no-live", dest="live", action="store_false", help="change drivers at the next boot only")
     if verb in ("apply", "undo"):
+        parser.add_argument("--expect", metavar="DIGEST", help="do nothing if the plan has not this digest")
         parser.add_argument("--yes", action="store_true", help="do not ask")
     if verb == "verify":
         parser.add_argument("--against", metavar="FILE", help="compare with what 'record' wrote before")
@@ -102,6 +109,8 @@ def _options(parsed: argparse.Namespace) -> Options:
         keep=tuple(said.get("keep", ())),
         give=tuple(said.get("give", ())),
         only=None if only is None else tuple(filter(None, only.split(","))),
+        everything=said.get("all", False),
+        expect=said.get("expect"),
         identity=said.get("iommu_pt"),
         unsafe_interrupts=said.get("unsafe_interrupts"),
         replace_legacy=said.get("replace_legacy"),

@@ -11,10 +11,10 @@ import posixpath
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from gpuyard.host import bind
-from gpuyard.host.files import MARK
+from gpuyard.host.holders import holders
 from gpuyard.host.journal import (
     JOURNAL_FILE,
     ORIGINALS,
@@ -23,6 +23,7 @@ from gpuyard.host.journal import (
     Journal,
     Run,
     copy_of,
+    current,
     load,
     save,
     with_run,
@@ -30,6 +31,7 @@ from gpuyard.host.journal import (
 from gpuyard.host.machine import CommandFailed, Host
 from gpuyard.host.modules import canonical
 from gpuyard.host.passthrough import LIST_FILE, Passthrough, parse_list, read_list
+from gpuyard.host.prepare import in_use
 from gpuyard.host.tree import Tree
 from gpuyard.host.wishes import Wishes
 from gpuyard.model.errors import BlockedError, GpuyardError
@@ -44,10 +46,10 @@ def apply_plan(host: Host, plan: Plan, inventory: Inventory, wishes: Wishes, now
     """Raises BlockedError when the plan has refusals, GpuyardError with the step that failed."""
     if plan.refusals:
         raise BlockedError(plan.refused)
-    journal = load(host.tree)
-    if journal is not None and journal.undone:
-        _forget(host, journal)
-        journal = None
+    left = load(host.tree)
+    if left is not None and left.undone:
+        _forget(host, left)
+    journal = current(host.tree)
     listed = [function.address for function in _listed(host.tree, plan)]
     groups = _groups(inventory, listed)
     if plan.empty and (journal is None or (journal.wishes, journal.groups, journal.intent) == (wishes, groups, ())):
@@ -58,7 +60,9 @@ def apply_plan(host: Host, plan: Plan, inventory: Inventory, wishes: Wishes, now
     save(host, journal)
     # Not only the functions whose driver changes now: that of others changes at the next boot.
     journal = _remember_functions(host, journal, inventory, listed)
-    _carry_out(host, plan, _remember(host, journal, plan), on_step)
+    journal, problems = _carry_out(host, plan, _remember(host, journal, plan), on_step)
+    if problems:
+        raise GpuyardError("; ".join(problems))
 
 
 def _listed(tree: Tree, plan: Plan) -> Tuple[Passthrough, ...]:
@@ -80,44 +84,58 @@ def _groups(inventory: Inventory, addresses: Sequence[str]) -> Dict[str, Optiona
 
 
 def apply_undo(host: Host, plan: Plan, on_step: OnStep) -> None:
-    """Carry out a plan of undo.py, then remove what gpuyard keeps on the host. Raises as apply_plan does."""
+    """Carry out a plan of undo.py, then remove what gpuyard keeps on the host. Raises as apply_plan does.
+
+    A driver that does not come back (it is no longer there, say) keeps nothing else from being undone; it is told last.
+    """
     if plan.refusals:
         raise BlockedError(plan.refused)
-    journal = load(host.tree)
-    if journal is None:
+    left, journal = load(host.tree), current(host.tree)
+    problems: List[str] = []
+    if left is None and journal is None:
         host.remove_folder(STATE_FOLDER)  # the last that an undo does, and a crash may have come before it
         return
-    if not journal.undone:
+    if journal is not None:
         # What the commands made is put back below, so the next apply must not take it for up to date.
         journal = replace(journal, runs={name: replace(run, inputs="") for name, run in journal.runs.items()})
-        _carry_out(host, plan, journal, on_step)
+        journal, problems = _carry_out(host, plan, journal, on_step)
         save(host, replace(journal, undone=True))  # from here on the copies are not needed
-    _forget(host, journal)
+    _forget(host, journal or left or Journal(since=""))
+    if problems:
+        raise GpuyardError(f"undone, but {'; '.join(problems)}")
 
 
-def _carry_out(host: Host, plan: Plan, journal: Journal, on_step: OnStep) -> None:
+def _carry_out(host: Host, plan: Plan, journal: Journal, on_step: OnStep) -> Tuple[Journal, List[str]]:
+    """The journal afterwards, and what did not work but stopped nothing."""
+    problems: List[str] = []
     for number, step in enumerate(plan.steps, 1):
         journal = replace(journal, intent=_titles(plan.steps[number - 1 :]))
         save(host, journal)
         on_step(number, step)
         try:
-            journal = _step(host, step, journal)
+            journal = _step(host, step, journal, problems)
         except GpuyardError as error:
             raise GpuyardError(f"{step}: {error}") from None
-    save(host, replace(journal, intent=()))
+    journal = replace(journal, intent=())
+    save(host, journal)
+    return journal, problems
 
 
 def _titles(steps: Sequence[Step]) -> Tuple[str, ...]:
     return tuple(str(step) for step in steps)
 
 
-def _step(host: Host, step: Step, journal: Journal) -> Journal:
+def _step(host: Host, step: Step, journal: Journal, problems: List[str]) -> Journal:
     path = step.name[1:]
     if step.kind == "group":
+        # Minutes may have passed since the plan: an initramfs was made, or somebody was asked.
+        busy = list(in_use([step], holders(host.tree)))
+        if busy:
+            raise GpuyardError("; ".join(busy))
         if step.verb is Verb.BIND:
             bind.bind(host, step.after)
         else:
-            bind.release(host, {address: journal.functions[address] for address in step.after})
+            problems += bind.release(host, {address: journal.functions[address] for address in step.after})
     elif step.kind == "module":
         with suppress(CommandFailed):  # somebody else uses it by now
             host.run(["modprobe", "-r", step.name])
@@ -153,7 +171,7 @@ def _remember(host: Host, journal: Journal, plan: Plan) -> Journal:
     """Copy what the plan will change and nothing has changed yet, and note it. Nothing of the host is touched."""
     for step in plan.steps:
         if step.kind == "file":
-            journal = _remember_file(host, journal, step.name[1:])
+            journal = _remember_file(journal, step.name[1:])
         elif step.kind == "command":
             journal = _remember_outputs(host, journal, step)
         elif step.verb is Verb.BIND:
@@ -161,26 +179,27 @@ def _remember(host: Host, journal: Journal, plan: Plan) -> Journal:
     return journal
 
 
-def _remember_file(host: Host, journal: Journal, path: str) -> Journal:
-    if path in journal.files:
-        return journal
-    there = host.digest(path) is not None and MARK not in (host.tree.read(path) or "")
-    if there:
-        host.copy_file(path, copy_of(path))
-    return replace(journal, files={**journal.files, path: there})
+def _remember_file(journal: Journal, path: str) -> Journal:
+    """A file at one of our paths is ours or not there: a plan with somebody else's is refused."""
+    return journal if path in journal.files else replace(journal, files=(*journal.files, path))
 
 
 def _remember_outputs(host: Host, journal: Journal, step: Step) -> Journal:
     """Copies are made before the first run only: later there would be something of ours in them."""
-    run = journal.runs.get(step.name)
+    run, now, after = journal.runs.get(step.name), digests(host, step.after["outputs"]), step.after
     if run is None:
-        originals = digests(host, step.after["outputs"])
-        for path in originals:
+        for path in now:
             host.copy_file(path, copy_of(path))
-        run = Run((), "", tuple(step.after["outputs"]), originals)
-    after = step.after
+        run = Run((), "", tuple(after["outputs"]), now)
+    elif now != dict(run.outputs or run.originals):
+        run = replace(run, stale=True)  # a kernel was installed, or a run was cut off
     started = replace(run, command=tuple(after["command"]), inverse=tuple(after["inverse"]), inputs="", outputs={})
-    return with_run(journal, step.name, started)
+    return with_run(replace(journal, options=_options(journal, after)), step.name, started)
+
+
+def _options(journal: Journal, after: Mapping[str, Any]) -> Tuple[str, ...]:
+    """Those that were set at one time or another, with those of a command for the boot loader."""
+    return tuple(dict.fromkeys([*journal.options, *after.get("options", ())]))
 
 
 def _remember_functions(host: Host, journal: Journal, inventory: Inventory, addresses: Iterable[str]) -> Journal:
@@ -225,9 +244,8 @@ def matching(tree: Tree, patterns: Sequence[str]) -> Tuple[str, ...]:
 
 def _forget(host: Host, journal: Journal) -> None:
     """Remove what gpuyard keeps on a host. The journal goes last, so that the rest can be done after a crash."""
-    for path, was_there in journal.files.items():
-        if not was_there:
-            host.remove_file(path)  # also what a crash in the middle of writing it has left
+    for path in journal.files:
+        host.remove_file(path)  # also what a crash in the middle of writing it has left
     _remove_below(host, ORIGINALS)
     for folder in journal.folders:
         host.remove_folder(folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Optional
 
 from gpuyard.host.journal import Before
-from gpuyard.host.machine import Host
+from gpuyard.host.machine import AttributeHangs, Host
 from gpuyard.host.tree import Tree
 from gpuyard.model.errors import GpuyardError
 
@@ -50,18 +50,24 @@ def bind(host: Host, targets: Mapping[str, str]) -> None:
             _unbind(host, address, unless=driver)
         for address, driver in targets.items():
             _probe(host, address, driver)
-    except GpuyardError as error:
+    except AttributeHangs as error:
+        # The kernel still holds this one: whatever is written to it next would hang as well.
+        left = _put_back(host, {address: earlier[address] for address in taken[:-1]})
+        reason = f"{taken[-1]} has no driver until that returns, and the host may not shut down by itself"
+        raise GpuyardError(f"{error}; {reason}{left}") from None
+    except (GpuyardError, KeyboardInterrupt) as error:
         left = _put_back(host, {address: earlier[address] for address in taken})
-        raise GpuyardError(f"{error}{left}") from None
+        raise GpuyardError(f"{str(error) or 'interrupted'}{left}") from None
 
 
-def release(host: Host, originals: Mapping[str, Before]) -> None:
-    """Give functions of one group back to the drivers that they had. Raises GpuyardError."""
+def release(host: Host, originals: Mapping[str, Before]) -> List[str]:
+    """Give functions of one group back to the drivers that they had. Answers which did not get theirs.
+
+    Raises GpuyardError when one cannot be taken from VFIO.
+    """
     for address, original in originals.items():
         _take_back(host, address, original)
-    problems = [problem for address, original in originals.items() for problem in _restore(host, address, original)]
-    if problems:
-        raise GpuyardError("; ".join(problems))
+    return [problem for address, original in originals.items() for problem in _restore(host, address, original)]
 
 
 def _take_back(host: Host, address: str, original: Before) -> None:

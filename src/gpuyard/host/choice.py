@@ -33,12 +33,13 @@ def choose(machine: Machine, wishes: Wishes) -> Choice:
             found, reasons = _card(machine, slot)
             functions += found
             notes += [f"{name}: stays with the host: {reason}" for reason in reasons]
-        elif slot.usable:
+        elif slot.usable and not _strangers(machine, slot, wishes):
             functions += _members(machine, slot)
             notes += [f"{name}: {note}" for note in slot.notes if note.startswith("the host loses")]
         else:
-            asked = wishes.only is not None
-            (refusals if asked else notes).append(f"{name}: cannot be given away: {'; '.join(slot.reasons)}")
+            asked = wishes.only is not None or any(gpu.address in wishes.give for gpu in slot.gpus)
+            reasons = [*slot.reasons, *_strangers(machine, slot, wishes)]
+            (refusals if asked else notes).append(f"{name}: cannot be given away: {'; '.join(reasons)}")
     ordered = sorted(functions, key=machine.inventory.functions.index)
     return Choice(tuple(ordered), tuple(refusals), tuple(notes))
 
@@ -65,6 +66,18 @@ def _wanted(slot: Slot, wishes: Wishes) -> bool:
     if any(address in wishes.keep for address in addresses):
         return False
     return wishes.only is None or any(address in wishes.only for address in addresses)
+
+
+def _strangers(machine: Machine, slot: Slot, wishes: Wishes) -> List[str]:
+    """Disks, network ports and the like in the group. Whether the host needs one cannot be known for certain from
+    here (a disk of a storage cluster is neither mounted nor quiet), so such a one goes only if somebody names it."""
+    found = [f for f in _members(machine, slot) if not f.is_gpu and f.class_id not in CLASSES_COMPANION]
+    return [
+        f"{f.short_address} {f.class_name} {f.model} shares the group, and the host would lose it: --give "
+        f"{f.short_address} if that is meant"
+        for f in found
+        if f.address not in wishes.give
+    ]
 
 
 def _members(machine: Machine, slot: Slot) -> Iterable[PciFunction]:

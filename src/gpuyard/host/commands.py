@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
 
 from gpuyard.host import pending, plan_text
-from gpuyard.host.check import check, worst
+from gpuyard.host.check import Machine, check, worst
 from gpuyard.host.drift import drift
 from gpuyard.host.finding_text import finding_dict, finding_lines
+from gpuyard.host.judge import judge
 from gpuyard.host.machine import Host, LocalHost
+from gpuyard.host.passthrough import read_list
 from gpuyard.host.pci_ids import PciIds
 from gpuyard.host.preparation import Preparation
 from gpuyard.host.recording import record, replay
+from gpuyard.host.scan import scan
 from gpuyard.host.wishes import Wishes, full_address
 from gpuyard.model.errors import BlockedError, GpuyardError
 from gpuyard.model.finding import Finding, Level
@@ -40,6 +44,10 @@ class Options:
     keep: Tuple[str, ...] = ()
     give: Tuple[str, ...] = ()
     only: Optional[Tuple[str, ...]] = None
+    everything: bool = False
+    """Forget the wishes about single GPUs: every one that can be given is."""
+    expect: Optional[str] = None
+    """Digest of the plan that somebody agreed to; another one is not carried out."""
     identity: Optional[bool] = None
     unsafe_interrupts: Optional[bool] = None
     replace_legacy: Optional[bool] = None
@@ -51,6 +59,8 @@ class Options:
     """Only show what undo would do."""
 
     def wishes(self, last: Wishes) -> Wishes:
+        if self.everything:
+            last = replace(last, only=None, keep=(), give=())
         return last.changed(
             self.keep,
             self.give,
@@ -67,15 +77,30 @@ class Refused(BlockedError):
 
 def run(verb: str, options: Options) -> int:
     """Run a verb on this machine, print what came of it, answer the exit code. Raises GpuyardError, but for `json`."""
-    output = _Json(verb) if options.json else _Text()
+    output: Output = _Json(verb) if options.json else _Text()
+    host = LocalHost(options.root)
     try:
-        host = LocalHost(options.root)
-        return VERBS[verb](Preparation(host, PciIds.of_this_machine()), host, options, output)
+        # Whoever changes a host looks at it, and asks, with nobody else at it.
+        with host.lock() if verb in CHANGING and not options.dry_run else nullcontext():
+            return VERBS[verb](host, options, output)
     except GpuyardError as error:
         if not options.json:
             raise
         output.result(error.exit_code, {"error": str(error)}, [])
         return error.exit_code
+
+
+class Output(Protocol):
+    """Where a verb says what it does."""
+
+    def step(self, number: int, of: int, step: Step) -> None:
+        """Before each step."""
+
+    def say(self, lines: List[str]) -> None:
+        """What is for people only."""
+
+    def result(self, code: int, data: Dict[str, Any], lines: List[str]) -> None:
+        """At the end, once: the exit code, for programs, for people."""
 
 
 class _Text:
@@ -108,14 +133,17 @@ class _Json:
         print(json.dumps({"event": "result", "verb": self.verb, "exit": code, **data}), flush=True)
 
 
-Output = Any  # _Text or _Json
+def _look(host: Host) -> Preparation:
+    return Preparation(host, PciIds.of_this_machine())
 
 
-def _check(preparation: Preparation, host: Host, options: Options, output: Output) -> int:
-    return _findings(check(preparation.machine), output)
+def _check(host: Host, options: Options, output: Output) -> int:
+    inventory = scan(host.tree, PciIds.of_this_machine())
+    return _findings(check(Machine(host.tree, inventory, judge(inventory))), output)
 
 
-def _plan(preparation: Preparation, host: Host, options: Options, output: Output) -> int:
+def _plan(host: Host, options: Options, output: Output) -> int:
+    preparation = _look(host)
     plan = preparation.plan(options.wishes(preparation.wishes), options.live)
     return _planned(plan, output, NOTHING)
 
@@ -126,39 +154,51 @@ def _planned(plan: Plan, output: Output, nothing: str) -> int:
     return code
 
 
-def _apply(preparation: Preparation, host: Host, options: Options, output: Output) -> int:
-    wishes = options.wishes(preparation.wishes)
-    plan = preparation.plan(wishes, options.live)
-    _ask(plan, options, output, "Apply this?")
+def _apply(host: Host, options: Options, output: Output) -> int:
+    def look() -> Tuple[Preparation, Wishes, Plan]:
+        preparation = _look(host)
+        wishes = options.wishes(preparation.wishes)
+        return preparation, wishes, preparation.plan(wishes, options.live)
+
+    agreed = _agree(look()[2], options, output, "Apply this?")
+    preparation, wishes, plan = look()
+    _unchanged(plan, agreed)
     preparation.apply(plan, wishes, datetime.now(timezone.utc), _on_step(plan, output))
     return _done(host, plan, output, NOTHING)
 
 
-def _undo(preparation: Preparation, host: Host, options: Options, output: Output) -> int:
-    plan = preparation.plan_undo()
+def _undo(host: Host, options: Options, output: Output) -> int:
+    plan = _look(host).plan_undo(options.live)
     if options.dry_run:
         return _planned(plan, output, UNDONE)
-    _ask(plan, options, output, "Undo this?")
+    agreed = _agree(plan, options, output, "Undo this?")
+    preparation = _look(host)
+    plan = preparation.plan_undo(options.live)
+    _unchanged(plan, agreed)
     preparation.undo(plan, _on_step(plan, output))
     return _done(host, plan, output, UNDONE)
 
 
 def _done(host: Host, plan: Plan, output: Output, nothing: str) -> int:
-    after = Preparation(host, PciIds.of_this_machine())
+    after = _look(host)
     waiting = pending.needs_reboot(pending.settings(after.machine, after.journal))
-    lines = [f"{len(plan.steps)} steps done" if plan.steps else nothing]
-    lines += [f"needs a reboot: {setting.name}: {setting.state.value}" for setting in waiting]
-    data = {**plan_text.as_dict(plan), "changed": bool(plan.steps), "reboot": [setting.name for setting in waiting]}
-    output.result(0, data, lines)
+    reboot = list(dict.fromkeys([*plan.reboot, *(setting.after_a_boot for setting in waiting)]))
+    lines = [
+        f"{len(plan.steps)} steps done" if plan.steps else nothing,
+        *(f"needs a reboot: {text}" for text in reboot),
+    ]
+    output.result(0, {**plan_text.as_dict(plan), "changed": bool(plan.steps), "reboot": reboot}, lines)
     return 0
 
 
-def _verify(preparation: Preparation, host: Host, options: Options, output: Output) -> int:
+def _verify(host: Host, options: Options, output: Output) -> int:
+    preparation = _look(host)
     findings = preparation.verify()
     if options.recorded is not None:
         findings += drift(replay(options.recorded, "the recording"), preparation.machine.inventory)
     made = record(host.tree, PciIds.of_this_machine(), "by verify") if options.recording else None
-    return _findings(findings, output, {"recording": made} if made else {})
+    given = [entry.address for entry in read_list(host.tree)]
+    return _findings(findings, output, {"given": given, **({"recording": made} if made else {})})
 
 
 def _findings(findings: List[Finding], output: Output, more: Optional[Dict[str, Any]] = None) -> int:
@@ -172,25 +212,37 @@ def _on_step(plan: Plan, output: Output) -> Callable[[int, Step], None]:
     return lambda number, step: output.step(number, len(plan.steps), step)
 
 
-def _ask(plan: Plan, options: Options, output: Output, question: str) -> None:
-    """Show the plan and wait for a yes. Raises BlockedError."""
+def _agree(plan: Plan, options: Options, output: Output, question: str) -> Optional[str]:
+    """Show the plan and wait for a yes. The digest of the plan that was agreed to, if any. Raises BlockedError."""
     if plan.refusals:
         raise BlockedError(plan.refused)
     commands = [plan_text.title(step) for step in plan.steps if step.kind == "command"]
     if commands and options.root != "/":
         raise BlockedError(f"{commands[0]}: cannot be done below {options.root}: use chroot, or do it on the host")
     if plan.empty or options.yes:
-        return
+        return options.expect
     output.say(plan_text.lines(plan_text.as_dict(plan)))
     if options.json or not sys.stdin.isatty():
         raise Refused("nothing was changed: there is nobody to ask here; say --yes")
-    if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
+    try:
+        answer = input(f"{question} [y/N] ")
+    except EOFError:
+        answer = ""
+    if answer.strip().lower() not in ("y", "yes"):
         raise Refused("nothing was changed")
+    return plan_text.digest(plan)
 
 
+def _unchanged(plan: Plan, agreed: Optional[str]) -> None:
+    """Raises BlockedError when the plan is not the one that was agreed to."""
+    if agreed is not None and plan_text.digest(plan) != agreed:
+        raise BlockedError("nothing was changed: the host is not as it was when the plan was shown; look at it again")
+
+
+CHANGING = ("apply", "undo")
 UNDONE = "nothing to undo: gpuyard has changed nothing on this host"
 NOTHING = "nothing to do: the host is as it shall be"
-VERBS: Dict[str, Callable[[Preparation, Host, Options, Output], int]] = {
+VERBS: Dict[str, Callable[[Host, Options, Output], int]] = {
     "check": _check,
     "plan": _plan,
     "apply": _apply,

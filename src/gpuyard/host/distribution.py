@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
-from typing import Dict, Iterable, List, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from gpuyard.host.tree import Tree
 
@@ -14,6 +14,11 @@ GRUB_DEFAULTS = "etc/default/grub"
 GRUB_FOLDER = "etc/default/grub.d"
 GRUB_VARIABLE = re.compile(r"^\s*(?:export\s+)?GRUB_CMDLINE_LINUX(?:_DEFAULT)?\+?=(.*)$")
 ENTRIES = "boot/loader/entries"
+RESCUE = "-0-rescue"
+GRUBENV = "boot/grub2/grubenv"
+COMMAND_LINE = "etc/kernel/cmdline"
+"""What kernels get that are installed later, since RHEL 9. grubby makes it where it is missing."""
+ADD, REMOVE = "--args", "--remove-args"
 
 
 @dataclass(frozen=True)
@@ -35,22 +40,72 @@ class Tool:
 
 UPDATE_GRUB = Tool("boot loader", ("update-grub",), ("boot/grub/grub.cfg",))
 UPDATE_INITRAMFS = Tool("initramfs", ("update-initramfs", "-u", "-k", "all"), ("boot/initrd.img-*",))
-DRACUT = Tool("initramfs", ("dracut", "--regenerate-all", "--force"), ("boot/initramfs-*.img",))
-GRUBBY_OUTPUTS = (f"{ENTRIES}/*.conf", GRUB_DEFAULTS, "etc/kernel/cmdline", "boot/grub2/grubenv")
+DRACUT = Tool(
+    "initramfs",
+    ("dracut", "--regenerate-all", "--force"),
+    (
+        # As RHEL, SUSE and Debian name them. Not the rescue image, and not kdump's, which kdump makes anew by itself.
+        *(f"boot/initramfs-[!0]*{end}.img" for end in ("[!p]", "[!m]p", "[!u]mp")),
+        "boot/initrd-[0-9]*",
+        "boot/initrd.img-*",
+    ),
+)
 
 
-def grubby(wanted: Iterable[str], unwanted: Iterable[str], ours: Iterable[str], foreign: Iterable[str]) -> Tool:
+def grubby(tree: Tree, added: Iterable[str], removed: Iterable[str], taken: Iterable[str], ours: Iterable[str]) -> Tool:
     """Adds and takes out options of all kernels, and of those that are installed later.
 
-    Taking it back takes out `ours`, all that gpuyard has added so far, and adds what it took out of the `foreign`.
+    Taking it back adds what was `taken` out so far and takes out `ours`, all that gpuyard has added.
     """
-    return Tool("boot loader", _grubby(wanted, unwanted), GRUBBY_OUTPUTS, _grubby(foreign, ours))
+    return Tool("boot loader", _grubby(tree, added, removed), grubby_outputs(tree), _grubby(tree, taken, ours))
 
 
-def _grubby(wanted: Iterable[str], unwanted: Iterable[str]) -> Tuple[str, ...]:
-    added, removed = " ".join(wanted), " ".join(unwanted)
-    options = [f"--args={added}"] if added else []
-    return ("grubby", "--update-kernel=ALL", *options, *([f"--remove-args={removed}"] if removed else []))
+def _grubby(tree: Tree, added: Iterable[str], removed: Iterable[str]) -> Tuple[str, ...]:
+    options = [f"{name}={words}" for name, words in ((ADD, " ".join(added)), (REMOVE, " ".join(removed))) if words]
+    # Last, because grubby loses the argument that comes after it.
+    leave = ["--no-etc-grub-update"] if grubby_spoils_defaults(tree) else []
+    return ("grubby", "--update-kernel=ALL", *options, *leave)
+
+
+def grubby_words(command: Sequence[str], name: str) -> Tuple[str, ...]:
+    """The kernel options in one argument, ADD or REMOVE, of a call of grubby."""
+    return tuple(word for part in command if part.startswith(f"{name}=") for word in part[len(name) + 1 :].split())
+
+
+def grubby_outputs(tree: Tree) -> Tuple[str, ...]:
+    """The files that grubby changes. GRUB itself writes to its environment block at boot, so it is left out if it can.
+
+    The environment block may be a link to one on the EFI partition, which must stay a link.
+    """
+    used = "kernelopts" in _environment(tree) or tree.read(GRUBENV) is None
+    return (f"{ENTRIES}/*.conf", GRUB_DEFAULTS, COMMAND_LINE, *([tree.resolve(GRUBENV)] if used else []))
+
+
+def grubby_spoils_defaults(tree: Tree) -> bool:
+    """Whether grubby would overwrite other lines of /etc/default/grub: each that begins like the one it looks for."""
+    lines = (tree.read(GRUB_DEFAULTS) or "").splitlines()
+    found = [line for line in lines if line.startswith("GRUB_CMDLINE_LINUX")]
+    return len(found) > 1 or any(not line.startswith("GRUB_CMDLINE_LINUX=") for line in found)
+
+
+def why_not_grubby(tree: Tree) -> Optional[str]:
+    """Why grubby cannot set the options of this host; None when it can."""
+    if not has_program(tree, "grubby"):
+        return "this host's boot loader is neither GRUB with /etc/default/grub.d nor one that grubby knows"
+    if not entry_options(tree):
+        return f"grubby needs boot loader entries, and there is none to be read in /{ENTRIES} (that takes root)"
+    if re.search(r"^GRUB_ENABLE_BLSCFG=[\"']?false", tree.read(GRUB_DEFAULTS) or "", re.MULTILINE):
+        return f"grubby changes the entries in /{ENTRIES}, which GRUB_ENABLE_BLSCFG=false in /{GRUB_DEFAULTS} turns off"
+    if "kernelopts" not in _environment(tree) and any("$kernelopts" in _options(tree, name) for name in _entries(tree)):
+        return (
+            f"the entries in /{ENTRIES} take their options from $kernelopts, which is not in /{GRUBENV} "
+            "(grub2-mkconfig -o /boot/grub2/grub.cfg puts it there)"
+        )
+    return None
+
+
+def is_ostree(tree: Tree) -> bool:
+    return "ostree-booted" in tree.names("run")
 
 
 def has_program(tree: Tree, name: str) -> bool:
@@ -62,10 +117,6 @@ def has_grub_folder(tree: Tree) -> bool:
     return has_program(tree, "update-grub") and tree.read(GRUB_DEFAULTS) is not None
 
 
-def has_grubby(tree: Tree) -> bool:
-    return has_program(tree, "grubby")
-
-
 def initramfs_tool(tree: Tree) -> Optional[Tool]:
     if has_program(tree, "update-initramfs") and tree.names("etc/initramfs-tools"):
         return UPDATE_INITRAMFS
@@ -75,6 +126,8 @@ def initramfs_tool(tree: Tree) -> Optional[Tool]:
 def configured_options(tree: Tree, but: str) -> Dict[str, str]:
     """Kernel option -> ``FILE:LINE`` where the boot loader's configuration has it; the file `but` is left out."""
     files = [GRUB_DEFAULTS, *(f"{GRUB_FOLDER}/{name}" for name in tree.names(GRUB_FOLDER) if name.endswith(".cfg"))]
+    if has_program(tree, "grubby") and _entries(tree) and grubby_spoils_defaults(tree):
+        files = []  # the entries are what counts, and nothing changes that file
     found: Dict[str, str] = {}
     for file in files:
         for number, line in enumerate((tree.read(file) or "").splitlines(), 1):
@@ -82,20 +135,54 @@ def configured_options(tree: Tree, but: str) -> Dict[str, str]:
             if match and file != but:
                 for option in _words(match.group(1)):
                     found.setdefault(option, f"/{file}:{number}")
-    for option in [word for words in entry_options(tree).values() for word in words]:
-        found.setdefault(option, f"/{ENTRIES}")
+    for name, options in entry_options(tree).items():
+        for option in options:
+            found.setdefault(option, f"/{ENTRIES}/{name}")
+    for option in (tree.read(COMMAND_LINE) or "").split() if _entries(tree) else []:
+        found.setdefault(option, f"/{COMMAND_LINE}:1")
     return found
 
 
 def entry_options(tree: Tree) -> Dict[str, List[str]]:
-    """Kernel options of each boot loader entry (BLS); those of the environment block stand in for ``$kernelopts``."""
-    environment = re.search(r"^kernelopts=(.*)$", tree.read("boot/grub2/grubenv") or "", re.MULTILINE)
+    """Kernel options of each boot loader entry (BLS), with what GRUB's environment block has for ``$NAME``."""
+    environment = _environment(tree)
     entries: Dict[str, List[str]] = {}
-    for name in tree.names(ENTRIES):
-        options = re.findall(r"^options\s+(.*)$", tree.read(f"{ENTRIES}/{name}") or "", re.MULTILINE)
-        text = " ".join(options).replace("$kernelopts", environment.group(1) if environment else "")
-        entries[name] = text.split()
+    for name in _entries(tree):
+        words = [environment.get(word[1:], "") if word[0] == "$" else word for word in _options(tree, name)]
+        entries[name] = " ".join(words).split()
     return entries
+
+
+def options_everywhere(tree: Tree) -> Set[str]:
+    """Kernel options that all entries have, and kernels that are installed later get.
+
+    Not counting the rescue entry: it is there to boot when the others do not.
+    """
+    entries = entry_options(tree)
+    found = [words for name, words in entries.items() if RESCUE not in name] or list(entries.values())
+    later = tree.read(COMMAND_LINE)
+    found += [later.split()] if later is not None and found else []
+    return set.intersection(*(set(words) for words in found)) if found else set()
+
+
+def tuned_options(tree: Tree) -> Set[str]:
+    """Those that entries have by ``$tuned_params``: tuned's, and nothing that grubby could take out."""
+    used = any("$tuned_params" in _options(tree, name) for name in _entries(tree))
+    return set(_environment(tree).get("tuned_params", "").split()) if used else set()
+
+
+def _entries(tree: Tree) -> List[str]:
+    return [name for name in tree.names(ENTRIES) if name.endswith(".conf")]
+
+
+def _options(tree: Tree, name: str) -> List[str]:
+    lines: List[str] = re.findall(r"^options\s+(.*)$", tree.read(f"{ENTRIES}/{name}") or "", re.MULTILINE)
+    return " ".join(lines).split()
+
+
+def _environment(tree: Tree) -> Dict[str, str]:
+    """GRUB's environment block."""
+    return dict(re.findall(r"^(\w+)=(.*)$", tree.read(GRUBENV) or "", re.MULTILINE))
 
 
 def _words(value: str) -> List[str]:

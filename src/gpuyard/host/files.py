@@ -35,6 +35,19 @@ DRACUT_FILE = "etc/dracut.conf.d/gpuyard.conf"
 GRUB_FILE = f"{GRUB_FOLDER}/zz-gpuyard.cfg"
 """Last in its folder: another drop-in may set the options anew."""
 
+OUR_FILES = (
+    LIST_FILE,
+    SCRIPT_FILE,
+    MODPROBE_FILE,
+    OPTIONS_FILE,
+    UNIT_FILE,
+    WANTS_FILE,
+    HOOK_FILE,
+    DRACUT_FILE,
+    GRUB_FILE,
+)
+"""Every file that gpuyard may write on a host."""
+
 PLAIN, EXECUTABLE = 0o644, 0o755
 
 
@@ -60,7 +73,7 @@ def script_file() -> HostFile:
 
 def modprobe_file(natives: Sequence[str], others: Mapping[str, Sequence[str]]) -> HostFile:
     """`natives`: modules that would take a listed function. `others`: module -> words of its softdep elsewhere."""
-    lines = [f"install {PSEUDO_MODULE} /{SCRIPT_FILE} claim"]
+    lines = [f"install {PSEUDO_MODULE} /bin/sh /{SCRIPT_FILE} claim"]
     lines += [_softdep(module, others.get(module, ())) for module in natives]
     text = HEAD + MODPROBE_COMMENT + "".join(f"{line}\n" for line in lines)
     return HostFile(MODPROBE_FILE, text, f"lets VFIO be there before {', '.join(natives) or 'any driver of the host'}")
@@ -127,11 +140,12 @@ SCRIPT = """\
 @HEAD@
 # Gives the PCI functions in the list to their VFIO driver, by address.
 #   claim  those that no driver has yet: before a driver of the host is loaded
-#   bind   also those that a driver of the host has: at boot, before any VM starts. Fails if one is not given.
+#   bind   also those that a driver of the host has: at boot, before any VM starts. Fails if one cannot be given.
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 list=@LIST@
 bus=/sys/bus/pci
 failed=0
+last=
 
 # Run a command for each line whose function is there and is still the one that was meant.
 each() {
@@ -140,29 +154,31 @@ each() {
         case $address in '' | '#'*) continue ;; esac
         device=$bus/devices/$address
         if [ ! -e "$device" ]; then
-            complain "$address is not there"
+            tell "$address is not there"
             continue
         fi
         read -r vendor <"$device/vendor"
         read -r product <"$device/device"
         if [ "${vendor#0x}:${product#0x}" != "$ids" ]; then
-            complain "$address is ${vendor#0x}:${product#0x} and no longer $ids: left to the host"
+            tell "$address is ${vendor#0x}:${product#0x} and no longer $ids: left to the host"
             continue
         fi
         "$1"
     done <"$list"
 }
 
-complain() {
-    failed=1
-    [ "$mode" = claim ] || echo "gpuyard: $1" >&2
-}
+# Once, in the last of several rounds.
+tell() { [ -z "$last" ] || echo "gpuyard: $1" >&2; }
 
 given() { [ -e "$bus/drivers/$driver/$address" ]; }
-prepare() { echo "$driver" >"$device/driver_override" && modprobe "$driver"; }
+prepare() { echo "$driver" >"$device/driver_override" && modprobe "$driver" </dev/null; }
 take() { given || [ ! -e "$device/driver" ] || echo "$address" >"$device/driver/unbind"; }
 give() { given || echo "$address" >"$bus/drivers_probe"; }
-confirm() { given || complain "$address did not get the driver $driver"; }
+confirm() {
+    given && return
+    failed=1
+    tell "$address did not get the driver $driver"
+}
 
 mode=$1
 case $mode in
@@ -174,6 +190,7 @@ bind)
     each prepare
     each take
     each give
+    last=yes
     each confirm
     ;;
 *)
@@ -196,7 +213,7 @@ Conflicts=shutdown.target
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-ExecStart=@SCRIPT@ bind
+ExecStart=/bin/sh @SCRIPT@ bind
 TimeoutStartSec=120
 """
 
@@ -207,8 +224,9 @@ HOOK = """\
 . /usr/share/initramfs-tools/hook-functions
 manual_add_modules vfio vfio_iommu_type1 vfio_pci
 for file in @FILES@; do
-    copy_file script "$file"
+    [ -e "$file" ] && copy_file script "$file"
 done
+exit 0 # whatever is missing, a kernel must be installed with an initramfs
 """
 
 GRUB_FILTER = """\

@@ -10,6 +10,9 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Tuple
 
+from gpuyard.host.distribution import UPDATE_GRUB, initramfs_tool
+from gpuyard.host.files import GRUB_FILE, MARK, OUR_FILES
+from gpuyard.host.passthrough import read_list
 from gpuyard.host.tree import Tree
 from gpuyard.host.wishes import Wishes
 from gpuyard.model.errors import GpuyardError
@@ -49,6 +52,8 @@ class Run:
     """The files as they were before the first run: path -> digest. There are copies of them."""
     outputs: Mapping[str, str] = field(default_factory=dict)
     """The files as the last good run left them. Empty while it runs."""
+    stale: bool = False
+    """Somebody else has changed the files between two runs, so the copies are of a host that is no more."""
     inverse: Tuple[str, ...] = ()
     """The command that takes it back when the files were changed by others since, and copies are of no use."""
 
@@ -61,8 +66,10 @@ class Journal:
     """UTC time of the first change, ISO 8601."""
     wishes: Wishes = field(default_factory=Wishes)
     """Those of the last apply, which the next plan starts from."""
-    files: Mapping[str, bool] = field(default_factory=dict)
-    """Path -> whether it was there, and there is a copy."""
+    files: Tuple[str, ...] = ()
+    """Files that gpuyard made, in order; none of them was there."""
+    options: Tuple[str, ...] = ()
+    """Kernel options that gpuyard has set at one time or another."""
     folders: Tuple[str, ...] = ()
     """Folders that were made for files, innermost first."""
     functions: Mapping[str, Before] = field(default_factory=dict)
@@ -92,17 +99,39 @@ def load(tree: Tree) -> Optional[Journal]:
             raise GpuyardError(f"/{JOURNAL_FILE} cannot be read: run this as root")
         return None
     try:
-        return _from_dict(json.loads(text))
+        data = json.loads(text)
+        if data["gpuyard_journal"] > FORMAT:
+            raise GpuyardError(
+                f"/{JOURNAL_FILE} was written by a newer gpuyard (format {data['gpuyard_journal']}): use that"
+            )
+        return _from_dict(data)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise GpuyardError(
-            f"/{JOURNAL_FILE} is damaged ({error!r}): look at the copies in /{ORIGINALS}, put back what is wanted, and "
-            "remove the folder"
+            f"/{JOURNAL_FILE} is damaged ({error!r}): mend it, or move it away; without it undo removes what gpuyard "
+            f"wrote, and does not know how all was before (copies of boot files are in /{ORIGINALS})"
         ) from None
 
 
+def current(tree: Tree) -> Optional[Journal]:
+    """The journal to plan with; None when gpuyard has changed nothing, or everything was undone.
+
+    Where our files are and no journal is (somebody has cleaned up), one is made of what can be known: the files are
+    ours, the boot files have something of ours in them, and the drivers of before are unknown.
+    """
+    found = load(tree)
+    if found is not None:
+        return None if found.undone else found
+    files = tuple(path for path in OUR_FILES if MARK in (tree.read(path) or "")[:200])
+    if not files:
+        return None
+    functions = {entry.address: Before(entry.ids, None, None, None) for entry in read_list(tree)}
+    tools = [tool for tool in (initramfs_tool(tree), UPDATE_GRUB if GRUB_FILE in files else None) if tool]
+    runs = {tool.name: Run(tool.command, "", tool.outputs, inverse=tool.inverse, stale=True) for tool in tools}
+    return Journal(since="", files=files, functions=functions, runs=runs)
+
+
 def _from_dict(data: Dict[str, Any]) -> Journal:
-    if data.pop("gpuyard_journal") != FORMAT:
-        raise ValueError("written by another version of gpuyard")
+    data.pop("gpuyard_journal")
     functions = {address: Before(**values) for address, values in data.pop("functions").items()}
     runs: Dict[str, Run] = {}
     for name, values in data.pop("runs").items():
@@ -110,7 +139,7 @@ def _from_dict(data: Dict[str, Any]) -> Journal:
             values[key] = tuple(values[key])
         runs[name] = Run(**values)
     wishes = Wishes.from_dict(data.pop("wishes"))
-    for key in ("folders", "intent", "modules"):
+    for key in ("files", "folders", "intent", "modules", "options"):
         data[key] = tuple(data[key])
     return Journal(functions=functions, runs=runs, wishes=wishes, **data)
 

@@ -7,19 +7,27 @@ of one, and the same contract tests run against both.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
-from contextlib import suppress
-from typing import Callable, List, Optional, Protocol, Sequence
+from contextlib import contextmanager, suppress
+from typing import Callable, ContextManager, Iterator, List, Optional, Protocol, Sequence
 
-from gpuyard.host.sysfs_writer import AttributeWriter
+from gpuyard.host.sysfs_writer import AttributeWriter, ChildDied
 from gpuyard.host.tree import FileTree, Tree
 from gpuyard.model.errors import GpuyardError
 
 COMMAND_SECONDS = 1800
 """update-initramfs takes minutes on a slow disk; longer than this means that it hangs."""
+NO_SUCH_COMMAND, TIMED_OUT = 127, 124
+"""Exit codes of timeout(1), which ends what a command has started too."""
+PATH = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""First, as ``su`` without a dash leaves the caller's."""
+SPARE_BYTES = 256 << 20
+"""What a copy must leave free: a full disk stops the VMs that have their images on it."""
+LOCK_FILE = "run/lock/gpuyard.lock"
 
 
 class AttributeRefused(GpuyardError):
@@ -35,7 +43,7 @@ class AttributeHangs(GpuyardError):
 
     def __init__(self, path: str, value: str, seconds: float) -> None:
         super().__init__(
-            f"writing {value!r} to /{path} has not returned after {seconds:g} s: somebody holds the device"
+            f"writing {value!r} to /{path} has not returned after {seconds:g} s: somebody may hold the device"
         )
 
 
@@ -61,6 +69,9 @@ class Host(Protocol):
 
     def remove_folder(self, path: str) -> None:
         """Remove a folder if it is there and empty."""
+
+    def lock(self) -> ContextManager[None]:
+        """Keep every other gpuyard from changing the host meanwhile. Raises GpuyardError when one is at it."""
 
     def digest(self, path: str) -> Optional[str]:
         """SHA-256 of a file's content in hex; None when there is no such file."""
@@ -98,6 +109,9 @@ class LocalHost:
     def copy_file(self, source: str, target: str) -> None:
         def fill(temporary: str) -> None:
             original = self._path(source)
+            needed, free = os.stat(original).st_size, shutil.disk_usage(os.path.dirname(temporary)).free
+            if free < needed + SPARE_BYTES:
+                raise OSError(errno.ENOSPC, f"a copy of /{source} needs {needed >> 20} MiB, {free >> 20} MiB are free")
             shutil.copyfile(original, temporary)
             shutil.copystat(original, temporary)
             status = os.stat(original)
@@ -108,7 +122,7 @@ class LocalHost:
 
     def _put(self, path: str, fill: Callable[[str], None]) -> None:
         """Fill a temporary file next to the target, make sure that it is on the disk, put it in the target's place."""
-        target = self._path(path)
+        target = os.path.realpath(self._path(path))  # where it is a link, as grubenv often is, to stay one
         folder = os.path.dirname(target)
         try:
             os.makedirs(folder, exist_ok=True)
@@ -117,6 +131,8 @@ class LocalHost:
             os.replace(_temporary(target), target)
             _flush(folder)
         except OSError as error:
+            with suppress(OSError):  # a disk that is full must not stay full
+                os.unlink(_temporary(target))
             raise GpuyardError(f"cannot write /{path}: {error.strerror}") from None
 
     def remove_file(self, path: str) -> None:
@@ -136,6 +152,22 @@ class LocalHost:
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                 raise GpuyardError(f"cannot remove /{path}: {error.strerror}") from None
 
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        path = self._path(LOCK_FILE)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError as error:
+            raise GpuyardError(f"cannot open /{LOCK_FILE}: {error.strerror}; run this as root") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise GpuyardError("another gpuyard is changing this host: wait until it has ended") from None
+        finally:
+            os.close(descriptor)
+
     def digest(self, path: str) -> Optional[str]:
         found = hashlib.sha256()
         try:
@@ -149,6 +181,9 @@ class LocalHost:
     def write_attribute(self, path: str, value: str) -> None:
         try:
             number = self._writer.write(self._path(path), value)
+        except ChildDied:
+            reason = "the process that wrote it died with the kernel's driver: 'dmesg' has the reason; reboot the host"
+            raise GpuyardError(f"writing {value!r} to /{path}: {reason}") from None
         except TimeoutError:
             raise AttributeHangs(path, value, self._writer.seconds) from None
         if number:
@@ -160,17 +195,19 @@ class LocalHost:
             raise CommandFailed(f"{name}: would change this machine and not what is below {self._tree.root}")
         try:
             done = subprocess.run(
-                list(command),
+                ["timeout", str(COMMAND_SECONDS), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                timeout=COMMAND_SECONDS,
+                env={**os.environ, "PATH": f"{PATH}:{os.environ.get('PATH', '')}", "LC_ALL": "C.UTF-8"},
                 check=False,
             )
         except FileNotFoundError:
-            raise CommandFailed(f"{name}: there is no such command on this host") from None
-        except subprocess.TimeoutExpired:
-            raise CommandFailed(f"{name}: has not ended after {COMMAND_SECONDS} s") from None
+            raise CommandFailed("there is no 'timeout' on this host: install coreutils") from None
+        if done.returncode == NO_SUCH_COMMAND:
+            raise CommandFailed(f"{name}: there is no such command on this host")
+        if done.returncode == TIMED_OUT:
+            raise CommandFailed(f"{name}: has not ended after {COMMAND_SECONDS} s")
         if done.returncode:
             raise CommandFailed(f"{name} ended with {done.returncode}:\n{_end_of(done.stdout)}")
 

@@ -1,31 +1,57 @@
-"""Which PCI functions the host needs for itself: its disks in use, its uplink, its boot console.
+"""Which PCI functions the host needs for itself: its disks in use and its network ports that are up.
 
 A GPU whose IOMMU group holds one of them must stay with the host. What is found here is what the kernel says is in
-use now; an idle disk or a spare network port is not needed.
+use now; an idle disk or a spare network port is not needed. A disk that a process has opened itself, as a VM or a
+storage daemon does, is not to be seen in sysfs.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from typing import Dict, Iterator, List, Optional, Set, Tuple
+from typing import Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from gpuyard.host.tree import Tree
 
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 NVME_SUBSYSTEM = re.compile(r"sys/devices/virtual/nvme-subsystem/[^/]+")
 NVME_CONTROLLER = re.compile(r"nvme\d+")
+BLOCK = "sys/class/block"
+NET = "sys/class/net"
+SOFTWARE_BLOCK = "/virtual/block/"
+BTRFS = "sys/fs/btrfs"
+IFF_UP = 0x1
+ZFS_VOLUME = re.compile(r"zd\d")
 VIRTUAL_DEVICE = "0:"  # major number 0: tmpfs, overlay, 9p and the like have no disk below them
 
 
 def needed_by_host(tree: Tree) -> Dict[str, str]:
-    """Address -> use, for every PCI function that a mounted disk, swap or the default route goes through."""
-    needed: Dict[str, str] = {}
-    for use, path in [*_disks(tree), *_uplinks(tree)]:
+    """Address -> use, for every PCI function that a disk in use or a network port that is up hangs below.
+
+    What is mounted, swap and the default route are named one by one. Of the rest, which may be many disks below one
+    controller, the first is named, and only where nothing else needs the function.
+    """
+    needed = _by_address(tree, [*_disks(tree), *_uplinks(tree)])
+    rest = _by_address(tree, [*_used_disks(tree), *_busy_ports(tree)])
+    shown = {address: ", ".join(uses) for address, uses in needed.items()}
+    for address, uses in rest.items():
+        shown.setdefault(address, _first(uses))
+    return shown
+
+
+def _first(things: List[str]) -> str:
+    """``dm-3 and 12 more``."""
+    return things[0] + (f" and {len(things) - 1} more" if len(things) > 1 else "")
+
+
+def _by_address(tree: Tree, uses: Iterable[Tuple[str, str]]) -> Dict[str, List[str]]:
+    """Address -> uses, of (use, sysfs path); what hangs below no PCI function is left out."""
+    found: Dict[str, List[str]] = {}
+    for use, path in uses:
         address = pci_address_of(tree, path)
         if address is not None:
-            needed[address] = f"{needed[address]}, {use}" if address in needed else use
-    return needed
+            found.setdefault(address, []).append(use)
+    return found
 
 
 def pci_address_of(tree: Tree, path: str) -> Optional[str]:
@@ -79,6 +105,57 @@ def _swap_devices(tree: Tree) -> List[Tuple[str, str]]:
     return [("swap", f"sys/class/block/{name}") for name in names]
 
 
+def _used_disks(tree: Tree) -> Iterator[Tuple[str, str]]:
+    """(use, sysfs path) of each disk that something else than a mount has: LVM, RAID, multipath, btrfs, ZFS."""
+    btrfs, zfs = btrfs_devices(tree), has_zfs(tree)
+    for disk, partitions in physical_disks(tree).items():
+        names = [disk, *partitions]
+        holders = sorted({holder for name in names for holder in tree.names(f"{BLOCK}/{name}/holders")})
+        if holders:
+            use = f"in use by {_first(holders)}"
+        elif btrfs.intersection(names):
+            use = "in use by btrfs"
+        elif zfs and partitions:  # only ZFS itself knows which partitions it has
+            use = "may be part of a ZFS pool"
+        else:
+            continue
+        for path in _below(tree, f"{BLOCK}/{disk}"):
+            yield f"disk {disk} ({use})", path
+
+
+def physical_disks(tree: Tree) -> Dict[str, List[str]]:
+    """Name -> names of its partitions, of each disk that hangs below a PCI function or an NVMe subsystem."""
+    found: Dict[str, List[str]] = {}
+    for name in tree.names(BLOCK):
+        if SOFTWARE_BLOCK in (tree.link(f"{BLOCK}/{name}") or ""):
+            continue  # a host with many volumes has hundreds, and following every link takes its time
+        path = tree.resolve(f"{BLOCK}/{name}")
+        if not PCI_ADDRESS.search(path) and not NVME_SUBSYSTEM.match(path):
+            continue
+        above = posixpath.basename(posixpath.dirname(path))
+        if tree.link(f"{BLOCK}/{above}"):
+            found.setdefault(above, []).append(name)
+        else:
+            found.setdefault(name, [])
+    return found
+
+
+def btrfs_devices(tree: Tree) -> Set[str]:
+    """Names of all devices of the mounted btrfs file systems, of which mountinfo names the first only."""
+    return {name for uuid in tree.names(BTRFS) for name in tree.names(f"{BTRFS}/{uuid}/devices")}
+
+
+def has_zfs(tree: Tree) -> bool:
+    """Whether ZFS is in use: a file system is mounted, or there is a volume."""
+    mounted = any(is_zfs(line) for line in (tree.read("proc/self/mountinfo") or "").splitlines())
+    return mounted or any(ZFS_VOLUME.match(name) for name in tree.names(BLOCK))
+
+
+def is_zfs(line: str) -> bool:
+    """Whether a line of mountinfo is of ZFS. Its source is a name in a pool, no device."""
+    return line.partition(" - ")[2].startswith("zfs ")
+
+
 def _below(tree: Tree, device: str) -> List[str]:
     """The devices at the bottom of LVM, RAID, encryption and NVMe multipath; the device itself if nothing is."""
     lower = devices_below(tree, device)
@@ -122,3 +199,31 @@ def ports_below(tree: Tree, name: str) -> List[str]:
     """The ports at the bottom of bonds, bridges and VLANs; the interface itself when it is one."""
     lower = [entry[len("lower_") :] for entry in tree.names(f"sys/class/net/{name}") if entry.startswith("lower_")]
     return list(dict.fromkeys(port for entry in lower for port in ports_below(tree, entry))) if lower else [name]
+
+
+def _busy_ports(tree: Tree) -> Iterator[Tuple[str, str]]:
+    """(use, sysfs path) of each physical port that is up or part of something.
+
+    Whatever goes over it: the default route of a hypervisor often is on a port inside Open vSwitch, which names no
+    port below it, and storage, migration and tenant networks have none.
+    """
+    for name in physical_ports(tree):
+        master = tree.link(f"{NET}/{name}/master")
+        if _is_up(tree, name):
+            yield f"network port {name} (up)", f"{NET}/{name}/device"
+        elif master:
+            yield f"network port {name} (of {posixpath.basename(master)})", f"{NET}/{name}/device"
+
+
+def physical_ports(tree: Tree) -> List[str]:
+    """Names of the interfaces that have a device, which those made by software have not."""
+    return [name for name in tree.names(NET) if tree.link(f"{NET}/{name}/device")]
+
+
+def _is_up(tree: Tree, name: str) -> bool:
+    """Switched on and with a link. Some drivers do not tell their state, and "carrier" cannot be read while off."""
+    try:
+        on = int(tree.read(f"{NET}/{name}/flags") or "0", 16) & IFF_UP
+    except ValueError:
+        return False
+    return bool(on) and (tree.read(f"{NET}/{name}/operstate") == "up" or tree.read(f"{NET}/{name}/carrier") == "1")

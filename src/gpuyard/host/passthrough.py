@@ -7,11 +7,19 @@ one day is left alone. What binds them at boot, and where it is hooked in, is in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable, Tuple
+from typing import Iterable, Optional, Tuple
 
 from gpuyard.host.tree import Tree
 
 LIST_FILE = "etc/gpuyard/passthrough"
+
+
+VFIO_DRIVER = "vfio-pci"
+
+
+def is_vfio(driver: Optional[str]) -> bool:
+    """Whether it is vfio-pci or a variant of it for certain devices: ``nvgrace-gpu-vfio-pci``, ``mlx5_vfio_pci``."""
+    return driver is not None and driver.replace("_", "-").endswith(VFIO_DRIVER)
 
 
 @dataclass(frozen=True)

@@ -45,12 +45,19 @@ class Setting:
             return State.ACTIVE if self.running else State.PENDING
         return State.LEAVING if self.running else State.OFF
 
+    @property
+    def after_a_boot(self) -> str:
+        """What a reboot brings: ``kernel option iommu=pt``, ``no kernel option iommu=pt``."""
+        return self.name if self.wanted else f"no {self.name}"
+
 
 def settings(machine: Machine, journal: Optional[Journal]) -> Tuple[Setting, ...]:
     """Everything that gpuyard has set on this host, or has taken out and still runs."""
     running = machine.inventory.facts.command_line.split()
     found: List[Setting] = [Setting(f"kernel option {word}", True, word in running) for word in ours(machine, journal)]
     found += [Setting(f"kernel option {word}", False, word in running) for word in taken_out(machine.tree)]
+    gone = [word for word in (journal.options if journal else ()) if word not in ours(machine, journal)]
+    found += [Setting(f"kernel option {word}", False, True) for word in gone if word in running]
     drivers = {function.address: function.driver for function in machine.inventory.functions}
     listed = read_list(machine.tree)
     found += [Setting(f"{f.address} with {f.driver}", True, drivers.get(f.address) == f.driver) for f in listed]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 from typing import Any, Dict, List, Mapping
 
 from gpuyard.model.plan import Plan, Step, Verb
@@ -42,14 +44,19 @@ def diff(step: Step) -> List[str]:
     return list(difflib.unified_diff(before, after, old, new, lineterm=""))
 
 
+def digest(plan: Plan) -> str:
+    """Of the steps: two plans that would do the same have the same."""
+    return hashlib.sha256(json.dumps([(str(step), _changes(step)) for step in plan.steps]).encode()).hexdigest()[:16]
+
+
 def as_dict(plan: Plan) -> Dict[str, Any]:
-    """For JSON: of each step its sign (``+``, ``-``, ``~``), title, reason and diff; refusals, notes, reboot."""
+    """For JSON: of each step its sign (``+``, ``-``, ``~``), title, reason, diff; refusals, notes, reboot, digest."""
     steps = [
         {"sign": SIGNS.get(step.verb, "~"), "step": title(step), "reason": step.reason, "diff": _changes(step)}
         for step in plan.steps
     ]
     lists = {"refusals": list(plan.refusals), "notes": list(plan.notes), "reboot": list(plan.reboot)}
-    return {"steps": steps, **lists}
+    return {"steps": steps, **lists, "digest": digest(plan)}
 
 
 def _changes(step: Step) -> List[str]:

@@ -8,7 +8,7 @@ from typing import Dict, List, Optional
 from gpuyard.host.apply import OnStep, apply_plan, apply_undo, digests
 from gpuyard.host.checked import Machine
 from gpuyard.host.holders import Holder, holders
-from gpuyard.host.journal import Journal, load
+from gpuyard.host.journal import Journal, copy_of, current
 from gpuyard.host.judge import judge
 from gpuyard.host.machine import Host
 from gpuyard.host.passthrough import read_list
@@ -30,8 +30,7 @@ class Preparation:
         self.host = host
         inventory = scan(host.tree, names)
         self.machine = Machine(host.tree, inventory, judge(inventory))
-        found = load(host.tree)
-        self.journal: Optional[Journal] = None if found and found.undone else found
+        self.journal: Optional[Journal] = current(host.tree)
         self.held: Dict[str, List[Holder]] = holders(host.tree)
 
     @property
@@ -45,10 +44,11 @@ class Preparation:
     def apply(self, plan: Plan, wishes: Wishes, now: datetime, on_step: OnStep) -> None:
         apply_plan(self.host, plan, self.machine.inventory, wishes, now, on_step)
 
-    def plan_undo(self) -> Plan:
+    def plan_undo(self, live: bool = True) -> Plan:
         runs = self.journal.runs.values() if self.journal else ()
-        found = digests(self.host, [pattern for run in runs for pattern in run.patterns])
-        return plan_undo(self.host.tree, self.machine.inventory, self.journal, found, self.held)
+        copies = [copy_of(path) for run in runs for path in run.originals]
+        found = digests(self.host, [*(pattern for run in runs for pattern in run.patterns), *copies])
+        return plan_undo(self.host.tree, self.machine.inventory, self.journal, found, self.held, live)
 
     def undo(self, plan: Plan, on_step: OnStep) -> None:
         apply_undo(self.host, plan, on_step)

@@ -10,6 +10,7 @@ import hashlib
 from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from gpuyard.host import bind
+from gpuyard.host.binders import busy_display, other_binders
 from gpuyard.host.checked import Machine
 from gpuyard.host.choice import Choice, choose
 from gpuyard.host.distribution import UPDATE_GRUB, UPDATE_INITRAMFS, Tool, grubby, has_grub_folder, initramfs_tool
@@ -20,9 +21,8 @@ from gpuyard.host.files import (
     MARK,
     MODPROBE_FILE,
     OPTIONS_FILE,
+    OUR_FILES,
     SCRIPT_FILE,
-    UNIT_FILE,
-    WANTS_FILE,
     HostFile,
     dracut_file,
     grub_file,
@@ -36,7 +36,7 @@ from gpuyard.host.files import (
 from gpuyard.host.journal import Journal
 from gpuyard.host.kernel_options import KernelOptions, kernel_options, ours
 from gpuyard.host.modules import ids_by_option, is_available, is_builtin, natives, softdeps
-from gpuyard.host.passthrough import LIST_FILE, Passthrough
+from gpuyard.host.passthrough import LIST_FILE, VFIO_DRIVER, Passthrough, is_vfio, read_list
 from gpuyard.host.tree import Tree
 from gpuyard.host.wishes import Wishes
 from gpuyard.model.pci import PciFunction
@@ -45,20 +45,7 @@ from gpuyard.model.plan import Plan, Step, Verb
 if TYPE_CHECKING:
     from gpuyard.host.holders import Holder
 
-OUR_FILES = (
-    LIST_FILE,
-    SCRIPT_FILE,
-    MODPROBE_FILE,
-    OPTIONS_FILE,
-    UNIT_FILE,
-    WANTS_FILE,
-    HOOK_FILE,
-    DRACUT_FILE,
-    GRUB_FILE,
-)
-"""Every file that gpuyard may write on a host."""
 IN_INITRAMFS = (LIST_FILE, SCRIPT_FILE, MODPROBE_FILE, OPTIONS_FILE, HOOK_FILE, DRACUT_FILE)
-VFIO_DRIVER = "vfio-pci"
 
 Held = Mapping[str, Sequence["Holder"]]
 
@@ -68,7 +55,7 @@ def plan_preparation(
 ) -> Plan:
     """`held`: address -> who has the device open. Without `live` drivers change at the next boot only."""
     choice, options = choose(machine, wishes), kernel_options(machine, wishes, journal)
-    wanted = [Passthrough(f.address, f.ids, VFIO_DRIVER) for f in choice.functions]
+    wanted = [Passthrough(f.address, f.ids, _vfio_driver(f)) for f in choice.functions]
     files = wanted_files(machine, wishes, choice.functions, wanted, options)
     changed = list(_file_steps(machine.tree, files))
     commands = [*_initramfs_steps(machine.tree, files, journal), *_boot_steps(machine, files, options, journal)]
@@ -80,10 +67,37 @@ def plan_preparation(
         *_not_ours(machine.tree),
         *_taken_by_ids(machine, wishes, wanted),
         *in_use(moves, held),
+        *_dangerous(machine, moves),
     ]
     reboot = _after_a_reboot(machine, options, wanted, moves)
-    notes = [*choice.notes, *options.notes, *([] if machine.slots else ["there is no GPU on the PCI bus"])]
+    notes = [*choice.notes, *options.notes, *_gone(machine), *other_binders(machine.tree, _addresses(machine))]
+    notes += [] if machine.slots else ["there is no GPU on the PCI bus"]
     return Plan((*changed, *commands, *moves), tuple(refusals), tuple(notes), tuple(reboot))
+
+
+def _vfio_driver(function: PciFunction) -> str:
+    """The one that it has, if that is a variant for such devices."""
+    return function.driver if function.driver and is_vfio(function.driver) else VFIO_DRIVER
+
+
+def _gone(machine: Machine) -> Iterable[str]:
+    there = {function.address for function in machine.inventory.functions}
+    for entry in read_list(machine.tree):
+        if entry.address not in there:
+            yield f"{entry.address} [{entry.ids}] was given away and is not there any more: it leaves the list"
+
+
+def _addresses(machine: Machine) -> List[str]:
+    return [function.address for function in machine.members]
+
+
+def _dangerous(machine: Machine, moves: Iterable[Step]) -> Iterable[str]:
+    """Displays that the kernel itself holds: an unbind would never return, and the host not shut down."""
+    for step in moves:
+        for address in step.after:
+            reason = busy_display(machine.tree, machine.inventory.function(address)) if step.verb is Verb.BIND else ""
+            if reason:
+                yield f"{address}: {reason}: use --no-live and reboot"
 
 
 def _after_a_reboot(
@@ -160,24 +174,29 @@ def _boot_steps(
     reason = f"the next boot needs another command line: {' '.join(options.wanted)}"
     reason += f" without {' '.join(options.unwanted)}" if options.unwanted else ""
     if has_grub_folder(machine.tree):
-        yield from _run(UPDATE_GRUB, _digest(file for file in files if file.path == GRUB_FILE), reason, journal)
+        yield from _run(
+            UPDATE_GRUB, _digest(file for file in files if file.path == GRUB_FILE), reason, journal, options.wanted
+        )
         return
     mine = set(ours(machine, journal))
     added, removed = sorted({*options.wanted} - mine), [*options.unwanted, *sorted(mine - {*options.wanted})]
     if added or removed:
         tool = grubby(added, removed, options.wanted, options.unwanted)
-        yield _run_step(tool, " ".join(options.wanted), reason)
+        yield _run_step(tool, " ".join(options.wanted), reason, options.wanted)
 
 
-def _run(tool: Tool, inputs: str, reason: str, journal: Optional[Journal]) -> Iterable[Step]:
+def _run(
+    tool: Tool, inputs: str, reason: str, journal: Optional[Journal], options: Sequence[str] = ()
+) -> Iterable[Step]:
     """A run if the last good one was for something else. Never having run is as good as a run for nothing."""
     last = journal.runs.get(tool.name) if journal else None
     if inputs != (last.inputs if last else ""):
-        yield _run_step(tool, inputs, reason)
+        yield _run_step(tool, inputs, reason, options)
 
 
-def _run_step(tool: Tool, inputs: str, reason: str) -> Step:
+def _run_step(tool: Tool, inputs: str, reason: str, options: Sequence[str] = ()) -> Step:
     after = {"command": tool.command, "inputs": inputs, "outputs": tool.outputs, "inverse": tool.inverse}
+    after.update({"options": tuple(options)} if options else {})
     return Step(Verb.RUN, "command", tool.name, reason, {}, after)
 
 
@@ -208,7 +227,9 @@ def can_go_back(tree: Tree, function: PciFunction, journal: Optional[Journal]) -
     if before is None or before.ids != function.ids:
         return False
     now = bind.before(tree, function.address, function.ids, None)
-    ours = now.driver in (VFIO_DRIVER, None, before.driver)  # or else somebody has given it to something since
+    ours = now.driver in (None, before.driver) or is_vfio(
+        now.driver
+    )  # or else somebody has given it to something since
     return ours and (now.driver, now.override) != (before.driver, before.override)
 
 
@@ -226,10 +247,8 @@ def in_use(steps: Iterable[Step], held: Held) -> Iterable[str]:
     for step in steps:
         for address in step.before:
             for holder in held.get(address, ()):
-                if not holder.pid:
-                    continue  # the text console moves to another display, or away, when its driver lets go
                 if holder.is_vm:
-                    yield f"{address} is in use by a VM ({holder}): wait until it has ended, or end it"
+                    yield f"{address} is in use by a VM ({holder}): wait for its end, or use --no-live and reboot"
                 else:
                     yield f"{address} is in use by {holder}: end it, or use --no-live and reboot"
 

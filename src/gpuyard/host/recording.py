@@ -24,7 +24,20 @@ from gpuyard.host.files import GRUB_FILE
 from gpuyard.host.holders import NODE_CLASSES, NVIDIA_GPUS, USUAL_HOLDERS, Holder, class_link, look, nvidia_minors
 from gpuyard.host.judge import judge
 from gpuyard.host.modules import alias_lines, matching, modalias, modprobe_lines, module_folder
-from gpuyard.host.needs import default_route_interfaces, devices_below, disks_in_use, mount_source, ports_below
+from gpuyard.host.needs import (
+    BLOCK,
+    BTRFS,
+    NET,
+    ZFS_VOLUME,
+    default_route_interfaces,
+    devices_below,
+    disks_in_use,
+    is_zfs,
+    mount_source,
+    physical_disks,
+    physical_ports,
+    ports_below,
+)
 from gpuyard.host.passthrough import LIST_FILE
 from gpuyard.host.pci_ids import PciIds
 from gpuyard.host.scan import DEVICES, scan
@@ -63,6 +76,7 @@ FUNCTION_FILES = (
 HUGE_PAGES = "sys/kernel/mm/hugepages"
 PACKAGE_LINES = ("Package:", "Status:", "Version:")
 CPU_FLAGS = {"svm", "vmx", "hypervisor"}
+PORT_FILES = ("flags", "operstate", "carrier")
 FUNCTION_LINKS = ("driver", "iommu_group", "physfn")
 
 
@@ -132,9 +146,9 @@ def _record_machine(recorder: Recorder) -> None:
     memory = (recorder.tree.read("proc/meminfo") or "").splitlines()
     recorder.file("proc/meminfo", [li for li in memory if li.startswith(("MemTotal", "SwapTotal", "HugePages_Total"))])
     mounts = (recorder.tree.read("proc/self/mountinfo") or "").splitlines()
-    recorder.file(
-        "proc/self/mountinfo", [li for li in mounts if mount_source(li) or not li.split()[2].startswith("0:")]
-    )
+    zfs = [line for line in mounts if is_zfs(line)][:1]  # a host may have thousands, and one says that there is ZFS
+    on_disks = [line for line in mounts if mount_source(line) or not line.split()[2].startswith("0:")]
+    recorder.file("proc/self/mountinfo", [*on_disks, *zfs])
     routes = (recorder.tree.read("proc/net/ipv6_route") or "").splitlines()
     recorder.file("proc/net/ipv6_route", [li for li in routes if li.startswith(f"{'0' * 32} 00 ")])
     remapped = [word for word in (recorder.tree.read("proc/interrupts") or "").split() if word.startswith("IR-")]
@@ -235,6 +249,7 @@ def _record_function(recorder: Recorder, address: str) -> None:
 def _record_disks(recorder: Recorder) -> None:
     tree = recorder.tree
     waiting = [device for _, device in disks_in_use(tree)]
+    waiting += [f"{BLOCK}/{name}" for disk, parts in physical_disks(tree).items() for name in (disk, *parts)]
     for line in (tree.read("proc/self/mountinfo") or "").splitlines():
         recorder.link(mount_source(line))  # /dev/mapper/NAME -> ../dm-0
     seen = set()
@@ -245,9 +260,15 @@ def _record_disks(recorder: Recorder) -> None:
         seen.add(device)
         path = tree.resolve(device)
         recorder.file(f"{path}/size")
-        for lower in tree.names(f"{path}/slaves"):
-            recorder.link(f"{path}/slaves/{lower}")
+        for folder in ("slaves", "holders"):
+            for name in tree.names(f"{path}/{folder}"):
+                recorder.link(f"{path}/{folder}/{name}")
         waiting += devices_below(tree, device)
+    for name in [name for name in tree.names(BLOCK) if ZFS_VOLUME.match(name)][:1]:
+        recorder.link(f"{BLOCK}/{name}")
+    for system in tree.names(BTRFS):
+        for name in tree.names(f"{BTRFS}/{system}/devices"):
+            recorder.link(f"{BTRFS}/{system}/devices/{name}")
 
 
 def _record_network(recorder: Recorder) -> None:
@@ -268,6 +289,13 @@ def _record_network(recorder: Recorder) -> None:
             if entry.startswith("lower_"):
                 recorder.link(f"{path}/{entry}")
                 waiting.append(entry[len("lower_") :])
+    for name in physical_ports(tree):
+        recorder.link(f"{NET}/{name}")
+        path = tree.resolve(f"{NET}/{name}")
+        for entry in ("device", "master"):
+            recorder.link(f"{path}/{entry}")
+        for entry in PORT_FILES:
+            recorder.file(f"{path}/{entry}")
 
 
 def dumps(recording: Mapping[str, Any]) -> str:

@@ -20,6 +20,10 @@ START = "import sys; sys.path.insert(0, sys.argv[1]); from gpuyard.host.sysfs_wr
 START_SECONDS = 60
 
 
+class ChildDied(Exception):
+    """The process that writes is gone: a driver that crashes takes it along."""
+
+
 class AttributeWriter:
     """Starts the child when it is first needed, and another one after one that hung."""
 
@@ -28,10 +32,13 @@ class AttributeWriter:
         self._child: Optional[subprocess.Popen[bytes]] = None
 
     def write(self, path: str, value: str) -> int:
-        """0, or the errno that the kernel answered with. Raises TimeoutError."""
+        """0, or the errno that the kernel answered with. Raises TimeoutError, ChildDied."""
         child = self._start()
-        _pipe(child.stdin).write(f"{path}\t{value}\n".encode())
-        _pipe(child.stdin).flush()
+        try:
+            _pipe(child.stdin).write(f"{path}\t{value}\n".encode())
+            _pipe(child.stdin).flush()
+        except BrokenPipeError:
+            raise ChildDied(child.wait()) from None
         answer = self._line(child, self.seconds)
         if answer is None:
             self._give_up(child)
@@ -59,7 +66,7 @@ class AttributeWriter:
                 return None
             answer = _pipe(child.stdout).readline()
             if not answer:
-                raise RuntimeError(f"the process that writes to sysfs ended with {child.wait()}")
+                raise ChildDied(child.wait())
             return answer
 
     def _give_up(self, child: subprocess.Popen[bytes]) -> None:

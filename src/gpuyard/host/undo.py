@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Iterable, List, Mapping, Optional, Sequence
 
 from gpuyard.host.apply import matching
-from gpuyard.host.journal import Journal, Run
+from gpuyard.host.journal import Journal, Run, copy_of
 from gpuyard.host.modules import canonical
 from gpuyard.host.prepare import Held, can_go_back, in_use, release_step
 from gpuyard.host.tree import Tree
@@ -20,44 +20,54 @@ REASON = "as it was before gpuyard"
 
 
 def plan_undo(
-    tree: Tree, inventory: Inventory, journal: Optional[Journal], digests: Mapping[str, str], held: Held
+    tree: Tree,
+    inventory: Inventory,
+    journal: Optional[Journal],
+    digests: Mapping[str, str],
+    held: Held,
+    live: bool = True,
 ) -> Plan:
-    """`digests`: path -> SHA-256 of what is in the files that our commands made. `held` as for a preparation."""
+    """`digests`: path -> SHA-256 of the files that our commands made, and of the copies. `held` as for a preparation.
+
+    Without `live` drivers change at the next boot only.
+    """
     if journal is None:
         return Plan()
-    files = [step for path, was_there in journal.files.items() for step in _file(tree, path, was_there)]
+    # The last first: what others depend on, such as the list, goes after them.
+    files = [
+        Step(Verb.DELETE, "file", f"/{path}", REASON, {"text": f"{tree.read(path)}\n"})
+        for path in reversed(journal.files)
+        if tree.read(path) is not None
+    ]
     notes: List[str] = []
     commands = [step for name, run in journal.runs.items() for step in _outputs(tree, name, run, digests, notes)]
     drivers = list(_drivers(tree, inventory, journal, notes))
+    running = inventory.facts.command_line.split()
+    reboot = [f"no kernel option {word}" for word in journal.options if word in running]
+    if not live:
+        reboot += [f"{address} with its own driver" for step in drivers for address in step.after]
+        return Plan((*files, *commands), (), tuple(notes), tuple(reboot))
     modules = _modules(tree, inventory, journal, drivers)
-    return Plan((*files, *commands, *drivers, *modules), tuple(in_use(drivers, held)), tuple(notes))
-
-
-def _file(tree: Tree, path: str, was_there: bool) -> Iterable[Step]:
-    now = tree.read(path)
-    before = {} if now is None else {"text": f"{now}\n"}
-    if was_there:
-        yield Step(Verb.RESTORE, "file", f"/{path}", REASON, before)
-    elif now is not None:
-        yield Step(Verb.DELETE, "file", f"/{path}", REASON, before)
+    refusals = tuple(in_use(drivers, held))
+    return Plan((*files, *commands, *drivers, *modules), refusals, tuple(notes), tuple(reboot))
 
 
 def _outputs(tree: Tree, name: str, run: Run, digests: Mapping[str, str], notes: List[str]) -> Iterable[Step]:
-    """Old bytes for what only our runs have changed; a new run where somebody else has changed or added something."""
+    """Old bytes for what only our runs have changed; a new run where that is not certain."""
     now = {path: digests.get(path, "") for path in matching(tree, run.patterns)}
-    if now == dict(run.originals):
+    if now and now == dict(run.originals):
         return
-    ours = all(
-        digest in (run.originals[path], run.outputs.get(path, digest))
-        for path, digest in now.items()
-        if path in run.originals
-    )
-    if ours and now.keys() == run.originals.keys():
+    ours = {path: (run.originals[path], run.outputs.get(path)) for path in run.originals}
+    copies = all(digests.get(copy_of(path)) == digest for path, digest in run.originals.items())
+    same_files = bool(now) and now.keys() == run.originals.keys()
+    if same_files and copies and not run.stale and all(digest in ours[path] for path, digest in now.items()):
         for path, digest in now.items():
             if digest != run.originals[path]:
                 yield Step(Verb.RESTORE, "file", f"/{path}", REASON, {"digest": digest})
         return
-    notes.append(f"{name}: changed by something else since, so it is made anew and not byte for byte what it was")
+    notes.append(
+        f"{name}: not certain that only gpuyard has changed it, so it is made anew, not byte for byte as before"
+    )
     yield Step(Verb.RUN, "command", name, REASON, {}, {"command": run.inverse, "inputs": "", "outputs": run.patterns})
 
 

@@ -11,7 +11,7 @@ from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, 
 
 from gpuyard.host import vfio
 from gpuyard.host.checked import Machine
-from gpuyard.host.passthrough import Passthrough
+from gpuyard.host.passthrough import Passthrough, is_vfio
 from gpuyard.model.finding import Finding, Level
 from gpuyard.model.pci import PciFunction, address_key
 
@@ -161,7 +161,7 @@ def _drivers(climb: Climb) -> Answer:
         for member in members:
             what, wanted = f"{member.short_address} {member.model}", climb.wanted.get(member.address)
             idle = member.driver in (None, "pci-stub")  # viable, but QEMU cannot pass it
-            if not idle and not _is_vfio(member.driver):
+            if not idle and not is_vfio(member.driver):
                 reason = f"{what} is with {member.driver}, a driver of the host: group {number} is not viable"
                 remedy = "gpuyard host apply binds it; gpuyard host check says who takes it at boot"
                 yield number, Level.BLOCKED, reason, remedy
@@ -188,7 +188,7 @@ def _nodes(climb: Climb) -> Answer:
 
 def _opened(climb: Climb) -> Answer:
     for number in climb.groups:
-        functions = [function for function in climb.of_group(number) if _is_vfio(function.driver)]
+        functions = [function for function in climb.of_group(number) if is_vfio(function.driver)]
         try:
             read = climb.open_group(number, [function.address for function in functions])
         except vfio.Refused as refused:
@@ -210,11 +210,6 @@ def _answer(number: int, function: PciFunction, read: str) -> Tuple[Level, str, 
         reason = f"group {number}: {what} was opened and does not answer: its reset failed, or it is broken"
         return Level.BLOCKED, reason, "switch the host off and on; a reboot may not be enough"
     return Level.BLOCKED, f"group {number}: {what} answers as {read}, not {function.ids}", "dmesg may say more"
-
-
-def _is_vfio(driver: Optional[str]) -> bool:
-    """vfio-pci, or a variant of it: mlx5_vfio_pci, nvgrace-gpu-vfio-pci."""
-    return driver is not None and driver.replace("_", "-").endswith("vfio-pci")
 
 
 def _list(addresses: Iterable[str]) -> str:

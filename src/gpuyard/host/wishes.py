@@ -17,6 +17,8 @@ class Wishes:
     """Addresses of the GPUs to give away, as a site file has it; None: all that can be."""
     keep: Tuple[str, ...] = ()
     """Addresses of GPUs that stay with the host."""
+    give: Tuple[str, ...] = ()
+    """Addresses named to be given away. What is no GPU and shares a group with one goes only if it is named."""
     identity: bool = False
     """``iommu=pt``: devices of the host reach memory without translation, which is a little faster for them."""
     unsafe_interrupts: bool = False
@@ -26,20 +28,21 @@ class Wishes:
 
     @staticmethod
     def from_dict(data: Dict[str, Any]) -> Wishes:
-        only = data.pop("only")
-        return Wishes(only=None if only is None else tuple(only), keep=tuple(data.pop("keep")), **data)
+        only, keep, give = (data.pop(name) for name in ("only", "keep", "give"))
+        return Wishes(None if only is None else tuple(only), tuple(keep), tuple(give), **data)
 
-    def changed(self, keep: Iterable[str] = (), give: Iterable[str] = (), **others: object) -> Wishes:
+    def changed(self, keep: Iterable[str] = (), give: Iterable[str] = (), **others: Any) -> Wishes:
         """With the operator's new wishes; those that are None stay as they were. Raises UsageError."""
         kept, given = [full_address(text) for text in keep], [full_address(text) for text in give]
         twice = sorted({*kept} & {*given})
         if twice:
             raise UsageError(f"{twice[0]} cannot be kept and given away: leave one of the two out")
-        said = {name: value for name, value in others.items() if value is not None}
+        said: Dict[str, Any] = {name: value for name, value in others.items() if value is not None}
         only = said.pop("only", self.only)
         if only is not None:
-            only = _sorted({*only, *given} - {*kept})  # type: ignore[misc]  # said.pop gives object
-        return replace(self, keep=_sorted({*self.keep, *kept} - {*given}), only=only, **said)  # type: ignore[arg-type]
+            only = _sorted({*only, *given} - {*kept})
+        new_keep, new_give = {*self.keep, *kept} - {*given}, {*self.give, *given} - {*kept}
+        return replace(self, keep=_sorted(new_keep), give=_sorted(new_give), only=only, **said)
 
 
 def full_address(text: str) -> str:
