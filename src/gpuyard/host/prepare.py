@@ -13,7 +13,7 @@ from gpuyard.host import bind
 from gpuyard.host.binders import busy_display, other_binders
 from gpuyard.host.checked import Machine
 from gpuyard.host.choice import Choice, choose
-from gpuyard.host.distribution import UPDATE_GRUB, UPDATE_INITRAMFS, Tool, grubby, has_grub_folder, initramfs_tool
+from gpuyard.host.distribution import UPDATE_GRUB, UPDATE_INITRAMFS, Tool, has_grub_folder, initramfs_tool
 from gpuyard.host.files import (
     DRACUT_FILE,
     GRUB_FILE,
@@ -34,7 +34,7 @@ from gpuyard.host.files import (
     unit_files,
 )
 from gpuyard.host.journal import Journal
-from gpuyard.host.kernel_options import KernelOptions, kernel_options, ours
+from gpuyard.host.kernel_options import KernelOptions, kernel_options
 from gpuyard.host.modules import ids_by_option, is_available, is_builtin, natives, softdeps
 from gpuyard.host.passthrough import LIST_FILE, VFIO_DRIVER, Passthrough, is_vfio, read_list
 from gpuyard.host.tree import Tree
@@ -171,18 +171,15 @@ def _initramfs_steps(tree: Tree, files: Sequence[HostFile], journal: Optional[Jo
 def _boot_steps(
     machine: Machine, files: Sequence[HostFile], options: KernelOptions, journal: Optional[Journal]
 ) -> Iterable[Step]:
-    reason = f"the next boot needs another command line: {' '.join(options.wanted)}"
+    reason = f"the next boot needs another command line: {' '.join(options.wanted) or 'nothing of gpuyard'}"
     reason += f" without {' '.join(options.unwanted)}" if options.unwanted else ""
     if has_grub_folder(machine.tree):
         yield from _run(
             UPDATE_GRUB, _digest(file for file in files if file.path == GRUB_FILE), reason, journal, options.wanted
         )
         return
-    mine = set(ours(machine, journal))
-    added, removed = sorted({*options.wanted} - mine), [*options.unwanted, *sorted(mine - {*options.wanted})]
-    if added or removed:
-        tool = grubby(added, removed, options.wanted, options.unwanted)
-        yield _run_step(tool, " ".join(options.wanted), reason, options.wanted)
+    if options.tool:
+        yield _run_step(options.tool, " ".join(options.wanted), reason, options.wanted)
 
 
 def _run(

@@ -6,7 +6,7 @@ old bytes back while it still is what our run left; where a kernel came or went 
 
 from __future__ import annotations
 
-from typing import Iterable, List, Mapping, Optional, Sequence
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from gpuyard.host.apply import matching
 from gpuyard.host.journal import Journal, Run, copy_of
@@ -57,12 +57,19 @@ def _outputs(tree: Tree, name: str, run: Run, digests: Mapping[str, str], notes:
     now = {path: digests.get(path, "") for path in matching(tree, run.patterns)}
     if now and now == dict(run.originals):
         return
-    ours = {path: (run.originals[path], run.outputs.get(path)) for path in run.originals}
+    ours: Dict[str, Tuple[Optional[str], Optional[str]]] = {
+        path: (digest, run.outputs.get(path)) for path, digest in run.originals.items()
+    }
     copies = all(digests.get(copy_of(path)) == digest for path, digest in run.originals.items())
-    same_files = bool(now) and now.keys() == run.originals.keys()
+    # Such as /etc/kernel/cmdline, which grubby makes where it is missing.
+    made = {path for path in now.keys() - run.originals.keys() if now[path] == run.outputs.get(path)}
+    ours.update({path: (None, run.outputs[path]) for path in made})
+    same_files = bool(now) and now.keys() - made == run.originals.keys()
     if same_files and copies and not run.stale and all(digest in ours[path] for path, digest in now.items()):
         for path, digest in now.items():
-            if digest != run.originals[path]:
+            if path in made:
+                yield Step(Verb.DELETE, "file", f"/{path}", REASON, {"digest": digest})
+            elif digest != run.originals[path]:
                 yield Step(Verb.RESTORE, "file", f"/{path}", REASON, {"digest": digest})
         return
     notes.append(
