@@ -21,8 +21,8 @@ from tests.virtual_hypervisor.topology import epyc_v100
 
 from bench.local import large_host
 from bench.table import Measured, milliseconds, show
-from gpuyard.host.prepare import plan_preparation
-from gpuyard.host.wishes import Wishes
+from gpuyard.host.preparation.plan import plan_preparation
+from gpuyard.host.preparation.wishes import Wishes
 
 ROOT = Path(__file__).parents[1]
 

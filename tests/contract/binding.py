@@ -10,8 +10,8 @@ import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpuyard.host.bind import BUS, NO_OVERRIDE, device, driver_of
-from gpuyard.host.machine import AttributeRefused, Host
+from gpuyard.host.local_host import AttributeRefused, Host
+from gpuyard.host.preparation.bind import BUS, NO_OVERRIDE, device, driver_of
 
 ABSENT = "0000:fe:1f.7"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gpuyard.host.check import Machine
+from gpuyard.host.checks import Machine
 from gpuyard.host.judge import judge
 from gpuyard.host.scan import scan
 from gpuyard.host.tree import LINK

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuyard.host.files import GRUB_FILE, HOOK_FILE, MODPROBE_FILE
-from gpuyard.host.machine import AttributeHangs, AttributeRefused, CommandFailed
-from gpuyard.host.passthrough import read_list
+from gpuyard.host.local_host import AttributeHangs, AttributeRefused, CommandFailed
+from gpuyard.host.preparation.files import GRUB_FILE, HOOK_FILE, MODPROBE_FILE
+from gpuyard.host.preparation.passthrough import read_list
 from gpuyard.host.tree import LINK, RecordedTree
 
 BUS = "sys/bus/pci"

@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuyard.host.files import DRACUT_FILE
-from gpuyard.host.machine import CommandFailed
+from gpuyard.host.local_host import CommandFailed
+from gpuyard.host.preparation.files import DRACUT_FILE
 from gpuyard.host.tree import LINK
 from tests.support.hypervisors import INTEL, debian
 from tests.support.kernel import GRUB_CFG, INITRD, ModelHost

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuyard.host.binders import busy_display, other_binders
-from gpuyard.host.files import script_file, unit_files
+from gpuyard.host.preparation.binders import busy_display, other_binders
+from gpuyard.host.preparation.files import script_file, unit_files
 from gpuyard.host.tree import LINK, RecordedTree
 from gpuyard.model.pci import PciFunction
 from tests.support.sysfs import Sysfs

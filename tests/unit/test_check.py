@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gpuyard.cli.main import app
-from gpuyard.host.acs import parse
-from gpuyard.host.check import CHECKS, Machine, check, worst
-from gpuyard.host.check_cards import is_consumer
+from gpuyard.host.checks import CHECKS, Machine, check, worst
+from gpuyard.host.checks.acs import parse
+from gpuyard.host.checks.cards import is_consumer
 from gpuyard.host.judge import judge
 from gpuyard.host.modules import is_available, is_builtin, kept_out, modalias, takers
 from gpuyard.host.pci_ids import PciIds

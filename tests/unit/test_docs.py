@@ -14,7 +14,7 @@ from typer.main import get_command
 
 import gpuyard
 from gpuyard.cli.main import app
-from gpuyard.host.check import CHECKS
+from gpuyard.host.checks import CHECKS
 from gpuyard.host.recording import replay_file
 from gpuyard.host.report import to_json
 from gpuyard.lab.plan import EXAMPLE_SITE

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gpuyard.host.__main__ import execute, main
-from gpuyard.host.machine import LocalHost
-from gpuyard.host.passthrough import LIST_FILE
+from gpuyard.host.local_host import LocalHost
+from gpuyard.host.preparation.passthrough import LIST_FILE
 from gpuyard.host.recording import dumps, record
 from gpuyard.host.tree import FileTree
 from gpuyard.model.errors import BlockedError, UsageError

@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.host.distribution import GRUB_DEFAULTS, GRUB_FOLDER, configured_options
-from gpuyard.host.files import GRUB_FILE, HEAD, OUR_FILES, grub_file, hook_file, modprobe_file, script_file, unit_files
+from gpuyard.host.preparation.distribution import GRUB_DEFAULTS, GRUB_FOLDER, configured_options
+from gpuyard.host.preparation.files import (
+    GRUB_FILE,
+    HEAD,
+    OUR_FILES,
+    grub_file,
+    hook_file,
+    modprobe_file,
+    script_file,
+    unit_files,
+)
 from gpuyard.host.tree import FileTree
 
 SHELLS = ["sh", "bash --posix"]

@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
-from gpuyard.host import pending, plan_text, report
-from gpuyard.host.check import check
-from gpuyard.host.files import GRUB_FILE, MODPROBE_FILE, OPTIONS_FILE, OUR_FILES, SCRIPT_FILE
+from gpuyard.host import report
+from gpuyard.host.checks import check
 from gpuyard.host.holders import Holder
-from gpuyard.host.journal import JOURNAL_FILE, copy_of, load
 from gpuyard.host.modules import ids_by_option, kept_out
-from gpuyard.host.passthrough import LIST_FILE, read_list
-from gpuyard.host.preparation import Preparation
-from gpuyard.host.prepare import plan_preparation
+from gpuyard.host.preparation import pending, plan_text
+from gpuyard.host.preparation.files import GRUB_FILE, MODPROBE_FILE, OPTIONS_FILE, OUR_FILES, SCRIPT_FILE
+from gpuyard.host.preparation.journal import JOURNAL_FILE, copy_of, load
+from gpuyard.host.preparation.passthrough import LIST_FILE, read_list
+from gpuyard.host.preparation.plan import plan_preparation
+from gpuyard.host.preparation.preparation import Preparation
+from gpuyard.host.preparation.wishes import Wishes
 from gpuyard.host.tree import LINK
-from gpuyard.host.wishes import Wishes
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
 from gpuyard.model.finding import Level
 from gpuyard.model.plan import Plan, Verb

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuyard.host.files import MODPROBE_FILE
-from gpuyard.host.kernel_options import ours
-from gpuyard.host.preparation import Preparation
-from gpuyard.host.wishes import Wishes
+from gpuyard.host.preparation.files import MODPROBE_FILE
+from gpuyard.host.preparation.kernel_options import ours
+from gpuyard.host.preparation.preparation import Preparation
+from gpuyard.host.preparation.wishes import Wishes
 from tests.support.hypervisors import debian, flat, look, titan_xp
 from tests.support.kernel import GRUB_CFG, INITRD, LostPower, ModelHost
 from tests.support.sysfs import TITAN_XP, TITAN_XP_AUDIO, V100, Sysfs, names

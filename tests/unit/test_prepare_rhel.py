@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpuyard.host.files import DRACUT_FILE, GRUB_FILE, HOOK_FILE, OPTIONS_FILE
-from gpuyard.host.journal import load
-from gpuyard.host.kernel_options import ours
-from gpuyard.host.passthrough import LIST_FILE
-from gpuyard.host.preparation import Preparation
+from gpuyard.host.preparation.files import DRACUT_FILE, GRUB_FILE, HOOK_FILE, OPTIONS_FILE
+from gpuyard.host.preparation.journal import load
+from gpuyard.host.preparation.kernel_options import ours
+from gpuyard.host.preparation.passthrough import LIST_FILE
+from gpuyard.host.preparation.preparation import Preparation
 from gpuyard.model.errors import GpuyardError
 from gpuyard.model.plan import Plan
 from tests.support.hypervisors import AMD, flat, look

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.host.check import Machine, worst
+from gpuyard.host.checks import Machine, worst
 from gpuyard.host.judge import judge
-from gpuyard.host.passthrough import Passthrough
+from gpuyard.host.preparation.passthrough import Passthrough
 from gpuyard.host.tree import LINK, RecordedTree
-from gpuyard.host.verify import CHECKS, verify
-from gpuyard.host.vfio import Problem, Refused, open_group
+from gpuyard.host.verification.verify import CHECKS, verify
+from gpuyard.host.verification.vfio import Problem, Refused, open_group
 from gpuyard.model.finding import Finding, Level
 from tests.support.sysfs import TITAN_XP, TITAN_XP_AUDIO, V100, Sysfs
 

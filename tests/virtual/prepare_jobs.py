@@ -18,13 +18,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpuyard.host.bind import BUS
-from gpuyard.host.machine import LocalHost
-from gpuyard.host.passthrough import LIST_FILE
+from gpuyard.host.local_host import LocalHost
 from gpuyard.host.pci_ids import PciIds
-from gpuyard.host.preparation import Preparation
+from gpuyard.host.preparation.bind import BUS
+from gpuyard.host.preparation.passthrough import LIST_FILE
+from gpuyard.host.preparation.preparation import Preparation
+from gpuyard.host.preparation.wishes import Wishes
 from gpuyard.host.tree import FileTree
-from gpuyard.host.wishes import Wishes
 from tests.contract.binding import RULES, Bench
 
 DEVICES = Path("/sys/bus/pci/devices")

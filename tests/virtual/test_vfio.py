@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import gpuyard
-from gpuyard.host.verify import CHECKS
+from gpuyard.host.verification.verify import CHECKS
 from tests.virtual_hypervisor import machine
 from tests.virtual_hypervisor.board import Iommu
 from tests.virtual_hypervisor.testing import prepared

@@ -14,15 +14,15 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from gpuyard.host.check import Machine
+from gpuyard.host.checks import Machine
 from gpuyard.host.judge import judge
-from gpuyard.host.machine import AttributeHangs, LocalHost
-from gpuyard.host.passthrough import Passthrough
+from gpuyard.host.local_host import AttributeHangs, LocalHost
 from gpuyard.host.pci_ids import PciIds
+from gpuyard.host.preparation.passthrough import Passthrough
 from gpuyard.host.scan import scan
 from gpuyard.host.tree import FileTree
-from gpuyard.host.verify import verify
-from gpuyard.host.vfio import Refused, open_group
+from gpuyard.host.verification.verify import verify
+from gpuyard.host.verification.vfio import Refused, open_group
 from gpuyard.model.pci import PciFunction
 from tests.virtual_hypervisor.guest import MEMORY, Edu, Ended, Guest
 

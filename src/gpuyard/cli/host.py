@@ -35,7 +35,8 @@ def scan(
 
     Needs no lspci. With -f json everything that was seen, as docs/reference/inventory.schema.json describes it.
     """
-    from gpuyard.host import judge, pending, report
+    from gpuyard.host import judge, report
+    from gpuyard.host.preparation import pending
     from gpuyard.model.errors import UsageError
 
     tree, inventory = look(root, recording)

@@ -122,8 +122,8 @@ def check(
 def _check_here(root: Path, recording: Path | None, format_: Format, columns: list[str] | None) -> int:
     from gpuyard.cli.host import look
     from gpuyard.cli.output import print_list
-    from gpuyard.host.check import Machine, worst
-    from gpuyard.host.check import check as run_checks
+    from gpuyard.host.checks import Machine, worst
+    from gpuyard.host.checks import check as run_checks
     from gpuyard.host.finding_text import finding_dict, finding_lines
     from gpuyard.host.judge import judge
     from gpuyard.model.errors import BlockedError
@@ -318,10 +318,10 @@ def _with_the_site(outcome: Outcome, hosts: Where) -> Outcome:
     import json
     from dataclasses import replace
 
-    from gpuyard.host.check import worst
-    from gpuyard.host.drift import drift
+    from gpuyard.host.checks import worst
     from gpuyard.host.finding_text import finding_dict
     from gpuyard.host.recording import replay
+    from gpuyard.host.verification.drift import drift
     from gpuyard.model.errors import BlockedError
     from gpuyard.model.finding import Finding, Level
 
@@ -343,7 +343,8 @@ def _with_the_site(outcome: Outcome, hosts: Where) -> Outcome:
 
 def _lines(result: Mapping[str, Any]) -> list[str]:
     """What a verb found out, as it would have printed it on the host."""
-    from gpuyard.host import finding_text, plan_text
+    from gpuyard.host import finding_text
+    from gpuyard.host.preparation import plan_text
 
     if "findings" in result:
         return finding_text.finding_lines(result["findings"])

@@ -7,10 +7,11 @@ import json
 import sys
 from typing import Dict, List, Optional
 
-from gpuyard.host import pending, report
+from gpuyard.host import report
 from gpuyard.host.commands import VERBS, Options
 from gpuyard.host.commands import run as run_verb
 from gpuyard.host.pci_ids import PciIds
+from gpuyard.host.preparation import pending
 from gpuyard.host.recording import check_facts, dumps, read_file, record
 from gpuyard.host.scan import scan
 from gpuyard.host.tree import FileTree

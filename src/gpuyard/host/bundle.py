@@ -16,7 +16,7 @@ from gpuyard.model.errors import GpuyardError
 
 LIMIT_BYTES = 200_000
 """It goes to every host at every call, so it stays small."""
-CONTENT = ("__init__.py", "model/*.py", "host/*.py", "host/pci.ids")
+CONTENT = ("__init__.py", "model/**/*.py", "host/**/*.py", "host/pci.ids")
 SHEBANG = b"#!/usr/bin/env python3\n"
 MAIN = """\
 import sys

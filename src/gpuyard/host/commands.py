@@ -13,18 +13,19 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
 
-from gpuyard.host import pending, plan_text
-from gpuyard.host.check import Machine, check, worst
-from gpuyard.host.drift import drift
+from gpuyard.host.checks import Machine, check, worst
 from gpuyard.host.finding_text import finding_dict, finding_lines
 from gpuyard.host.judge import judge
-from gpuyard.host.machine import Host, LocalHost
-from gpuyard.host.passthrough import read_list
+from gpuyard.host.local_host import Host, LocalHost
 from gpuyard.host.pci_ids import PciIds
-from gpuyard.host.preparation import Preparation
+from gpuyard.host.preparation import pending, plan_text
+from gpuyard.host.preparation.passthrough import read_list
+from gpuyard.host.preparation.preparation import Preparation
+from gpuyard.host.preparation.wishes import Wishes, full_address
 from gpuyard.host.recording import record, replay
 from gpuyard.host.scan import scan
-from gpuyard.host.wishes import Wishes, full_address
+from gpuyard.host.verification.drift import drift
+from gpuyard.host.verification.verify import verify
 from gpuyard.model.errors import BlockedError, GpuyardError
 from gpuyard.model.finding import Finding, Level
 from gpuyard.model.plan import Plan, Step
@@ -193,7 +194,8 @@ def _done(host: Host, plan: Plan, output: Output, nothing: str) -> int:
 
 def _verify(host: Host, options: Options, output: Output) -> int:
     preparation = _look(host)
-    findings = preparation.verify()
+    groups = preparation.journal.groups if preparation.journal else {}
+    findings = verify(preparation.machine, read_list(host.tree), groups)
     if options.recorded is not None:
         findings += drift(replay(options.recorded, "the recording"), preparation.machine.inventory)
     made = record(host.tree, PciIds.of_this_machine(), "by verify") if options.recording else None

@@ -19,7 +19,7 @@ MODPROBE_FOLDERS = (
 WILDCARD = re.compile(r"[*?\[]")
 VFIO_PCI = "vfio_pci"
 PSEUDO_MODULE = "gpuyard_passthrough"
-"""No module: modprobe runs a script of ours for it, which gives functions to VFIO. See files.py."""
+"""No module: modprobe runs a script of ours for it, which gives functions to VFIO. See preparation/files.py."""
 # Drivers that a distribution or NVIDIA's installer may bring later, besides those that the kernel's own list names.
 USUAL_DRIVERS = {
     ("10de", "03"): ("nouveau", "nvidia", "nvidiafb"),

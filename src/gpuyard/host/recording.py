@@ -17,10 +17,10 @@ import posixpath
 from pathlib import PurePath
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from gpuyard.host.acs import RECORDED as RECORDED_ACS
-from gpuyard.host.acs import acs_of
-from gpuyard.host.attached import frame_buffers, usb_devices
-from gpuyard.host.files import GRUB_FILE
+from gpuyard.host.checks.acs import RECORDED as RECORDED_ACS
+from gpuyard.host.checks.acs import acs_of
+from gpuyard.host.checks.attached import frame_buffers, usb_devices
+from gpuyard.host.checks.software import DPKG_STATUS, LIBRARY_FOLDERS, LIBVIRT, QEMU_PROGRAMS, qemu_package
 from gpuyard.host.holders import NODE_CLASSES, NVIDIA_GPUS, USUAL_HOLDERS, Holder, class_link, look, nvidia_minors
 from gpuyard.host.judge import judge
 from gpuyard.host.modules import alias_lines, matching, modalias, modprobe_lines, module_folder
@@ -38,10 +38,10 @@ from gpuyard.host.needs import (
     physical_ports,
     ports_below,
 )
-from gpuyard.host.passthrough import LIST_FILE
 from gpuyard.host.pci_ids import PciIds
+from gpuyard.host.preparation.files import GRUB_FILE
+from gpuyard.host.preparation.passthrough import LIST_FILE
 from gpuyard.host.scan import DEVICES, scan
-from gpuyard.host.software import DPKG_STATUS, LIBRARY_FOLDERS, LIBVIRT, QEMU_PROGRAMS, qemu_package
 from gpuyard.host.tree import LINK, RecordedTree, Tree
 from gpuyard.model.errors import UsageError
 from gpuyard.model.host import HostFacts, Inventory

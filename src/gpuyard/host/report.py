@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from gpuyard.host.judge import capacity, judge
-from gpuyard.host.pending import Setting, State
+from gpuyard.host.preparation.pending import Setting, State
 from gpuyard.model.host import HostFacts, Inventory
 from gpuyard.model.pci import PciFunction
 from gpuyard.model.slot import Capacity, Slot, Verdict

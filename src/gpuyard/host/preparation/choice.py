@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Iterable, List, Tuple
 
-from gpuyard.host.checked import Machine
-from gpuyard.host.wishes import Wishes
+from gpuyard.host.machine import Machine
+from gpuyard.host.preparation.wishes import Wishes
 from gpuyard.model.pci import CLASSES_COMPANION, PciFunction
 from gpuyard.model.slot import Slot
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional
 
-from gpuyard.host.journal import Before
-from gpuyard.host.machine import AttributeHangs, Host
+from gpuyard.host.local_host import AttributeHangs, Host
+from gpuyard.host.preparation.journal import Before
 from gpuyard.host.tree import Tree
 from gpuyard.model.errors import GpuyardError
 

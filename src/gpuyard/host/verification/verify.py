@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
-from gpuyard.host import vfio
-from gpuyard.host.checked import Machine
-from gpuyard.host.passthrough import Passthrough, is_vfio
+from gpuyard.host.machine import Machine
+from gpuyard.host.preparation.passthrough import Passthrough, is_vfio
+from gpuyard.host.verification import vfio
 from gpuyard.model.finding import Finding, Level
 from gpuyard.model.pci import PciFunction, address_key
 

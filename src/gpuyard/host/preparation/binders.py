@@ -8,9 +8,9 @@ from __future__ import annotations
 import posixpath
 from typing import Collection, Iterable, List
 
-from gpuyard.host.files import MARK
 from gpuyard.host.modules import VFIO_PCI, canonical, modprobe_lines
 from gpuyard.host.needs import PCI_ADDRESS, pci_address_of
+from gpuyard.host.preparation.files import MARK
 from gpuyard.host.tree import Tree
 from gpuyard.model.pci import PciFunction
 

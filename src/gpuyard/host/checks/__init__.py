@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List
 
-from gpuyard.host import check_cards as cards
-from gpuyard.host import check_drivers as drivers
-from gpuyard.host import check_platform as platform
-from gpuyard.host.checked import Check, Machine
+from gpuyard.host.checks import cards, drivers, platform
+from gpuyard.host.machine import Check, Machine
 from gpuyard.model.finding import Finding, Level
 
 __all__ = ["CHECKS", "Machine", "check", "worst"]

@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping, Sequence
 
-from gpuyard.host.distribution import GRUB_FOLDER
 from gpuyard.host.modules import PSEUDO_MODULE
-from gpuyard.host.passthrough import LIST_FILE, Passthrough, render_list
+from gpuyard.host.preparation.distribution import GRUB_FOLDER
+from gpuyard.host.preparation.passthrough import LIST_FILE, Passthrough, render_list
 
 MARK = "# Written by gpuyard"
 HEAD = f"{MARK}; changes are lost. 'gpuyard host undo' takes it back.\n"

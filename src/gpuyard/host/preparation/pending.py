@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import List, Optional, Tuple
 
-from gpuyard.host.checked import Machine
-from gpuyard.host.files import GRUB_FILE
-from gpuyard.host.journal import Journal, load
-from gpuyard.host.kernel_options import ours
-from gpuyard.host.passthrough import read_list
+from gpuyard.host.machine import Machine
+from gpuyard.host.preparation.files import GRUB_FILE
+from gpuyard.host.preparation.journal import Journal, load
+from gpuyard.host.preparation.kernel_options import ours
+from gpuyard.host.preparation.passthrough import read_list
 from gpuyard.host.tree import Tree
 from gpuyard.model.errors import GpuyardError
 from gpuyard.model.host import Inventory

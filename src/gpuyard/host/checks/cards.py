@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Dict, List
 
-from gpuyard.host.acs import acs_of
-from gpuyard.host.checked import Answer, Machine, by_model, named
+from gpuyard.host.checks.acs import acs_of
 from gpuyard.host.judge import capacity
+from gpuyard.host.machine import Answer, Machine, by_model, named
 from gpuyard.model.finding import Level
 from gpuyard.model.pci import PciFunction
 from gpuyard.model.slot import Slot

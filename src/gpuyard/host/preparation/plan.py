@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from gpuyard.host import bind
-from gpuyard.host.binders import busy_display, other_binders
-from gpuyard.host.checked import Machine
-from gpuyard.host.choice import Choice, choose
-from gpuyard.host.distribution import UPDATE_GRUB, UPDATE_INITRAMFS, Tool, has_grub_folder, initramfs_tool
-from gpuyard.host.files import (
+from gpuyard.host.machine import Machine
+from gpuyard.host.modules import ids_by_option, is_available, is_builtin, natives, softdeps
+from gpuyard.host.preparation import bind
+from gpuyard.host.preparation.binders import busy_display, other_binders
+from gpuyard.host.preparation.choice import Choice, choose
+from gpuyard.host.preparation.distribution import UPDATE_GRUB, UPDATE_INITRAMFS, Tool, has_grub_folder, initramfs_tool
+from gpuyard.host.preparation.files import (
     DRACUT_FILE,
     GRUB_FILE,
     HOOK_FILE,
@@ -33,12 +34,11 @@ from gpuyard.host.files import (
     script_file,
     unit_files,
 )
-from gpuyard.host.journal import Journal
-from gpuyard.host.kernel_options import KernelOptions, kernel_options
-from gpuyard.host.modules import ids_by_option, is_available, is_builtin, natives, softdeps
-from gpuyard.host.passthrough import LIST_FILE, VFIO_DRIVER, Passthrough, is_vfio, read_list
+from gpuyard.host.preparation.journal import Journal
+from gpuyard.host.preparation.kernel_options import KernelOptions, kernel_options
+from gpuyard.host.preparation.passthrough import LIST_FILE, VFIO_DRIVER, Passthrough, is_vfio, read_list
+from gpuyard.host.preparation.wishes import Wishes
 from gpuyard.host.tree import Tree
-from gpuyard.host.wishes import Wishes
 from gpuyard.model.pci import PciFunction
 from gpuyard.model.plan import Plan, Step, Verb
 

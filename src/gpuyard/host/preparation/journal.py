@@ -10,15 +10,15 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Tuple
 
-from gpuyard.host.distribution import UPDATE_GRUB, initramfs_tool
-from gpuyard.host.files import GRUB_FILE, MARK, OUR_FILES
-from gpuyard.host.passthrough import read_list
+from gpuyard.host.preparation.distribution import UPDATE_GRUB, initramfs_tool
+from gpuyard.host.preparation.files import GRUB_FILE, MARK, OUR_FILES
+from gpuyard.host.preparation.passthrough import read_list
+from gpuyard.host.preparation.wishes import Wishes
 from gpuyard.host.tree import Tree
-from gpuyard.host.wishes import Wishes
 from gpuyard.model.errors import GpuyardError
 
 if TYPE_CHECKING:
-    from gpuyard.host.machine import Host
+    from gpuyard.host.local_host import Host
 
 STATE_FOLDER = "var/lib/gpuyard"
 JOURNAL_FILE = f"{STATE_FOLDER}/journal.json"

@@ -13,9 +13,11 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from gpuyard.host import bind
 from gpuyard.host.holders import holders
-from gpuyard.host.journal import (
+from gpuyard.host.local_host import CommandFailed, Host
+from gpuyard.host.modules import canonical
+from gpuyard.host.preparation import bind
+from gpuyard.host.preparation.journal import (
     JOURNAL_FILE,
     ORIGINALS,
     STATE_FOLDER,
@@ -28,12 +30,10 @@ from gpuyard.host.journal import (
     save,
     with_run,
 )
-from gpuyard.host.machine import CommandFailed, Host
-from gpuyard.host.modules import canonical
-from gpuyard.host.passthrough import LIST_FILE, Passthrough, parse_list, read_list
-from gpuyard.host.prepare import in_use
+from gpuyard.host.preparation.passthrough import LIST_FILE, Passthrough, parse_list, read_list
+from gpuyard.host.preparation.plan import in_use
+from gpuyard.host.preparation.wishes import Wishes
 from gpuyard.host.tree import Tree
-from gpuyard.host.wishes import Wishes
 from gpuyard.model.errors import BlockedError, GpuyardError
 from gpuyard.model.host import Inventory
 from gpuyard.model.plan import Plan, Step, Verb
@@ -84,7 +84,7 @@ def _groups(inventory: Inventory, addresses: Sequence[str]) -> Dict[str, Optiona
 
 
 def apply_undo(host: Host, plan: Plan, on_step: OnStep) -> None:
-    """Carry out a plan of undo.py, then remove what gpuyard keeps on the host. Raises as apply_plan does.
+    """Carry out a plan of plan_undo.py, then remove what gpuyard keeps on the host. Raises as apply_plan does.
 
     A driver that does not come back (it is no longer there, say) keeps nothing else from being undone; it is told last.
     """

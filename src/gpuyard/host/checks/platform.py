@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Iterable, List, Tuple
 
-from gpuyard.host import pending
-from gpuyard.host.checked import Answer, Machine
-from gpuyard.host.software import has_qemu, libvirt_version, qemu_version, text_of
+from gpuyard.host.checks.software import has_qemu, libvirt_version, qemu_version, text_of
+from gpuyard.host.machine import Answer, Machine
+from gpuyard.host.preparation import pending
 from gpuyard.model.finding import Level
 
 # What nova-compute of 2026.2 refuses to start below.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterable, List, Tuple
 
-from gpuyard.host.attached import CLASS_USB, frame_buffers, text_console, usb_devices
-from gpuyard.host.checked import Answer, Machine, by_model, named
+from gpuyard.host.checks.attached import CLASS_USB, frame_buffers, text_console, usb_devices
 from gpuyard.host.holders import USUAL_HOLDERS, Holder
 from gpuyard.host.judge import PASSTHROUGH_DRIVERS
+from gpuyard.host.machine import Answer, Machine, by_model, named
 from gpuyard.host.modules import canonical, ids_by_option, is_available, is_builtin, kept_out
 from gpuyard.model.finding import Level
 from gpuyard.model.pci import PciFunction

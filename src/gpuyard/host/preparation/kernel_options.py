@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
-from gpuyard.host.checked import Machine
-from gpuyard.host.distribution import (
+from gpuyard.host.machine import Machine
+from gpuyard.host.modules import is_builtin
+from gpuyard.host.preparation.distribution import (
     ADD,
     GRUB_DEFAULTS,
     REMOVE,
@@ -23,10 +24,9 @@ from gpuyard.host.distribution import (
     tuned_options,
     why_not_grubby,
 )
-from gpuyard.host.files import GRUB_FILE
-from gpuyard.host.journal import Journal
-from gpuyard.host.modules import is_builtin
-from gpuyard.host.wishes import Wishes
+from gpuyard.host.preparation.files import GRUB_FILE
+from gpuyard.host.preparation.journal import Journal
+from gpuyard.host.preparation.wishes import Wishes
 
 OFF = ("iommu=off", "intel_iommu=off", "amd_iommu=off")
 LEGACY = re.compile(r"^(vfio[-_]pci|pci[-_]stub)\.ids=")

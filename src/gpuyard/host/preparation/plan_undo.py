@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from gpuyard.host.apply import matching
-from gpuyard.host.journal import Journal, Run, copy_of
 from gpuyard.host.modules import canonical
-from gpuyard.host.prepare import Held, can_go_back, in_use, release_step
+from gpuyard.host.preparation.apply import matching
+from gpuyard.host.preparation.journal import Journal, Run, copy_of
+from gpuyard.host.preparation.plan import Held, can_go_back, in_use, release_step
 from gpuyard.host.tree import Tree
 from gpuyard.model.host import Inventory
 from gpuyard.model.plan import Plan, Step, Verb

@@ -1,24 +1,21 @@
-"""The way in for whoever prepares a host: look, plan, apply, undo, verify. Ties the pure planners to one Host."""
+"""The way in for whoever prepares a host: look, plan, apply, undo. Ties the pure planners to one Host."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Dict, List, Optional
 
-from gpuyard.host.apply import OnStep, apply_plan, apply_undo, digests
-from gpuyard.host.checked import Machine
 from gpuyard.host.holders import Holder, holders
-from gpuyard.host.journal import Journal, copy_of, current
 from gpuyard.host.judge import judge
-from gpuyard.host.machine import Host
-from gpuyard.host.passthrough import read_list
+from gpuyard.host.local_host import Host
+from gpuyard.host.machine import Machine
 from gpuyard.host.pci_ids import PciIds
-from gpuyard.host.prepare import plan_preparation
+from gpuyard.host.preparation.apply import OnStep, apply_plan, apply_undo, digests
+from gpuyard.host.preparation.journal import Journal, copy_of, current
+from gpuyard.host.preparation.plan import plan_preparation
+from gpuyard.host.preparation.plan_undo import plan_undo
+from gpuyard.host.preparation.wishes import Wishes
 from gpuyard.host.scan import scan
-from gpuyard.host.undo import plan_undo
-from gpuyard.host.verify import verify
-from gpuyard.host.wishes import Wishes
-from gpuyard.model.finding import Finding
 from gpuyard.model.plan import Plan
 
 
@@ -52,7 +49,3 @@ class Preparation:
 
     def undo(self, plan: Plan, on_step: OnStep) -> None:
         apply_undo(self.host, plan, on_step)
-
-    def verify(self) -> List[Finding]:
-        """Whether every function in the host's list can be had by a VM."""
-        return verify(self.machine, read_list(self.host.tree), self.journal.groups if self.journal else {})
