@@ -155,7 +155,7 @@ def crashes() -> Answers:
         survived.append(changes)
         if not killed:
             break
-    finished = in_child(lambda: apply(KilledHost(len(survived))))
+    finished = in_child(lambda: apply(KilledHost(len(survived) // 2)))
     apply(LocalHost())
     answers: Answers = {"survived": len(survived), "killed": finished, "applied after a crash": drivers()}
     for changes in range(0, 200, 5):
