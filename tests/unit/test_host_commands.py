@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -163,3 +164,31 @@ def test_a_plan_that_has_changed_since_it_was_agreed_to_is_not_carried_out(answe
     assert "the host is not as it was when the plan was shown" in result["error"]
     assert not (root / LIST_FILE).exists()
     assert answer("apply", "--yes", "--no-live", "--expect", shown["digest"])[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--keep", "68:00.0"], "--keep 68:00.0: there is no GPU at it; GPUs are at: 0000:01:00.0, 0000:02:00.0"),
+        (["--keep", "01:00.1"], "--keep 01:00.1: there is no GPU at it"),
+        (["--give", "99:00.0"], "--give 99:00.0: there is nothing at it to give"),
+        (["--give", "01:00.1"], "--give 01:00.1: it goes with the GPU that it shares a group with: name that one"),
+    ],
+)
+def test_a_mistyped_address_gives_nothing_away(root: Path, words: list[str], reason: str) -> None:
+    for verb in (["plan"], ["apply", "--yes", "--no-live"]):
+        with pytest.raises(UsageError, match=re.escape(reason)):
+            execute(["--root", str(root), *verb, *words])
+    assert not (root / LIST_FILE).exists()
+
+
+def test_a_root_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
+    for verb in ("check", "plan", "scan"):
+        with pytest.raises(UsageError, match="has no folder sys"):
+            execute(["--root", str(tmp_path / "nowhere"), verb])
+
+
+def test_a_machine_without_gpus_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sys").mkdir()
+    assert execute(["--root", str(tmp_path), "plan"]) == 0
+    assert "nothing to give away: there is no GPU on the PCI bus" in capsys.readouterr().out

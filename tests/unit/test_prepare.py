@@ -386,7 +386,7 @@ def test_check_and_scan_show_what_waits_for_a_reboot() -> None:
     }
     host.boot()
     (finding,) = [finding for finding in check(look(host)) if finding.check == "pending reboot"]
-    assert (finding.level, finding.reason) == (Level.OK, "3 of gpuyard's settings are in force")
+    assert (finding.level, finding.reason) == (Level.OK, "3 settings of gpuyard's are in force")
 
 
 def test_a_stranger_in_the_group_goes_only_if_it_is_named() -> None:
@@ -509,3 +509,22 @@ def test_undo_without_live_leaves_drivers_to_the_next_boot() -> None:
     assert drivers(host, CARD_1) == {"vfio-pci"}
     host.boot()
     assert drivers(host, CARD_1) == {"nouveau", "snd_hda_intel"}
+
+
+def test_ids_that_nobody_can_take_out_stay_a_refusal() -> None:
+    """They are on the command line and in no configuration that we know, so leaving them out is for the operator."""
+    host = titan_xp()
+    host.put("proc/cmdline", f"intel_iommu=on vfio-pci.ids={TITAN_XP}")
+    for changes in ({}, {"replace_legacy": True}):
+        refused = planned(host, keep=["02:00.0"], **changes).refused
+        assert "it is in no boot configuration that gpuyard knows, so take it out by hand and reboot" in refused
+
+
+def test_a_console_that_goes_dark_is_told() -> None:
+    host = titan_xp()
+    host.put("sys/class/graphics/fb0", {LINK: "../../devices/pci0000:00/0000:01:00.0/graphics/fb0"})
+    host.put("sys/class/vtconsole/vtcon1/bind", "1")
+    host.put("sys/class/vtconsole/vtcon1/name", "(M) frame buffer device")
+    assert "0000:01:00.0: the text console may be on it (/dev/fb0)" in planned(host).refused
+    host.nodes["sys"]["devices"]["pci0000:00"]["0000:01:00.0"]["driver"] = {LINK: "../../../bus/pci/drivers/bochs-drm"}
+    assert "the text console goes dark with 01:00.0" in planned(host).notes

@@ -74,9 +74,9 @@ def test_a_host_that_is_right_climbs_to_the_top() -> None:
     assert kernel.opened == {19: [A, B], 32: [C, AUDIO]}
 
 
-def test_nothing_prepared_is_said_and_no_error() -> None:
+def test_nothing_prepared_proves_nothing() -> None:
     findings = climb(host(), wanted=[])
-    assert worst(findings) is Level.WARNING
+    assert worst(findings) is Level.BLOCKED
     assert "nothing to verify" in findings[0].reason
 
 

@@ -60,11 +60,11 @@ def look(root: Path, recording: Path | None) -> tuple[Tree, Inventory]:
     from gpuyard.host.pci_ids import PciIds
     from gpuyard.host.recording import read_file, replay_tree
     from gpuyard.host.scan import scan as scan_tree
-    from gpuyard.host.tree import FileTree
+    from gpuyard.host.tree import open_tree
 
     if recording is not None:
         return replay_tree(read_file(recording), str(recording))
-    tree = FileTree(str(root))
+    tree = open_tree(str(root))
     return tree, scan_tree(tree, PciIds.of_this_machine())
 
 
@@ -89,7 +89,7 @@ def record(
 
     try:
         facts = parse_facts(fact or [])
-        recorded = recording.record(tree.FileTree(str(root)), pci_ids.PciIds.of_this_machine(), note, facts)
+        recorded = recording.record(tree.open_tree(str(root)), pci_ids.PciIds.of_this_machine(), note, facts)
         write(recording.dumps(recorded), str(output))
     except ValueError as error:
         raise UsageError(str(error)) from None

@@ -72,6 +72,10 @@ def where(ssh: Iterable[str] | None, site: Path | None, sudo: bool, python: str,
     from gpuyard.model.errors import UsageError
 
     hosts = tuple(ssh or ())
+    said = {"--sudo": sudo, "--python": python != "python3", "--ssh-config": ssh_config is not None}
+    lost = [option for option, given in said.items() if given]
+    if lost and not hosts and site is None:
+        raise UsageError(f"{lost[0]} is for other hosts: name them with --ssh or --site")
     if site is None:
         return Where(hosts, sudo, python, ssh_config)
     from gpuyard.site.load import load_site
@@ -113,8 +117,11 @@ def check(
 
     Exit code 3 when something is blocked.
     """
-    if ssh or site:
-        _leave(_remote("check", (), where(ssh, site, sudo, python, ssh_config), format_))
+    hosts = where(ssh, site, sudo, python, ssh_config)
+    if hosts.hosts:
+        if recording or columns:
+            raise typer.BadParameter("--from and --column are for this machine, not for --ssh and --site")
+        _leave(_run("check", (), root, hosts, format_))
     else:
         _leave(_check_here(root, recording, format_, columns))
 
@@ -278,6 +285,8 @@ def _run(
 
     if format_ not in (Format.TABLE, Format.JSON):
         raise UsageError(f"{verb} has no list to print as {format_.value}; use -f json")
+    if hosts.hosts and root != DEFAULT_ROOT:
+        raise UsageError("--root is for this machine, not for --ssh and --site")
     if hosts.hosts:
         return _remote(verb, words, hosts, format_, agreed)
     return execute(["--root", str(root), verb, *(["--json"] if format_ is Format.JSON else []), *words])

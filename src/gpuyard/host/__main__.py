@@ -14,7 +14,7 @@ from gpuyard.host.pci_ids import PciIds
 from gpuyard.host.preparation import pending
 from gpuyard.host.recording import check_facts, dumps, read_file, record
 from gpuyard.host.scan import scan
-from gpuyard.host.tree import FileTree
+from gpuyard.host.tree import open_tree
 from gpuyard.model.errors import GpuyardError
 
 INTERRUPTED = 130
@@ -44,14 +44,14 @@ def main(arguments: Optional[List[str]] = None) -> int:
 def execute(arguments: List[str]) -> int:
     """Do what a command line says; the exit code. Raises GpuyardError, ValueError, OSError."""
     options = _parser().parse_args(arguments)
+    tree = open_tree(options.root)
     if options.verb == "scan":
-        tree = FileTree(options.root)
         inventory = scan(tree, PciIds.of_this_machine())
         document = report.to_dict(inventory, pending.seen(tree, inventory))
         result = {"event": "result", "verb": "scan", "exit": 0, "inventory": document}
         print(json.dumps(result) if options.json else json.dumps(document, indent=1))
     elif options.verb == "record":
-        made = record(FileTree(options.root), PciIds.of_this_machine(), options.note, parse_facts(options.fact))
+        made = record(tree, PciIds.of_this_machine(), options.note, parse_facts(options.fact))
         write(dumps(made), options.output)
     else:
         return run_verb(options.verb, _options(options))

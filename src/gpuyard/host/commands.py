@@ -26,8 +26,10 @@ from gpuyard.host.recording import record, replay
 from gpuyard.host.scan import scan
 from gpuyard.host.verification.drift import drift
 from gpuyard.host.verification.verify import verify
-from gpuyard.model.errors import BlockedError, GpuyardError
+from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
 from gpuyard.model.finding import Finding, Level
+from gpuyard.model.host import Inventory
+from gpuyard.model.pci import CLASSES_COMPANION
 from gpuyard.model.plan import Plan, Step
 
 BLOCKED = BlockedError.exit_code
@@ -59,7 +61,20 @@ class Options:
     dry_run: bool = False
     """Only show what undo would do."""
 
-    def wishes(self, last: Wishes) -> Wishes:
+    def wishes(self, last: Wishes, inventory: Inventory) -> Wishes:
+        """The last apply's, with the new ones. Raises UsageError for an address at which nothing of the sort is."""
+        gpus = [gpu.address for gpu in inventory.gpus]
+        for text in self.keep:
+            if full_address(text) not in gpus:
+                raise UsageError(f"--keep {text}: there is no GPU at it; GPUs are at: {', '.join(gpus) or 'none'}")
+        for text in self.give:
+            found = [f for f in inventory.functions if f.address == full_address(text)]
+            if not found or found[0].stays_with_host:
+                raise UsageError(
+                    f"--give {text}: there is nothing at it to give; GPUs are at: {', '.join(gpus) or 'none'}"
+                )
+            if found[0].class_id in CLASSES_COMPANION and not found[0].is_gpu:
+                raise UsageError(f"--give {text}: it goes with the GPU that it shares a group with: name that one")
         if self.everything:
             last = replace(last, only=None, keep=(), give=())
         return last.changed(
@@ -145,8 +160,9 @@ def _check(host: Host, options: Options, output: Output) -> int:
 
 def _plan(host: Host, options: Options, output: Output) -> int:
     preparation = _look(host)
-    plan = preparation.plan(options.wishes(preparation.wishes), options.live)
-    return _planned(plan, output, NOTHING)
+    inventory = preparation.machine.inventory
+    plan = preparation.plan(options.wishes(preparation.wishes, inventory), options.live)
+    return _planned(plan, output, NOTHING if inventory.gpus else NO_GPU)
 
 
 def _planned(plan: Plan, output: Output, nothing: str) -> int:
@@ -158,14 +174,15 @@ def _planned(plan: Plan, output: Output, nothing: str) -> int:
 def _apply(host: Host, options: Options, output: Output) -> int:
     def look() -> Tuple[Preparation, Wishes, Plan]:
         preparation = _look(host)
-        wishes = options.wishes(preparation.wishes)
+        wishes = options.wishes(preparation.wishes, preparation.machine.inventory)
         return preparation, wishes, preparation.plan(wishes, options.live)
 
     agreed = _agree(look()[2], options, output, "Apply this?")
     preparation, wishes, plan = look()
     _unchanged(plan, agreed)
     preparation.apply(plan, wishes, datetime.now(timezone.utc), _on_step(plan, output))
-    return _done(host, plan, output, NOTHING)
+    output.say([f"note: {note}" for note in plan.notes])
+    return _done(host, plan, output, NOTHING if preparation.machine.inventory.gpus else NO_GPU)
 
 
 def _undo(host: Host, options: Options, output: Output) -> int:
@@ -188,6 +205,8 @@ def _done(host: Host, plan: Plan, output: Output, nothing: str) -> int:
         f"{len(plan.steps)} steps done" if plan.steps else nothing,
         *(f"needs a reboot: {text}" for text in reboot),
     ]
+    if plan.steps and not reboot:
+        lines.append("no reboot needed; gpuyard host verify proves what is there")
     output.result(0, {**plan_text.as_dict(plan), "changed": bool(plan.steps), "reboot": reboot}, lines)
     return 0
 
@@ -243,6 +262,7 @@ def _unchanged(plan: Plan, agreed: Optional[str]) -> None:
 
 CHANGING = ("apply", "undo")
 UNDONE = "nothing to undo: gpuyard has changed nothing on this host"
+NO_GPU = "nothing to give away: there is no GPU on the PCI bus; gpuyard host check says more"
 NOTHING = "nothing to do: the host is as it shall be"
 VERBS: Dict[str, Callable[[Host, Options, Output], int]] = {
     "check": _check,

@@ -10,6 +10,8 @@ import os
 import posixpath
 from typing import Any, Dict, List, Mapping, Optional, Protocol
 
+from gpuyard.model.errors import UsageError
+
 LINK = "->"
 MAX_LINKS = 40  # as the kernel's own limit; a recording may have been edited into a loop
 
@@ -61,6 +63,13 @@ class FileTree:
 
     def resolve(self, path: str) -> str:
         return os.path.relpath(os.path.realpath(self._path(path)), self.root)
+
+
+def open_tree(root: str) -> FileTree:
+    """The tree below a folder. Raises UsageError when that is no root of a machine."""
+    if not os.path.isdir(os.path.join(root, "sys")):
+        raise UsageError(f"{root} has no folder sys: name one that holds a machine's sys, proc and etc")
+    return FileTree(root)
 
 
 Node = Any  # str: a file; {LINK: target}: a link; any other dict: a folder

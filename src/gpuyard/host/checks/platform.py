@@ -168,4 +168,4 @@ def pending_reboot(machine: Machine) -> Answer:
         yield Level.WARNING, f"{setting.name}: {setting.state.value}", "reboot, then gpuyard host verify"
     running = sum(setting.state is pending.State.ACTIVE for setting in found)
     if running:
-        yield Level.OK, f"{running} of gpuyard's settings are in force", ""
+        yield Level.OK, f"{running} settings of gpuyard's are in force", ""

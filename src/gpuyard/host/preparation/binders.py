@@ -119,10 +119,18 @@ def busy_display(tree: Tree, function: PciFunction) -> str:
     """
     if function.driver == "nvidia" and tree.read(NVIDIA_MODESET) in ("Y", "1"):
         return "nvidia_drm (modeset=1) holds it for the kernel, and the unbind would never return"
-    if function.driver in DISPLAY_DRIVERS and _has_console(tree):
+    name = console_on(tree, function) if function.driver in DISPLAY_DRIVERS else ""
+    return (
+        f"the text console may be on it (/dev/{name}), and {function.driver} may crash when it lets go" if name else ""
+    )
+
+
+def console_on(tree: Tree, function: PciFunction) -> str:
+    """Name of the function's frame buffer if the text console may be on it, ``fb0``; else empty."""
+    if _has_console(tree):
         for name in tree.names(FRAME_BUFFERS):
             if name.startswith("fb") and pci_address_of(tree, f"{FRAME_BUFFERS}/{name}") == function.address:
-                return f"the text console may be on it (/dev/{name}), and {function.driver} may crash when it lets go"
+                return name
     return ""
 
 

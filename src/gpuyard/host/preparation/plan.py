@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Optional, Seque
 from gpuyard.host.machine import Machine
 from gpuyard.host.modules import ids_by_option, is_available, is_builtin, natives, softdeps
 from gpuyard.host.preparation import bind
-from gpuyard.host.preparation.binders import busy_display, other_binders
+from gpuyard.host.preparation.binders import busy_display, console_on, other_binders
 from gpuyard.host.preparation.choice import Choice, choose
 from gpuyard.host.preparation.distribution import UPDATE_GRUB, UPDATE_INITRAMFS, Tool, has_grub_folder, initramfs_tool
 from gpuyard.host.preparation.files import (
@@ -65,13 +65,13 @@ def plan_preparation(
         *options.refusals,
         *_impossible(machine, choice),
         *_not_ours(machine.tree),
-        *_taken_by_ids(machine, wishes, wanted),
+        *_taken_by_ids(machine, wishes, wanted, options),
         *in_use(moves, held),
         *_dangerous(machine, moves),
     ]
     reboot = _after_a_reboot(machine, options, wanted, moves)
     notes = [*choice.notes, *options.notes, *_gone(machine), *other_binders(machine.tree, _addresses(machine))]
-    notes += [] if machine.slots else ["there is no GPU on the PCI bus"]
+    notes += [f"the text console goes dark with {f.short_address}" for f in _darkened(machine, moves)]
     return Plan((*changed, *commands, *moves), tuple(refusals), tuple(notes), tuple(reboot))
 
 
@@ -98,6 +98,11 @@ def _dangerous(machine: Machine, moves: Iterable[Step]) -> Iterable[str]:
             reason = busy_display(machine.tree, machine.inventory.function(address)) if step.verb is Verb.BIND else ""
             if reason:
                 yield f"{address}: {reason}: use --no-live and reboot"
+
+
+def _darkened(machine: Machine, moves: Iterable[Step]) -> List[PciFunction]:
+    moved = {address for step in moves if step.verb is Verb.BIND for address in step.after}
+    return [f for f in machine.members if f.address in moved and console_on(machine.tree, f)]
 
 
 def _after_a_reboot(
@@ -269,13 +274,19 @@ def _not_ours(tree: Tree) -> Iterable[str]:
             yield f"/{path} is there and gpuyard did not write it: move it away"
 
 
-def _taken_by_ids(machine: Machine, wishes: Wishes, wanted: Sequence[Passthrough]) -> Iterable[str]:
-    """``ids=`` that would take a card which the host shall keep."""
-    given = {function.address for function in wanted}
-    for ids, where in ids_by_option(machine.tree, machine.inventory.facts.command_line).items():
+def _taken_by_ids(
+    machine: Machine, wishes: Wishes, wanted: Sequence[Passthrough], options: KernelOptions
+) -> Iterable[str]:
+    """``ids=`` that would take a card which the host shall keep, and that this plan does not take out."""
+    given, running = {function.address for function in wanted}, machine.inventory.facts.command_line.split()
+    for ids, where in ids_by_option(machine.tree, " ".join(running)).items():
         kept = [gpu.short_address for gpu in machine.inventory.gpus if gpu.ids == ids and gpu.address not in given]
-        if kept and not wishes.replace_legacy:
-            yield (
-                f"ids={ids} in {where} takes {', '.join(kept)} too, which the host keeps: take it out, or let "
-                "--replace-legacy leave it out"
-            )
+        words = [word for word in running if ".ids=" in word and ids in word.lower()]
+        in_file = where.startswith("/")
+        if not kept or (wishes.replace_legacy and (in_file or all(word in options.unwanted for word in words))):
+            continue
+        reason = f"ids={ids} in {where} takes {', '.join(kept)} too, which the host keeps"
+        if in_file or all(word in options.foreign for word in words):
+            yield f"{reason}: take it out, or let --replace-legacy leave it out"
+        else:
+            yield f"{reason}: it is in no boot configuration that gpuyard knows, so take it out by hand and reboot"

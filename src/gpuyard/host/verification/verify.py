@@ -57,8 +57,9 @@ def verify(
     Opens the groups that no VM has, which resets their functions: not while a VM is being started on them.
     """
     if not wanted:
-        remedy = "choose GPUs with gpuyard host plan"
-        return [Finding("functions", Level.WARNING, "no function is prepared for VMs: nothing to verify", remedy)]
+        remedy = "gpuyard host plan shows what apply would prepare"
+        level = Level.BLOCKED if machine.inventory.gpus else Level.WARNING
+        return [Finding("functions", level, "gpuyard has prepared no function for VMs: nothing to verify", remedy)]
     by_address = {function.address: function for function in wanted}
     climb = Climb(machine, by_address, recorded, open_group, _standing(machine, by_address))
     findings: List[Finding] = []
