@@ -91,6 +91,7 @@ def test_random_orders_of_create_and_delete(exercise: Exercise, sequence: list[s
         assert free == GROUPS.keys() - model.taken.keys(), "what the ledger calls free is what can be had"
 
 
+@pytest.mark.slow
 def test_ten_rounds_of_ten_at_once(exercise: Exercise) -> None:
     """As many requests at the same moment as there are free GPUs of their pools: each gets one."""
     together = ["gpu_tiny"] * 4 + ["t4.15cores90GB"] * 4 + ["k4200.4cores"] * 2
