@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
@@ -184,9 +185,9 @@ def test_no_change_is_left_out_by_chance(verb: str) -> None:
     pytest.fail("it never came to its end")
 
 
-def lost_power(host: ModelHost, work: object) -> bool:
+def lost_power(host: ModelHost, work: Callable[[], None]) -> bool:
     try:
-        work()  # type: ignore[operator]
+        work()
     except LostPower:
         return True
     finally:
