@@ -46,19 +46,20 @@ def main() -> None:
 def measure(lab: Lab, loaded: LoadedSite, port: int) -> None:
     portal.apply_site(lab, loaded)
     operator, user = connect(ADMIN_CLOUD, lab.clouds_file), connect(DEMO_CLOUD, lab.clouds_file)
-    exercise = Exercise(operator, user, loaded.compiled)
+    compiled = loaded.compiled
+    exercise = Exercise(operator, user, compiled)
     url = portal.serve(lab, loaded, port)
     show("Server create to ACTIVE", servers(exercise))
     show(
         "A change in Nova, until the map has it", [Measured("ACTIVE to event", "s", live(exercise, url), LIVE_LIMIT_S)]
     )
-    taker = SnapshotTaker(operator, loaded.compiled.gpus, loaded.compiled.flavors)
+    taker = SnapshotTaker(operator, compiled.gpus, compiled.flavors)
     before = operator.calls
     rows = [Measured("snapshot of 17 GPUs, first", "ms", milliseconds(lambda: taker.take(datetime.now(UTC)), 1))]
     first = operator.calls - before
     rows.append(Measured("snapshot, then", "ms", milliseconds(lambda: taker.take(datetime.now(UTC)), 20)))
     rows.append(
-        Measured("site plan", "ms", milliseconds(lambda: plan_site(loaded.compiled, read_objects(operator)), 5))
+        Measured("site plan", "ms", milliseconds(lambda: plan_site(compiled, read_objects(operator, compiled)), 5))
     )
     show("The operator's view", rows)
     print(f"  calls to OpenStack: {first} for the first snapshot")

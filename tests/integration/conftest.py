@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from gpuyard.cloud.api import CloudApi, connect
-from gpuyard.cloud.objects import SiteApplier, read_objects
+from gpuyard.cloud.apply import SiteApplier
+from gpuyard.cloud.objects import read_objects
 from gpuyard.lab import control
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Exercise
@@ -131,7 +132,7 @@ def user(lab: RunningLab) -> CloudApi:
 @pytest.fixture(scope="session")
 def applied(operator: CloudApi, example: CompiledSite) -> None:
     """The example site's flavors and limits are in the lab."""
-    seen = read_objects(operator)
+    seen = read_objects(operator, example)
     SiteApplier(operator, seen).apply(plan_site(example, seen), lambda step: None)
 
 

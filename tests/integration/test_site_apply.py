@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from gpuyard.cli.main import app, run
 from gpuyard.cloud.api import CloudApi, CloudError, connect
-from gpuyard.cloud.objects import SiteApplier, read_objects
+from gpuyard.cloud.apply import SiteApplier
+from gpuyard.cloud.objects import read_objects
 from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.exercise import Exercise
 from gpuyard.model.errors import BlockedError, UsageError
@@ -63,7 +64,8 @@ def test_apply_makes_what_is_wanted_and_a_second_plan_is_empty(operator: CloudAp
     assert plan_site(small, seen).steps == ()
     flavors = {item.flavor.name: item for item in seen.flavors}
     assert flavors["x_public"].id == "x_public"
-    assert flavors["x_public"].flavor.extra_specs == {"pci_passthrough:alias": "p4:1"}
+    specs = {"pci_passthrough:alias": "p4:1", "resources:CUSTOM_GPU_P4_COUNT": "1"}
+    assert flavors["x_public"].flavor.extra_specs == specs
     assert flavors["x_private"].flavor.projects == {"demo"}
     assert not flavors["x_private"].flavor.public
     limits = {(i.limit.project, i.limit.resource): i.limit.value for i in seen.limits}
@@ -87,6 +89,7 @@ def test_each_kind_of_change_arrives(operator: CloudApi, small: CompiledSite) ->
         "replace flavor x_public",
         "update flavor x_private",
         "update project limit demo class:CUSTOM_GPU_P4",
+        "update project limit demo class:CUSTOM_GPU_P4_COUNT",
     ]
     assert plan_site(changed, apply(operator, changed)).steps == ()
     assert plan_site(small, apply(operator, small)).steps == (), "and back, which takes properties away again"

@@ -181,8 +181,10 @@ def test_flavors_have_what_the_cards_of_their_pool_ask_of_a_vm(tmp_path: Path) -
 def test_limits_fail_closed(tmp_path: Path) -> None:
     compiled = site(tmp_path, {"projects": {"demo": {"gpus": {"v100": 4}}}}).compiled
     assert {(limit.project, limit.resource): limit.value for limit in compiled.limits} == {
+        (None, "class:CUSTOM_GPU_V100_COUNT"): 0,
         (None, "class:CUSTOM_GPU_V100"): 0,
         (None, "class:CUSTOM_GPU_V100_PEER"): 0,
+        ("demo", "class:CUSTOM_GPU_V100_COUNT"): 4,
         ("demo", "class:CUSTOM_GPU_V100"): 4,
         ("demo", "class:CUSTOM_GPU_V100_PEER"): 4,
     }

@@ -35,6 +35,7 @@ def seen(
         flavors=tuple(SeenFlavor(flavor_id(one.name), one) for one in flavors),
         limits=(*(SeenLimit(str(limit), limit) for limit in limits), *([SERVERS] if servers else [])),
         projects={"demo": "1234"},
+        reported={"CUSTOM_GPU_V100_COUNT": frozenset({"gpu-server"})},
     )
 
 
@@ -49,8 +50,10 @@ def steps(plan: Plan) -> list[str]:
 
 def test_an_empty_cloud_gets_everything_limits_first(compiled: CompiledSite) -> None:
     assert steps(plan_site(compiled, seen())) == [
+        "create registered limit class:CUSTOM_GPU_V100_COUNT",
         "create registered limit class:CUSTOM_GPU_V100",
         "create registered limit class:CUSTOM_GPU_V100_PEER",
+        "create project limit demo class:CUSTOM_GPU_V100_COUNT",
         "create project limit demo class:CUSTOM_GPU_V100",
         "create project limit demo class:CUSTOM_GPU_V100_PEER",
         "create flavor small",
@@ -120,8 +123,8 @@ def test_a_limit_of_somebody_else_on_a_class_of_ours_refuses(compiled: CompiledS
     limits = tuple(replace(one, description="") for one in compiled.limits)
     refusals = plan_site(compiled, seen(compiled.flavors, limits)).refusals
     assert refusals[0].startswith(
-        "registered limit class:CUSTOM_GPU_V100 exists already and is not of this site (somebody else): delete it, or "
-        f"hand it over: openstack registered limit set --description '{MARK}'"
+        "registered limit class:CUSTOM_GPU_V100_COUNT exists already and is not of this site (somebody else): delete "
+        f"it, or hand it over: openstack registered limit set --description '{MARK}'"
     )
 
 

@@ -57,7 +57,11 @@ def problems(folder: Path, text: str, hosts: dict[str, Sysfs] | None = None) -> 
         ("gpu-server.json", "other.json", "site.yaml:3: hosts.gpu-server.recording: cannot read"),
         ("{v100: 6}", "{t4: 6}", "projects.demo.gpus.t4: unknown pool 't4'"),
         ("site: test", "sight: test", "unknown key; did you mean 'site'?"),
-        ("site: test", "site: test\nrelease: '2016.1'", "'2016.1' is not supported; write '2026.2'"),
+        (
+            "site: test",
+            "site: test\nrelease: '2016.1'",
+            "'2016.1' is not supported; write '2025.1', '2025.2', '2026.1' or '2026.2'",
+        ),
         ("site: test\n", "", "site: is missing; add it"),
         ("  demo:", "  demo: {}\n  demo:", 'found duplicate key "demo"'),
         ("hosts:", "hosts: [", "not YAML"),

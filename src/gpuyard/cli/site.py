@@ -69,7 +69,7 @@ def plan(site: SiteOption = DEFAULT_SITE, cloud: CloudOption = None, prune: Prun
     from gpuyard.site.plan import plan_site
 
     compiled = load_site(site).compiled
-    show_plan(plan_site(compiled, read_objects(connect(cloud)), prune))
+    show_plan(plan_site(compiled, read_objects(connect(cloud), compiled), prune))
 
 
 @app.command()
@@ -81,13 +81,14 @@ def apply(
 ) -> None:
     """Make the cloud's flavors and limits what the site file wants."""
     from gpuyard.cloud.api import connect
-    from gpuyard.cloud.objects import apply_plan, read_objects
+    from gpuyard.cloud.apply import apply_plan
+    from gpuyard.cloud.objects import read_objects
     from gpuyard.site.load import load_site
     from gpuyard.site.plan import plan_site
 
     compiled = load_site(site).compiled
     api = connect(cloud)
-    seen = read_objects(api)
+    seen = read_objects(api, compiled)
     steps = plan_site(compiled, seen, prune)
     show_plan(steps)
     if not steps.steps:
@@ -119,6 +120,8 @@ def show_plan(steps: Plan) -> None:
         print(f"{signs[step.verb]} {step.kind} {step.name}  ({step.reason})")
         for change in step.changes:
             print(f"      {change}")
+    for text in steps.waits:
+        print(f"waits: {text}")
     for note in steps.notes:
         print(f"note: {note}")
     if steps.refusals:

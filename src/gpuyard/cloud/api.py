@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,9 @@ class CloudApi:
         method: str,
         service: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | Sequence[Any] | None = None,
         query: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """One request; the JSON answer, or {} when it has none. Raises CloudError for any answer from 400 up."""
         with self._lock:
@@ -73,6 +74,8 @@ class CloudApi:
             keywords["json"] = body
         if query:
             keywords["params"] = query
+        if headers:
+            keywords["headers"] = dict(headers)
         if service in MICROVERSIONS:
             keywords["microversion"] = MICROVERSIONS[service]
         try:

@@ -1,63 +1,106 @@
-"""Reads and changes the objects that a site manages: flavors with their access, and limits."""
+"""Reads the objects that a site manages: flavors with their access, limits, aggregates, properties of images, and what
+hosts have reported of their provider.yaml.
+
+====================================================  =====================================================
+1                                                     projects of the default domain
+1 per 1,000 flavors, and 1 per private flavor         flavors and who may use them
+3                                                     Nova's service in the catalogue, its limits of both kinds
+2                                                     aggregates, nova-compute services
+1 per image that the site names                       its properties
+1 per class and trait of the site's provider.yaml     which hosts have it, with room left
+1, and 1 per host that has no room left or has not    all resource providers; that host's inventory
+reported it
+====================================================  =====================================================
+
+None of them grows with the number of GPUs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.model.plan import Plan, Step, Verb
 from gpuyard.site.compile import CompiledSite
-from gpuyard.site.objects import FlavorObject, LimitObject, SeenFlavor, SeenLimit, SeenObjects
-from gpuyard.site.plan import ACCESS, PROPERTY, flavor_id, limit_name, plan_site
+from gpuyard.site.objects import (
+    AggregateObject,
+    FlavorObject,
+    ImageObject,
+    LimitObject,
+    SeenAggregate,
+    SeenFlavor,
+    SeenImage,
+    SeenLimit,
+    SeenObjects,
+)
+from gpuyard.site.provider_config import ProviderConfig
 
-NOT_FOUND = 404
+BAD_REQUEST = 400
 DOMAIN = "default"
 """Id of the domain that a site's projects are in."""
+PARALLEL = 4
+ZONE = "availability_zone"
 
 
-def read_objects(api: CloudApi) -> SeenObjects:
-    """What the cloud has now: one call a list, and one for the access of each private flavor."""
+def read_objects(api: CloudApi, compiled: CompiledSite | None = None) -> SeenObjects:
+    """What the cloud has now. What only a site can name, its images and hosts, is left out without one."""
     # Of one domain: another one may have a project of the same name, and must not get its limits and flavors.
     rows = api.get("identity", "/projects", domain_id=DOMAIN)["projects"]
     projects = {row["name"]: row["id"] for row in rows}
     names = {identity: name for name, identity in projects.items()}
-    flavors = list(api.pages("compute", "/flavors/detail", "flavors", is_public="None", limit=1000))
-    return SeenObjects(
-        flavors=tuple(SeenFlavor(row["id"], _flavor(api, row, names)) for row in flavors),
-        limits=tuple(_limits(api, names)),
-        projects=projects,
-    )
+    with ThreadPoolExecutor(PARALLEL, thread_name_prefix="read") as pool:
+        limits = pool.submit(_limits, api, names)
+        aggregates = pool.submit(_aggregates, api)
+        services = pool.submit(api.get, "compute", "/os-services", binary="nova-compute")
+        reported = pool.submit(_reported, api, compiled.provider_configs) if compiled else None
+        flavors = list(api.pages("compute", "/flavors/detail", "flavors", is_public="None", limit=1000))
+        private = [row["id"] for row in flavors if not row["os-flavor-access:is_public"]]
+        access = dict(zip(private, pool.map(lambda identity: _access(api, identity), private), strict=True))
+        images = [pool.submit(_images, api, image) for image in (compiled.images if compiled else ())]
+        return SeenObjects(
+            flavors=tuple(SeenFlavor(row["id"], _flavor(row, access, names)) for row in flavors),
+            limits=limits.result(),
+            projects=projects,
+            aggregates=aggregates.result(),
+            images=tuple(found for later in images for found in later.result()),
+            hosts=frozenset(row["host"] for row in services.result()["services"]),
+            reported=reported.result() if reported else {},
+        )
 
 
-def _flavor(api: CloudApi, row: Mapping[str, Any], names: Mapping[str, str]) -> FlavorObject:
-    public = row["os-flavor-access:is_public"]
-    access = [] if public else api.get("compute", f"/flavors/{row['id']}/os-flavor-access")["flavor_access"]
+def _access(api: CloudApi, identity: str) -> list[str]:
+    """Ids of the projects that may use a private flavor."""
+    rows = api.get("compute", f"/flavors/{identity}/os-flavor-access")["flavor_access"]
+    return [row["tenant_id"] for row in rows]
+
+
+def _flavor(row: Mapping[str, Any], access: Mapping[str, list[str]], names: Mapping[str, str]) -> FlavorObject:
     return FlavorObject(
         name=row["name"],
         vcpus=row["vcpus"],
         ram=row["ram"],
         disk=row["disk"],
         ephemeral=row["OS-FLV-EXT-DATA:ephemeral"],
-        public=public,
+        public=row["os-flavor-access:is_public"],
         extra_specs=row["extra_specs"],
-        projects=frozenset(names.get(item["tenant_id"], item["tenant_id"]) for item in access),
+        projects=frozenset(names.get(identity, identity) for identity in access.get(row["id"], ())),
         description=row["description"] or "",
     )
 
 
-def _limits(api: CloudApi, names: Mapping[str, str]) -> list[SeenLimit]:
+def _limits(api: CloudApi, names: Mapping[str, str]) -> tuple[SeenLimit, ...]:
     service = compute_service(api)
     registered = api.get("identity", "/registered_limits", service_id=service)["registered_limits"]
     own = api.get("identity", "/limits", service_id=service)["limits"]
-    return [
+    return (
         *(SeenLimit(row["id"], _limit(row, "default_limit", None)) for row in registered if _of_region(api, row)),
         *(
             SeenLimit(row["id"], _limit(row, "resource_limit", names.get(row["project_id"], row["project_id"])))
             for row in own
             if row["project_id"] and _of_region(api, row)
         ),
-    ]
+    )
 
 
 def _of_region(api: CloudApi, row: Mapping[str, Any]) -> bool:
@@ -77,124 +120,52 @@ def compute_service(api: CloudApi) -> str:
     return str(services[0]["id"])
 
 
-class SiteApplier:
-    """Carries steps out, one by one. It decides nothing, and a step that is done already is done."""
-
-    def __init__(self, api: CloudApi, seen: SeenObjects) -> None:
-        self._api = api
-        self._seen = seen
-        self._flavor_ids = {item.flavor.name: item.id for item in seen.flavors}
-        self._limit_ids = {limit_name(item.limit): item.id for item in seen.limits}
-
-    def apply(self, plan: Plan, report: Callable[[Step], None]) -> None:
-        """All steps in order; `report` is called before each. Raises CloudError at the first one that fails."""
-        actions = {"flavor": self._flavor, "registered limit": self._registered_limit, "project limit": self._limit}
-        for step in plan.steps:
-            report(step)
-            try:
-                actions[step.kind](step)
-            except CloudError as error:
-                raise CloudError(f"{step}: {error}; the next plan shows what is left", error.status) from None
-
-    def _flavor(self, step: Step) -> None:
-        if step.verb in (Verb.DELETE, Verb.REPLACE):
-            self._delete("compute", f"/flavors/{self._flavor_ids[step.name]}")
-        if step.verb is Verb.DELETE:
-            return
-        identity = self._flavor_ids.get(step.name, flavor_id(step.name))
-        before = step.before
-        if step.verb in (Verb.CREATE, Verb.REPLACE):
-            identity, before = flavor_id(step.name), {}
-            self._create_flavor(identity, step)
-        elif step.before["description"] != step.after["description"]:
-            body = {"flavor": {"description": step.after["description"]}}
-            self._api.request("PUT", "compute", f"/flavors/{identity}", body)
-        self._properties(identity, _part(before, PROPERTY), _part(step.after, PROPERTY))
-        self._access(identity, _part(before, ACCESS), _part(step.after, ACCESS))
-
-    def _create_flavor(self, identity: str, step: Step) -> None:
-        wanted = step.after
-        body = {
-            "id": identity,
-            "name": step.name,
-            "vcpus": wanted["vcpus"],
-            "ram": wanted["ram"],
-            "disk": wanted["disk"],
-            "OS-FLV-EXT-DATA:ephemeral": wanted["ephemeral"],
-            "os-flavor-access:is_public": wanted["public"],
-            "description": wanted["description"],
-        }
-        self._api.request("POST", "compute", "/flavors", {"flavor": body})
-
-    def _properties(self, identity: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        changed = {key: value for key, value in after.items() if before.get(key) != value}
-        if changed:
-            self._api.request("POST", "compute", f"/flavors/{identity}/os-extra_specs", {"extra_specs": changed})
-        for key in before.keys() - after.keys():
-            self._delete("compute", f"/flavors/{identity}/os-extra_specs/{key}")
-
-    def _access(self, identity: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        for verb, names in (("add", after.keys() - before.keys()), ("remove", before.keys() - after.keys())):
-            for name in sorted(names):
-                body = {f"{verb}TenantAccess": {"tenant": self._seen.projects.get(name, name)}}
-                self._api.request("POST", "compute", f"/flavors/{identity}/action", body)
-
-    def _registered_limit(self, step: Step) -> None:
-        if step.verb is Verb.CREATE:
-            row = self._limit_row(step, step.name, {"default_limit": step.after["limit"]})
-            self._api.request("POST", "identity", "/registered_limits", {"registered_limits": [row]})
-            return
-        path = f"/registered_limits/{self._limit_ids[step.kind, step.name]}"
-        if step.verb is Verb.DELETE:
-            self._delete("identity", path)
-        else:
-            body = {"registered_limit": {"default_limit": step.after["limit"]}}
-            self._api.request("PATCH", "identity", path, body)
-
-    def _limit(self, step: Step) -> None:
-        project, _, resource = step.name.rpartition(" ")
-        # Keystone takes an update to 0, answers 200 and keeps the old number. Between deletion and creation the
-        # registered limit holds, which is 0 for GPUs: nobody gets more than before.
-        anew = step.verb is Verb.UPDATE and step.after["limit"] == 0
-        if step.verb is Verb.DELETE or anew:
-            self._delete("identity", f"/limits/{self._limit_ids[step.kind, step.name]}")
-        if step.verb is Verb.CREATE or anew:
-            owner = {"project_id": self._seen.projects[project], "resource_limit": step.after["limit"]}
-            self._api.request("POST", "identity", "/limits", {"limits": [self._limit_row(step, resource, owner)]})
-        elif step.verb is Verb.UPDATE:
-            body = {"limit": {"resource_limit": step.after["limit"]}}
-            self._api.request("PATCH", "identity", f"/limits/{self._limit_ids[step.kind, step.name]}", body)
-
-    def _limit_row(self, step: Step, resource: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        row = {"service_id": compute_service(self._api), "resource_name": resource, **values}
-        if "description" in step.after:
-            row["description"] = step.after["description"]
-        return {**row, "region_id": self._api.region} if self._api.region else row
-
-    def _delete(self, service: str, path: str) -> None:
-        """Gone already is what was wanted."""
-        try:
-            self._api.request("DELETE", service, path)
-        except CloudError as error:
-            if error.status != NOT_FOUND:
-                raise
+def _aggregates(api: CloudApi) -> tuple[SeenAggregate, ...]:
+    rows = api.get("compute", "/os-aggregates")["aggregates"]
+    return tuple(SeenAggregate(str(row["id"]), _aggregate(row)) for row in rows)
 
 
-def apply_plan(
-    api: CloudApi,
-    compiled: CompiledSite,
-    seen: SeenObjects,
-    plan: Plan,
-    report: Callable[[Step], None],
-    prune: bool = False,
-) -> None:
-    """Carry a plan out, then look again: raises CloudError unless the cloud is as the site wants it."""
-    SiteApplier(api, seen).apply(plan, report)
-    left = plan_site(compiled, read_objects(api), prune)
-    if left.steps or left.refusals:
-        names = ", ".join(map(str, left.steps))
-        raise CloudError(f"cloud {api.name}: applied, but read back it still differs: {names or left.refusals[0]}")
+def _aggregate(row: Mapping[str, Any]) -> AggregateObject:
+    metadata = {key: value for key, value in row["metadata"].items() if key != ZONE}
+    return AggregateObject(row["name"], frozenset(row["hosts"]), row[ZONE], metadata)
 
 
-def _part(flat: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {key[len(prefix) :]: value for key, value in flat.items() if key.startswith(prefix)}
+def _images(api: CloudApi, wanted: ImageObject) -> list[SeenImage]:
+    """Glance's images of that name, with the properties that the site states."""
+    rows = api.get("image", "/images", name=wanted.name)["images"]
+    return [
+        SeenImage(row["id"], ImageObject(row["name"], {key: str(row[key]) for key in wanted.properties if key in row}))
+        for row in rows
+    ]
+
+
+def _reported(api: CloudApi, configs: Iterable[ProviderConfig]) -> dict[str, frozenset[str]]:
+    """Class or trait -> those of the hosts that are to report it and do."""
+    wanted: dict[str, set[str]] = {}
+    traits: set[str] = set()
+    for config in configs:
+        traits |= set(config.traits)
+        for name in (*(one for one, total in config.inventories.items() if total), *config.traits):
+            wanted.setdefault(name, set()).add(config.host)
+    reported = {name: _providers_with(api, name, name in traits) & hosts for name, hosts in wanted.items()}
+    # A provider whose inventory is used up is not among those that could serve one more.
+    unsure = {host for name, hosts in wanted.items() if name not in traits for host in hosts - reported[name]}
+    if unsure:
+        rows = api.get("placement", "/resource_providers")["resource_providers"]
+        ids = {row["name"]: row["uuid"] for row in rows if row["name"] in unsure}
+        for host, identity in ids.items():
+            for name in api.get("placement", f"/resource_providers/{identity}/inventories")["inventories"]:
+                if host in wanted.get(name, ()):
+                    reported[name] |= {host}
+    return {name: frozenset(hosts) for name, hosts in reported.items()}
+
+
+def _providers_with(api: CloudApi, name: str, is_trait: bool) -> set[str]:
+    """Names of the providers that have a trait, or could serve one of a class."""
+    query = {"required": name} if is_trait else {"resources": f"{name}:1"}
+    try:
+        return {row["name"] for row in api.get("placement", "/resource_providers", **query)["resource_providers"]}
+    except CloudError as error:
+        if error.status == BAD_REQUEST:  # Placement does not know it: no nova-compute has reported it
+            return set()
+        raise

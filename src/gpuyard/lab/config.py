@@ -15,7 +15,7 @@ from gpuyard.lab.catalog import ADDRESS, REGION
 from gpuyard.lab.credentials import credential_keys, fernet_keys, key_repositories, passwords
 from gpuyard.lab.errors import LabError
 from gpuyard.lab.files import private_folder, write_private
-from gpuyard.lab.plan import LabPlan
+from gpuyard.lab.plan import LabHost, LabPlan
 from gpuyard.lab.settings import Lab
 
 Section = dict[str, object]
@@ -39,7 +39,7 @@ def write_config(lab: Lab, plan: LabPlan) -> None:
     _write(lab, "nova/nova.conf", render(nova(lab, secrets)) + from_site(plan.nova))
     _write(lab, "nova/scheduler.conf", plan.scheduler)
     for host in plan.hosts:
-        _write(lab, f"nova/hosts/{host.name}.conf", host.config)
+        _write(lab, f"nova/hosts/{host.name}.conf", host.config + _provider_config(lab, host))
     for service, name in (("glance", "glance-api-paste.ini"), ("neutron", "api-paste.ini"), ("nova", "api-paste.ini")):
         _write(lab, f"{service}/{name}", shipped(service, name).read_text())
     for folder in _folders(lab):
@@ -47,6 +47,15 @@ def write_config(lab: Lab, plan: LabPlan) -> None:
     # Nova refuses a host that it knows and that has lost its identity file. The hosts of the lab cannot lose theirs,
     # which the driver makes from their names; the one file that they share only has to be there.
     write_private(lab.data / "nova" / "compute_id", SHARED_NODE_ID)
+
+
+def _provider_config(lab: Lab, host: LabHost) -> str:
+    """Write a host's provider.yaml; the option that points to it."""
+    if not host.provider_config:
+        return ""
+    _write(lab, f"nova/provider_config/{host.name}/gpuyard.yaml", host.provider_config)
+    location = lab.etc / "nova" / "provider_config" / host.name
+    return "\n" + render({"compute": {"provider_config_location": location}})
 
 
 def _write(lab: Lab, name: str, text: str) -> None:

@@ -20,7 +20,7 @@ from gpuyard.ledger.state import gpu_statuses
 from gpuyard.model.errors import BlockedError, GpuyardError
 from gpuyard.model.gpu import GpuState, GpuStatus
 from gpuyard.site.compile import CompiledSite
-from gpuyard.site.nova import leader_alias
+from gpuyard.site.nova import alias, leader_alias
 
 IMAGE = "tiny"
 USER_PROJECT = "demo"
@@ -206,14 +206,14 @@ def choose(compiled: CompiledSite) -> Subject:
         )
     flavors = sorted((one for one in compiled.flavors if one.pool == pool), key=lambda one: one.ram)
     aliases = {one.extra_specs["pci_passthrough:alias"].split(":")[0]: one.name for one in reversed(flavors)}
-    missing = [
-        name for name in (pool, *(leader_alias(pool, x) for x in sorted(hosts[host, pool]))) if name not in aliases
-    ]
+    single = alias(compiled.site, pool)
+    leaders = [leader_alias(compiled.site, pool, letter) for letter in sorted(hosts[host, pool])]
+    missing = [name for name in (single, *leaders) if name not in aliases]
     if missing:
         raise ExerciseError(f"the site has no flavor for {', '.join(missing)}; add one with 'gpus: {{{pool}: ...}}'")
     mine = [gpu for gpu in compiled.gpus if gpu.host == host and gpu.pool == pool and not gpu.blocked]
-    pairs = tuple(aliases[leader_alias(pool, letter)] for letter in sorted(hosts[host, pool]))
-    return Subject(host, len(mine), len({gpu.group for gpu in mine}), aliases[pool], pairs)
+    pairs = tuple(aliases[name] for name in leaders)
+    return Subject(host, len(mine), len({gpu.group for gpu in mine}), aliases[single], pairs)
 
 
 def prove(exercise: Exercise, subject: Subject) -> Iterable[Row]:

@@ -41,6 +41,8 @@ class LabHost:
     """All its PCI functions; Nova takes from them what its ``device_spec`` lines name."""
     config: str = ""
     """Its own options of nova-compute, as an ini file."""
+    provider_config: str = ""
+    """Its provider.yaml, for the provider that has the host's name."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ def plan_of_site(path: Path) -> LabPlan:
     """
     from gpuyard.site.load import load_site
     from gpuyard.site.options import render_ini
+    from gpuyard.site.provider_config import render_provider_config
 
     site = load_site(path)
     compiled = site.compiled
@@ -91,7 +94,14 @@ def plan_of_site(path: Path) -> LabPlan:
 
     return LabPlan(
         hosts=tuple(
-            lab_host(name, inventory, ini("nova-compute", name)) for name, inventory in site.inventories.items()
+            lab_host(
+                name,
+                inventory,
+                ini("nova-compute", name),
+                # Not for "the provider of whichever nova-compute reads it": in a lab they share a process.
+                render_provider_config(compiled.provider_config_of(name), name),
+            )
+            for name, inventory in site.inventories.items()
         ),
         nova=ini("nova"),
         scheduler=ini("nova-scheduler"),
@@ -99,7 +109,7 @@ def plan_of_site(path: Path) -> LabPlan:
     )
 
 
-def lab_host(name: str, inventory: Inventory, config: str) -> LabHost:
+def lab_host(name: str, inventory: Inventory, config: str, provider_config: str = "") -> LabHost:
     """The hypervisor that a recording stands for."""
     facts = inventory.facts
     return LabHost(
@@ -109,6 +119,7 @@ def lab_host(name: str, inventory: Inventory, config: str) -> LabHost:
         disk_gib=facts.disk_gib,
         pci=tuple(device(function) for function in inventory.functions),
         config=config,
+        provider_config=provider_config,
     )
 
 

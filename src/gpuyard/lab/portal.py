@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from gpuyard.cloud.api import connect
-from gpuyard.cloud.objects import apply_plan, read_objects
+from gpuyard.cloud.apply import apply_plan
+from gpuyard.cloud.objects import read_objects
 from gpuyard.lab import processes
 from gpuyard.lab.catalog import ADDRESS
 from gpuyard.lab.clients import ADMIN_CLOUD
@@ -32,10 +33,12 @@ def apply_site(lab: Lab, loaded: LoadedSite) -> int:
     """Make the lab's flavors and limits those of its site, after making the projects that it names; returns how many
     steps that took. Raises BlockedError when the site cannot be applied."""
     site = loaded.site
-    named = {*site.projects, *(project for flavor in site.flavors.values() for project in flavor.projects or ())}
+    private = [pool.projects for pool in site.pools.values()]
+    private += [flavor.projects for flavor in site.flavors.values() if not flavor.foreign]
+    named = {*site.projects, *(project for projects in private for project in projects or ())}
     ensure_projects(lab, log_in(lab), sorted(named))
     api = connect(ADMIN_CLOUD, lab.clouds_file)
-    seen = read_objects(api)
+    seen = read_objects(api, loaded.compiled)
     plan = plan_site(loaded.compiled, seen)
     if plan.refusals:
         raise BlockedError(plan.refused)

@@ -12,7 +12,7 @@ servers into one group. A set letter stands for one group size, or a pair could 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gpuyard.host.judge import judge
@@ -46,6 +46,11 @@ def peer_class(pool: str) -> str:
     return pool_class(pool) + "_PEER"
 
 
+def count_class(pool: str) -> str:
+    """The class that counts a pool's GPUs for quotas, whatever their part in a group: ``CUSTOM_GPU_V100_COUNT``."""
+    return pool_class(pool) + "_COUNT"
+
+
 def set_trait(letter: str) -> str:
     return "CUSTOM_GPU_SET_" + letter
 
@@ -62,13 +67,23 @@ def letter_of(index: int) -> str:
 
 def encode(site: Site, inventories: Mapping[str, Inventory]) -> tuple[list[EncodedGpu], list[Problem]]:
     """Every GPU of the site's pools, by host and address, with its class and set; and what does not fit together."""
-    problems = _claimed_twice(site, inventories)
+    problems = [*_claimed_twice(site, inventories), *_same_class(site)]
     encoded: list[EncodedGpu] = []
     for host, inventory in inventories.items():
         for slot in judge(inventory):
             encoded += _encode_slot(site, host, slot)
     problems += _mixed_types(site, encoded)
     return _with_letters(encoded), problems
+
+
+def _same_class(site: Site) -> Iterable[Problem]:
+    """Pools named after what another pool's classes are named."""
+    for name in site.pools:
+        for ending in ("-peer", "-count"):
+            if name.removesuffix(ending) != name and name.removesuffix(ending) in site.pools:
+                yield Problem(
+                    ("pools", name), f"its class would be one of pool {name.removesuffix(ending)!r}; rename it"
+                )
 
 
 def pool_of(site: Site, host: str, function: PciFunction) -> str | None:
@@ -87,14 +102,17 @@ def _encode_slot(site: Site, host: str, slot: Slot) -> list[EncodedGpu]:
         return []
     leader_pool = pools[members[0].address]
     same_pool = [gpu for gpu in members if pools[gpu.address] == leader_pool]
+    # Without Placement nothing would keep the GPUs of a group together.
+    alone = len(same_pool) == 1 or site.pci_in_placement != "on"
     encoded = []
     for gpu in members:
         pool = pools[gpu.address]
         assert pool is not None
         blocked = "; ".join(slot.reasons)
-        role = GpuRole.LONE if len(same_pool) == 1 else GpuRole.LEADER if gpu == members[0] else GpuRole.PEER
-        if not blocked and pool != leader_pool:
-            role, blocked = GpuRole.PEER, f"shares its IOMMU group with {members[0].address} of pool {leader_pool}"
+        first = gpu == members[0]
+        role = GpuRole.PEER if not first else GpuRole.LONE if alone else GpuRole.LEADER
+        if not blocked and not first:
+            blocked = _why_left_out(site, pool, leader_pool, members[0].address)
         resource_class = peer_class(pool) if role is GpuRole.PEER else pool_class(pool)
         encoded.append(
             EncodedGpu(
@@ -104,6 +122,15 @@ def _encode_slot(site: Site, host: str, slot: Slot) -> list[EncodedGpu]:
             )
         )  # fmt: skip
     return encoded
+
+
+def _why_left_out(site: Site, pool: str, leader_pool: str | None, leader: str) -> str:
+    """Why a GPU that is not the first of its group is not offered; empty when it is."""
+    if pool != leader_pool:
+        return f"shares its IOMMU group with {leader} of pool {leader_pool}"
+    if site.pci_in_placement != "on":
+        return f"shares its IOMMU group with {leader}, and only 'pci_in_placement: on' keeps a group together"
+    return ""
 
 
 def _with_letters(encoded: list[EncodedGpu]) -> list[EncodedGpu]:

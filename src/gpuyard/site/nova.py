@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gpuyard.model.gpu import GpuRole
-from gpuyard.site.encoding import EncodedGpu, peer_class, pool_class, set_trait
+from gpuyard.site.capacity import cpu_ratio
+from gpuyard.site.encoding import EncodedGpu, count_class, peer_class, pool_class, set_trait
 from gpuyard.site.options import Option, ServiceOptions, compact_json
-from gpuyard.site.schema import Site
+from gpuyard.site.release import RELEASES
+from gpuyard.site.schema import Host, Site
 
 # Nova's own default list, which setting the option replaces as a whole, and the two that GPUs need.
 ENABLED_FILTERS = (
@@ -23,6 +25,7 @@ ENABLED_FILTERS = (
     "PciPassthroughFilter",
     "NUMATopologyFilter",
 )
+AGGREGATE_FILTER = "AggregateInstanceExtraSpecsFilter"
 # From this many GPUs of a pool on one host, or in one flavor, Placement's search for candidates takes seconds to
 # minutes unless it is bounded.
 WIDE_HOST = 8
@@ -35,57 +38,104 @@ ORDER_REASON = "one scheduling decision at a time: requests that come together w
 WIDE_REASON = "hosts with many GPUs of one class: bound Placement's search for candidates"
 
 
-def alias(pool: str) -> str:
+def alias(site: Site, pool: str) -> str:
     """Any GPU of a pool that can be had alone."""
-    return pool
+    return site.pools[pool].alias or pool
 
 
-def leader_alias(pool: str, letter: str) -> str:
-    return f"{pool}-set-{letter.lower()}"
+def leader_alias(site: Site, pool: str, letter: str) -> str:
+    return f"{alias(site, pool)}-set-{letter.lower()}"
 
 
-def peer_alias(pool: str, letter: str) -> str:
-    return f"{pool}-peer-{letter.lower()}"
+def peer_alias(site: Site, pool: str, letter: str) -> str:
+    return f"{alias(site, pool)}-peer-{letter.lower()}"
 
 
 def nova_options(site: Site, encoded: Sequence[EncodedGpu]) -> tuple[ServiceOptions, ...]:
     """The options of every service, common ones first, then host by host."""
+    by_host: dict[str, list[EncodedGpu]] = {name: [] for name in site.hosts}
+    for item in encoded:
+        if item.offered and item.gpu.host in by_host:
+            by_host[item.gpu.host].append(item)
     return (
         ServiceOptions("nova", None, tuple(_common(site, encoded))),
-        ServiceOptions("nova-scheduler", None, tuple(_scheduler())),
+        ServiceOptions("nova-scheduler", None, tuple(_scheduler(site))),
         ServiceOptions("placement", None, tuple(_placement(site, encoded))),
-        *(ServiceOptions("nova-compute", host, tuple(_compute(host, encoded))) for host in site.hosts),
+        *(ServiceOptions("nova-compute", name, tuple(_compute(site, name, mine))) for name, mine in by_host.items()),
     )
 
 
 def _common(site: Site, encoded: Sequence[EncodedGpu]) -> Iterable[Option]:
-    for pool in site.pools:
-        for value in _aliases(pool, [item for item in encoded if item.gpu.pool == pool and item.offered]):
+    by_pool: dict[str, list[EncodedGpu]] = {name: [] for name in site.pools}
+    for item in encoded:
+        if item.offered:
+            by_pool[item.gpu.pool].append(item)
+    for pool, members in by_pool.items():
+        for value in _aliases(site, pool, members):
             yield Option("pci", "alias", compact_json(value), ALIAS_REASON)
-    reason = "Placement knows each GPU, and limits count them"
-    yield Option("filter_scheduler", "pci_in_placement", "true", reason)
+    if site.pci_in_placement == "on":
+        reason = "Placement knows each GPU, and limits count them"
+        yield Option("filter_scheduler", "pci_in_placement", "true", reason)
     reason = "Nova's defaults, and the filters for PCI devices and NUMA"
-    yield Option("filter_scheduler", "enabled_filters", ",".join(ENABLED_FILTERS), reason)
+    filters = (*ENABLED_FILTERS, *([AGGREGATE_FILTER] if site.aggregates else []))
+    yield Option("filter_scheduler", "enabled_filters", ",".join(filters), reason)
+    if site.isolated:
+        reason = "the site's hosts take only servers whose flavor asks for the site's trait"
+        yield Option("scheduler", "enable_isolated_aggregate_filtering", "true", reason)
+    if site.gpu_quotas:
+        yield from _quotas(site, by_pool)
+
+
+def _quotas(site: Site, by_pool: dict[str, list[EncodedGpu]]) -> Iterable[Option]:
     reason = "limits live in Keystone, where GPUs can be counted"
     yield Option("quota", "driver", "nova.quota.UnifiedLimitsDriver", reason)
+    reason = "without a registered limit a class is unlimited for everybody; those named here are then nobody's"
+    classes = [name for pool in by_pool for name in limited_classes(site, pool, by_pool[pool])]
+    yield Option("quota", "unified_limits_resource_strategy", "require", reason)
+    named = ",".join(["servers", *(f"class:{name}" for name in classes)])
+    yield Option("quota", "unified_limits_resource_list", named, reason)
 
 
-def _aliases(pool: str, members: Sequence[EncodedGpu]) -> Iterable[dict[str, str]]:
+def limited_classes(site: Site, pool: str, members: Iterable[EncodedGpu]) -> list[str]:
+    """The resource classes of a pool that limits are on.
+
+    The one that counts GPUs is asked for by the site's flavors, so Nova counts it in every release, and on every path:
+    the classes of the GPUs themselves are counted from 2026.2 on, but not when a server is resized. Limits on those
+    hold for flavors that somebody else makes.
+    """
+    classes = [count_class(pool)]
+    if RELEASES[site.release].pci_quotas and site.pci_in_placement == "on":
+        classes.append(pool_class(pool))
+        if any(item.gpu.resource_class == peer_class(pool) for item in members):
+            classes.append(peer_class(pool))
+    return classes
+
+
+def _aliases(site: Site, pool: str, members: Sequence[EncodedGpu]) -> Iterable[dict[str, str]]:
     """The alias of a pool, then leader and peer of each of its sets. A pool without offered GPUs has none."""
     if not members:
         return
-    ids = {item.gpu.ids for item in members}
-    base = {"device_type": members[0].function.device_type.value}
-    if len(ids) == 1:  # with several models the resource class alone tells them from other pools
-        base = {"vendor_id": members[0].function.vendor_id, "product_id": members[0].function.product_id, **base}
-    yield {"name": alias(pool), **base, "resource_class": pool_class(pool)}
+    wish = site.pools[pool]
+    more = {"device_type": members[0].function.device_type.value}
+    if wish.numa:
+        more["numa_policy"] = wish.numa
+    if wish.live_migratable:
+        more["live_migratable"] = "yes"
+    models = sorted({(item.function.vendor_id, item.function.product_id) for item in members})
+    named = [{"vendor_id": vendor, "product_id": product, **more} for vendor, product in models]
+    if site.pci_in_placement != "on":
+        # The same name again is an alternative, as long as Placement does not decide.
+        yield from ({"name": alias(site, pool), **one} for one in named)
+        return
+    base = named[0] if len(named) == 1 else more  # the class alone tells several models from other pools
+    yield {"name": alias(site, pool), **base, "resource_class": pool_class(pool)}
     for letter in sorted({item.gpu.set_letter for item in members if item.gpu.set_letter}):
         trait = set_trait(letter)
-        yield {"name": leader_alias(pool, letter), **base, "resource_class": pool_class(pool), "traits": trait}
-        yield {"name": peer_alias(pool, letter), **base, "resource_class": peer_class(pool), "traits": trait}
+        yield {"name": leader_alias(site, pool, letter), **base, "resource_class": pool_class(pool), "traits": trait}
+        yield {"name": peer_alias(site, pool, letter), **base, "resource_class": peer_class(pool), "traits": trait}
 
 
-def _scheduler() -> Iterable[Option]:
+def _scheduler(site: Site) -> Iterable[Option]:
     yield Option("DEFAULT", "executor_thread_pool_size", "1", ORDER_REASON)
     yield Option("scheduler", "workers", "1", ORDER_REASON)
 
@@ -100,29 +150,63 @@ def _placement(site: Site, encoded: Sequence[EncodedGpu]) -> Iterable[Option]:
         return
     yield Option("placement", "max_allocation_candidates", str(MAX_CANDIDATES), WIDE_REASON)
     yield Option("placement", "allocation_candidates_generation_strategy", "breadth-first", WIDE_REASON)
-    yield Option("workarounds", "optimize_for_wide_provider_trees", "true", WIDE_REASON)
+    if RELEASES[site.release].wide_trees:
+        yield Option("workarounds", "optimize_for_wide_provider_trees", "true", WIDE_REASON)
 
 
-def _compute(host: str, encoded: Sequence[EncodedGpu]) -> Iterable[Option]:
-    mine = [item for item in encoded if item.gpu.host == host and item.offered]
-    if not mine:
-        return
-    reason = "each GPU becomes a provider in Placement; cannot be taken back on a host once it is set"
-    yield Option("pci", "report_in_placement", "true", reason)
+def _compute(site: Site, name: str, mine: Sequence[EncodedGpu]) -> Iterable[Option]:
+    """The options of a host's nova-compute; `mine` are the GPUs that it offers."""
+    if mine and site.pci_in_placement != "off":
+        reason = "each GPU becomes a provider in Placement; cannot be taken back on a host once it is set"
+        yield Option("pci", "report_in_placement", "true", reason)
     for item in mine:
-        yield Option("pci", "device_spec", compact_json(device_spec(item)), SPEC_REASON)
-    reason = "VFIO pins all memory of a server with a GPU: it cannot be promised twice"
-    yield Option("DEFAULT", "ram_allocation_ratio", "1.0", reason)
+        yield Option("pci", "device_spec", compact_json(device_spec(site, item)), SPEC_REASON)
+    if any(site.pools[item.gpu.pool].live_migratable for item in mine):
+        reason = "VFIO devices cannot migrate after the switch to the other host"
+        yield Option("libvirt", "live_migration_permit_post_copy", "false", reason)
+    yield from _sharing(site.hosts[name], bool(mine))
 
 
-def device_spec(item: EncodedGpu) -> dict[str, str]:
+def _sharing(host: Host, with_gpus: bool) -> Iterable[Option]:
+    """How a host's CPU, RAM and disk are shared."""
+    if with_gpus or host.reserve is not None:
+        reason = "VFIO pins all memory of a server with a GPU: it cannot be promised twice"
+        yield Option("DEFAULT", "ram_allocation_ratio", "1.0", reason)
+    if host.cpu_allocation_ratio is not None or host.reserve is not None:
+        reason = "vCPUs for each CPU; what is kept for servers with GPUs is reckoned with it"
+        yield Option("DEFAULT", "cpu_allocation_ratio", str(cpu_ratio(host)), reason)
+    if host.reserve is not None:
+        yield Option("DEFAULT", "disk_allocation_ratio", "1.0", "a reserve of disk is of real disk")
+    reason = "what the host itself needs"
+    if host.overhead.vcpus:
+        yield Option("DEFAULT", "reserved_host_cpus", str(host.overhead.vcpus), reason)
+    if "overhead" in host.model_fields_set or host.reserve is not None:
+        yield Option("DEFAULT", "reserved_host_memory_mb", str(host.overhead.ram), reason)
+    if host.overhead.disk:
+        yield Option("DEFAULT", "reserved_host_disk_mb", str(host.overhead.disk * 1024), reason)
+    reason = "which CPUs are shared, and which belong to one server each (hw:cpu_policy=dedicated)"
+    if host.cpu_shared_set is not None:
+        yield Option("compute", "cpu_shared_set", host.cpu_shared_set, reason)
+    if host.cpu_dedicated_set is not None:
+        yield Option("compute", "cpu_dedicated_set", host.cpu_dedicated_set, reason)
+
+
+def device_spec(site: Site, item: EncodedGpu) -> dict[str, str]:
     """The ``[pci]device_spec`` of one GPU."""
+    pool = site.pools[item.gpu.pool]
     spec = {
         "address": item.gpu.address,
         "vendor_id": item.function.vendor_id,
         "product_id": item.function.product_id,
-        "resource_class": item.gpu.resource_class,
     }
-    if item.gpu.role is not GpuRole.LONE and item.gpu.set_letter:
-        spec["traits"] = set_trait(item.gpu.set_letter)
+    if site.pci_in_placement != "off":
+        spec["resource_class"] = item.gpu.resource_class
+        if item.gpu.role is not GpuRole.LONE and item.gpu.set_letter:
+            spec["traits"] = set_trait(item.gpu.set_letter)
+    if pool.managed is not None:
+        spec["managed"] = "yes" if pool.managed else "no"
+    if pool.live_migratable:
+        spec["live_migratable"] = "yes"
+    if pool.one_time_use:
+        spec["one_time_use"] = "true"
     return spec

@@ -1,19 +1,37 @@
-"""What a site wants to exist in OpenStack besides configuration: flavors and limits."""
+"""What a site wants to exist in OpenStack besides configuration: flavors, limits, aggregates, images' properties."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuyard.site.encoding import EncodedGpu, peer_class, pool_class
-from gpuyard.site.nova import alias, leader_alias, peer_alias
-from gpuyard.site.schema import Flavor, Site
+from gpuyard.site.capacity import HostCapacity, size_of
+from gpuyard.site.encoding import EncodedGpu, count_class
+from gpuyard.site.nova import alias, leader_alias, limited_classes, peer_alias
+from gpuyard.site.provider_config import ProviderConfig
+from gpuyard.site.schema import Flavor, Limits, Site
 
 
 def owner_mark(site: str) -> str:
     """The description of every flavor and limit that gpuyard makes: it is set in the call that creates the object, so
     that a crash between two calls cannot leave one that looks like somebody else's."""
     return f"made by gpuyard for site {site}"
+
+
+def site_trait(site: str) -> str:
+    """The trait of the hosts that take only servers of the site's flavors: ``CUSTOM_SITE_LAB``."""
+    return "CUSTOM_SITE_" + site.upper().replace("-", "_")
+
+
+def site_aggregate(site: str) -> str:
+    """The name of the aggregate that isolates the site's hosts."""
+    return f"gpuyard-{site}"
+
+
+AGGREGATE_KEY = "gpuyard_aggregate"
+"""Metadata of an aggregate, which flavors that run on it ask for."""
+OWNER_KEY = "gpuyard_site"
+"""Metadata of an aggregate of ours: the name of the site."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +50,8 @@ class FlavorObject:
     description: str = ""
     pool: str | None = None
     gpus: int = 0
+    foreign: bool = False
+    """Wanted as it is, but not ours to make or change."""
 
 
 @dataclass(frozen=True)
@@ -46,80 +66,130 @@ class LimitObject:
     """The owner's mark, on limits of the site's own classes. Base limits are the cloud's, whoever set them."""
 
 
+@dataclass(frozen=True)
+class AggregateObject:
+    """A host aggregate of Nova: wanted or seen."""
+
+    name: str
+    hosts: frozenset[str] = frozenset()
+    availability_zone: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    """Without the availability zone, which Nova keeps there too."""
+
+
+@dataclass(frozen=True)
+class ImageObject:
+    """Properties that an image in Glance is to have, or has."""
+
+    name: str
+    properties: dict[str, str] = field(default_factory=dict)
+
+
 def flavor_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[FlavorObject]:
     """The flavors of a site. One with ``same_group`` becomes one per set of its size: ``pair-a``, ``pair-b``."""
-    return [made for name, flavor in site.flavors.items() for made in _expand(site, name, flavor, encoded)]
+    sets = set_sizes(encoded)
+    return [made for name, flavor in site.flavors.items() for made in _expand(site, name, flavor, sets)]
 
 
-def _expand(site: Site, name: str, flavor: Flavor, encoded: Sequence[EncodedGpu]) -> Iterable[FlavorObject]:
+def _expand(site: Site, name: str, flavor: Flavor, sets: SetSizes) -> Iterable[FlavorObject]:
     if not flavor.gpus:
         yield _flavor(site, name, flavor, None)
         return
     ((pool, count),) = flavor.gpus.items()
-    if not flavor.same_group:
-        yield _flavor(site, name, flavor, f"{alias(pool)}:{count}")
+    if pool not in site.pools:
         return
-    for letter in sets_of_size(encoded, pool, count):
-        aliases = f"{leader_alias(pool, letter)}:1,{peer_alias(pool, letter)}:{count - 1}"
+    if not flavor.same_group:
+        yield _flavor(site, name, flavor, f"{alias(site, pool)}:{count}")
+        return
+    for letter in sets_of_size(sets, pool, count):
+        aliases = f"{leader_alias(site, pool, letter)}:1,{peer_alias(site, pool, letter)}:{count - 1}"
         yield _flavor(site, f"{name}-{letter.lower()}", flavor, aliases)
 
 
-def sets_of_size(encoded: Sequence[EncodedGpu], pool: str, size: int) -> list[str]:
-    """Letters of the sets of a pool that have exactly this many GPUs."""
-    sizes: dict[str, dict[str, int]] = {}
+SetSizes = Mapping[tuple[str, str], frozenset[int]]
+"""Pool and letter -> the sizes that the set has on the hosts; the encoding gives each letter one."""
+
+
+def set_sizes(encoded: Iterable[EncodedGpu]) -> SetSizes:
+    counts: dict[tuple[str, str], dict[str, int]] = {}
     for item in encoded:
-        if item.gpu.pool == pool and item.gpu.set_letter:
-            hosts = sizes.setdefault(item.gpu.set_letter, {})
+        if item.gpu.set_letter:
+            hosts = counts.setdefault((item.gpu.pool, item.gpu.set_letter), {})
             hosts[item.gpu.host] = hosts.get(item.gpu.host, 0) + 1
-    return sorted(letter for letter, hosts in sizes.items() if size in hosts.values())
+    return {key: frozenset(hosts.values()) for key, hosts in counts.items()}
+
+
+def sets_of_size(sets: SetSizes, pool: str, size: int) -> list[str]:
+    """Letters of the sets of a pool that have exactly this many GPUs."""
+    return sorted(letter for (one, letter), sizes in sets.items() if one == pool and size in sizes)
 
 
 def _flavor(site: Site, name: str, flavor: Flavor, aliases: str | None) -> FlavorObject:
-    specs = {**_pool_specs(site, flavor), **flavor.properties}
+    specs = dict(flavor.properties) if flavor.foreign else {**_site_specs(site, flavor), **flavor.properties}
     if aliases:
         specs["pci_passthrough:alias"] = aliases
+    projects = flavor.projects
+    if projects is None and flavor.gpus and not flavor.foreign:
+        projects = site.pools[next(iter(flavor.gpus))].projects
     return FlavorObject(
         name=name,
         vcpus=flavor.vcpus,
         ram=flavor.ram,
         disk=flavor.disk,
         ephemeral=flavor.ephemeral,
-        public=flavor.projects is None,
+        public=projects is None,
         extra_specs=specs,
-        projects=frozenset(flavor.projects or ()),
-        description=owner_mark(site.site),
+        projects=frozenset(projects or ()),
+        description="" if flavor.foreign else owner_mark(site.site),
         pool=next(iter(flavor.gpus), None),
         gpus=sum(flavor.gpus.values()),
+        foreign=flavor.foreign,
     )
 
 
-def _pool_specs(site: Site, flavor: Flavor) -> dict[str, str]:
-    """Extra specs that the GPUs of a flavor's pool ask for; the flavor's own properties go before them."""
-    pools = [site.pools[name] for name in flavor.gpus if name in site.pools]
+def _site_specs(site: Site, flavor: Flavor) -> dict[str, str]:
+    """Extra specs that follow from the rest of the site; the flavor's own properties go before them."""
     specs = {}
-    if any(pool.hide_hypervisor for pool in pools):
-        specs["hw:hide_hypervisor_id"] = "true"
-    if any(pool.big_bars for pool in pools):
-        specs["hw:maxphysaddr_mode"] = "passthrough"
+    for name, count in flavor.gpus.items():
+        pool = site.pools[name]
+        if pool.hide_hypervisor:
+            specs["hw:hide_hypervisor_id"] = "true"
+        if pool.big_bars:
+            specs["hw:maxphysaddr_mode"] = "passthrough"
+        if site.gpu_quotas:
+            specs[f"resources:{count_class(name)}"] = str(count)
+    if not flavor.gpus and keeps_reserves(site):
+        specs |= {f"resources:{name}": str(amount) for name, amount in size_of(flavor).classes.items() if amount}
+    if site.isolated:
+        specs[f"trait:{site_trait(site.site)}"] = "required"
+    if flavor.aggregates:
+        names = flavor.aggregates
+        wanted = names[0] if len(names) == 1 else " ".join(f"<or> {name}" for name in names)
+        specs[f"aggregate_instance_extra_specs:{AGGREGATE_KEY}"] = wanted
     return specs
 
 
-def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject]:
-    """Registered limits that the site states, and each project's own on the pools that it may use.
+def keeps_reserves(site: Site) -> bool:
+    """Whether any host keeps something for servers with GPUs. All of them then count what others take."""
+    return any(host.reserve is not None for host in site.hosts.values())
 
-    A GPU class that has no registered limit is unlimited for everybody, so every pool gets one, of 0. A pool with
-    peers has a second class; peers can only be had with their leader, so the project's number bounds both.
+
+def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject]:
+    """Registered limits that the site states, and each project's own.
+
+    A GPU class that has no registered limit is unlimited for everybody, so each gets one, of 0.
     """
-    base = {
-        "servers": site.limits.servers,
-        "class:VCPU": site.limits.vcpus,
-        "class:MEMORY_MB": site.limits.ram,
-        "class:DISK_GB": site.limits.disk,
-    }
-    wanted = [LimitObject(resource, value) for resource, value in base.items() if value is not None]
+    wanted = [LimitObject(name, value) for name, value in _base_limits(site.limits)]
+    for project, wish in site.projects.items():
+        wanted += [LimitObject(name, value, project) for name, value in _base_limits(wish)]
+    if not site.gpu_quotas:
+        return wanted
     mark = owner_mark(site.site)
-    for pool in site.pools:
-        classes = pool_classes(encoded, pool)
+    by_pool: dict[str, list[EncodedGpu]] = {pool: [] for pool in site.pools}
+    for item in encoded:
+        by_pool[item.gpu.pool].append(item)
+    for pool, members in by_pool.items():
+        classes = limited_classes(site, pool, members)
         wanted += [LimitObject(f"class:{name}", 0, None, mark) for name in classes]
         for project, wish in site.projects.items():
             if pool in wish.gpus:
@@ -127,10 +197,60 @@ def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject
     return wanted
 
 
-def pool_classes(encoded: Sequence[EncodedGpu], pool: str) -> list[str]:
-    """The resource classes of a pool: its own, and its peers' where it has some."""
-    peers = any(item.gpu.pool == pool and item.gpu.resource_class == peer_class(pool) for item in encoded)
-    return [pool_class(pool), peer_class(pool)] if peers else [pool_class(pool)]
+def _base_limits(limits: Limits) -> Iterable[tuple[str, int]]:
+    base = {
+        "servers": limits.servers,
+        "class:VCPU": limits.vcpus,
+        "class:MEMORY_MB": limits.ram,
+        "class:DISK_GB": limits.disk,
+    }
+    return ((resource, value) for resource, value in base.items() if value is not None)
+
+
+def aggregate_objects(site: Site) -> list[AggregateObject]:
+    """The aggregates that the site names, and the one that isolates its hosts."""
+    mine = {OWNER_KEY: site.site}
+    wanted = [
+        AggregateObject(
+            name, frozenset(one.hosts), one.availability_zone, {AGGREGATE_KEY: name, **one.properties, **mine}
+        )
+        for name, one in site.aggregates.items()
+    ]
+    if site.isolated:
+        metadata = {f"trait:{site_trait(site.site)}": "required", **mine}
+        wanted.append(AggregateObject(site_aggregate(site.site), frozenset(site.hosts), None, metadata))
+    return wanted
+
+
+def image_objects(site: Site) -> list[ImageObject]:
+    """Properties of images, of those that the site names."""
+    wanted = []
+    for name, image in site.images.items():
+        properties = {}
+        if image.hide_hypervisor:
+            properties["img_hide_hypervisor_id"] = "true"
+        if image.big_bars:
+            properties |= {"hw_machine_type": "q35", "hw_firmware_type": "uefi"}
+        wanted.append(ImageObject(name, {**properties, **image.properties}))
+    return wanted
+
+
+def provider_configs(site: Site, encoded: Sequence[EncodedGpu], hosts: Sequence[HostCapacity]) -> list[ProviderConfig]:
+    """What each host's nova-compute adds to its provider: counters of GPUs, what servers without GPUs can have, and
+    the site's trait."""
+    counts: dict[str, dict[str, int]] = {host.host: {} for host in hosts}
+    for item in encoded:
+        if item.offered and site.gpu_quotas:
+            mine, name = counts[item.gpu.host], count_class(item.gpu.pool)
+            mine[name] = mine.get(name, 0) + 1
+    configs = []
+    for host in hosts:
+        inventories = counts[host.host]
+        if keeps_reserves(site):
+            inventories |= {name: max(0, amount) for name, amount in host.others.classes.items()}
+        traits = (site_trait(site.site),) if site.isolated else ()
+        configs.append(ProviderConfig(host.host, inventories, traits))
+    return [config for config in configs if not config.empty]
 
 
 @dataclass(frozen=True)
@@ -150,6 +270,22 @@ class SeenFlavor:
 
 
 @dataclass(frozen=True)
+class SeenAggregate:
+    """An aggregate as Nova has it."""
+
+    id: str
+    aggregate: AggregateObject
+
+
+@dataclass(frozen=True)
+class SeenImage:
+    """An image as Glance has it, with those of its properties that the site file could name."""
+
+    id: str
+    image: ImageObject
+
+
+@dataclass(frozen=True)
 class SeenObjects:
     """What a cloud has of the kinds of objects that a site manages, also those of others."""
 
@@ -157,3 +293,9 @@ class SeenObjects:
     limits: tuple[SeenLimit, ...]
     projects: dict[str, str]
     """Name -> id, of the default domain."""
+    aggregates: tuple[SeenAggregate, ...] = ()
+    images: tuple[SeenImage, ...] = ()
+    hosts: frozenset[str] = frozenset()
+    """Hosts that have a nova-compute service."""
+    reported: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Resource class or trait of a provider.yaml -> hosts whose provider in Placement has it."""

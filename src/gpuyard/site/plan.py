@@ -1,55 +1,70 @@
-"""Plans how a cloud's flavors and limits become what the site wants. Pure.
+"""Plans how a cloud's flavors, limits, aggregates and images' properties become what the site wants. Pure.
 
-Only what gpuyard made is changed, flavors and limits that carry the site's mark, and the base limits that the site file
-states. Anything else is left alone, and an object of another owner under a wanted name refuses the whole plan.
+Only what gpuyard made is changed, objects that carry the site's mark, and what the site file states about others: base
+limits and properties of images. Anything else is left alone, and an object of another owner under a wanted name refuses
+the whole plan.
+
+The order of steps keeps servers startable at every moment. What would make nothing startable, because no nova-compute
+reports yet what it asks for, waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpuyard.model.plan import Plan, Step, Verb
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import FlavorObject, LimitObject, SeenFlavor, SeenLimit, SeenObjects, owner_mark
+from gpuyard.site.plan_aggregates import plan_aggregates
+from gpuyard.site.plan_images import plan_images
+from gpuyard.site.step_values import ACCESS, PROPERTY, differences, with_prefix
 
-PROPERTY = "property "
-ACCESS = "access "
 # Nova cannot change these on a flavor that exists; servers keep the flavor that they were made with.
 FIXED = ("vcpus", "ram", "disk", "ephemeral", "public")
 GPU_CLASS = "class:CUSTOM_GPU_"
+RESOURCES = f"{PROPERTY}resources:"
+TRAIT = f"{PROPERTY}trait:"
+ALIAS = "pci_passthrough:alias"
 
 
 def plan_site(compiled: CompiledSite, seen: SeenObjects, prune: bool = False) -> Plan:
     """The steps from what is seen to what is wanted; without `prune`, what is no longer wanted is only noted."""
     mark = owner_mark(compiled.site.site)
-    steps: list[Step] = []
-    refusals = [
-        *_missing_projects(compiled, seen),
-        *_foreign_flavors(compiled.flavors, seen.flavors, mark),
-        *_foreign_limits(compiled.limits, seen.limits),
-        *_no_server_limit(compiled.limits, seen.limits),
-    ]
+    ours = [flavor for flavor in compiled.flavors if not flavor.foreign]
     found = {item.flavor.name: item for item in seen.flavors if item.flavor.description == mark}
     limits = {(item.limit.project, item.limit.resource): item for item in seen.limits}
     # Limits first: a flavor whose GPUs have no limit yet would be everybody's without bound.
-    for limit in compiled.limits:
-        steps += _limit_steps(limit, limits.get((limit.project, limit.resource)))
-    for wanted in compiled.flavors:
-        steps += _flavor_steps(wanted, found.get(wanted.name))
-    unwanted = [*_unwanted_limits(compiled.limits, seen.limits, mark)]
-    unwanted += _unwanted_flavors(compiled.flavors, found.values())
-    if prune:
-        steps += unwanted
-        notes = []
-    else:
-        notes = [f"{step.kind} {step.name} is no longer wanted; --prune deletes it" for step in unwanted]
-    return Plan(tuple(steps), tuple(refusals), tuple(notes))
+    parts = [Plan(tuple(step for one in compiled.limits for step in _limit_steps(one, limits)))]
+    parts += [_plan_flavor(flavor, found.get(flavor.name), seen) for flavor in ours]
+    aggregates = plan_aggregates(compiled, seen, prune)
+    parts = [aggregates.opening, *parts, aggregates.closing, plan_images(compiled.images, seen.images)]
+    unwanted = [*_unwanted_limits(compiled.limits, seen.limits, mark), *_unwanted_flavors(ours, found.values())]
+    notes: list[str] = [*compiled.notes, *_foreign_differences(compiled.flavors, seen), *_unreported(compiled, seen)]
+    if not prune:
+        notes += [f"{step.kind} {step.name} is no longer wanted; --prune deletes it" for step in unwanted]
+    refusals = (
+        *_missing_projects(compiled, seen),
+        *_foreign_flavors(ours, seen.flavors, mark),
+        *_foreign_limits(compiled.limits, seen.limits),
+        *_no_server_limit(compiled, seen.limits),
+    )
+    return _joined([*parts, Plan(tuple(unwanted if prune else ()), refusals, tuple(notes))])
+
+
+def _joined(parts: Sequence[Plan]) -> Plan:
+    return Plan(
+        steps=tuple(step for part in parts for step in part.steps),
+        refusals=tuple(text for part in parts for text in part.refusals),
+        notes=tuple(text for part in parts for text in part.notes),
+        waits=tuple(text for part in parts for text in part.waits),
+    )
 
 
 def _missing_projects(compiled: CompiledSite, seen: SeenObjects) -> Iterable[str]:
     named = {limit.project for limit in compiled.limits if limit.project is not None}
-    named |= {project for flavor in compiled.flavors for project in flavor.projects}
+    named |= {project for flavor in compiled.flavors if not flavor.foreign for project in flavor.projects}
     for name in sorted(named - seen.projects.keys()):
         yield f"project {name} does not exist in Keystone; create it, or take it out of the site file"
 
@@ -62,9 +77,43 @@ def _foreign_flavors(wanted: Sequence[FlavorObject], seen: Sequence[SeenFlavor],
             owner = item.flavor.description or "somebody else"
             yield (
                 f"flavor {item.flavor.name} (id {item.id}) exists already and is not of this site ({owner}): rename "
-                f"yours in the site file, delete it, or hand it over: "
+                f"yours in the site file, delete it, say 'foreign: true' to leave it as it is, or hand it over: "
                 f"openstack flavor set --description '{mark}' {item.id}"
             )
+
+
+def _foreign_differences(wanted: Sequence[FlavorObject], seen: SeenObjects) -> Iterable[str]:
+    """What is not as the site file says of flavors that gpuyard leaves alone."""
+    by_name = {item.flavor.name: item.flavor for item in seen.flavors}
+    for flavor in wanted:
+        if not flavor.foreign:
+            continue
+        found = by_name.get(flavor.name)
+        if found is None:
+            yield f"flavor {flavor.name} is foreign, and the cloud does not have it"
+            continue
+        now = describe_flavor(replace(found, description=""))
+        different = differences(now, describe_flavor(replace(flavor, description="")))
+        if different:
+            yield f"flavor {flavor.name} is foreign and is not as the site file says: {'; '.join(different)}"
+
+
+def _unreported(compiled: CompiledSite, seen: SeenObjects) -> Iterable[str]:
+    """Hosts whose nova-compute has not read the provider.yaml that the site wants it to have."""
+    missing: dict[str, list[str]] = {}
+    for config in compiled.provider_configs:
+        for name in (*(one for one, total in config.inventories.items() if total), *config.traits):
+            if config.host not in seen.reported.get(name, frozenset()):
+                missing.setdefault(config.host, []).append(name)
+    by_names: dict[tuple[str, ...], list[str]] = {}
+    for host, names in missing.items():
+        by_names.setdefault(tuple(names), []).append(host)
+    for what, hosts in by_names.items():
+        some = ", ".join(hosts[:5]) + (f" and {len(hosts) - 5} more" if len(hosts) > 5 else "")
+        yield (
+            f"{some}: {', '.join(what)} not reported to Placement; deploy the rendered provider.yaml and restart "
+            "nova-compute, or no server of a flavor that asks for it starts there"
+        )
 
 
 def _foreign_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit]) -> Iterable[str]:
@@ -80,9 +129,9 @@ def _foreign_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit]) ->
             )
 
 
-def _no_server_limit(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit]) -> Iterable[str]:
-    known = {(limit.resource, limit.project) for limit in [*wanted, *(item.limit for item in seen)]}
-    if ("servers", None) not in known:
+def _no_server_limit(compiled: CompiledSite, seen: Sequence[SeenLimit]) -> Iterable[str]:
+    known = {(limit.resource, limit.project) for limit in [*compiled.limits, *(item.limit for item in seen)]}
+    if compiled.site.gpu_quotas and ("servers", None) not in known:
         yield (
             "Keystone has no registered limit on 'servers', and Nova then refuses every server: "
             "add 'limits: {servers: 100}' to the site file"
@@ -98,26 +147,40 @@ def describe_flavor(flavor: FlavorObject) -> dict[str, Any]:
     """A flavor as the flat mapping that steps compare and print. RAM in MiB, disks in GiB."""
     flat: dict[str, Any] = {key: getattr(flavor, key) for key in FIXED}
     flat["description"] = flavor.description
-    flat |= {PROPERTY + key: value for key, value in flavor.extra_specs.items()}
-    flat |= {ACCESS + project: "yes" for project in flavor.projects}
+    flat |= with_prefix(PROPERTY, flavor.extra_specs)
+    flat |= with_prefix(ACCESS, flavor.projects)
     return flat
 
 
-def _flavor_steps(wanted: FlavorObject, found: SeenFlavor | None) -> Iterable[Step]:
+def _plan_flavor(wanted: FlavorObject, found: SeenFlavor | None, seen: SeenObjects) -> Plan:
     after = describe_flavor(wanted)
     if found is None:
-        yield Step(Verb.CREATE, "flavor", wanted.name, "the site wants it and the cloud does not have it", {}, after)
-        return
+        return Plan((Step(Verb.CREATE, "flavor", wanted.name, "the site wants it", {}, after),))
     before = describe_flavor(found.flavor)
+    if before == after:
+        return Plan()
+    unmet = [name for name in asked(after) - asked(before) if not seen.reported.get(name)]
+    # One that lacks its alias was left unfinished by an apply that was killed, and is in nobody's use.
+    finished = wanted.extra_specs.get(ALIAS) == found.flavor.extra_specs.get(ALIAS)
+    if unmet and finished:
+        why = f"it would ask for {', '.join(sorted(unmet))}, which no host reports yet"
+        return Plan(waits=(f"flavor {wanted.name}: {why}, and no server of it would start",))
     fixed = [key for key in FIXED if before[key] != after[key]]
     if fixed:
         reason = f"Nova cannot change {', '.join(fixed)} of a flavor; running servers keep theirs"
-        yield Step(Verb.REPLACE, "flavor", wanted.name, reason, before, after)
-    elif before != after:
-        yield Step(Verb.UPDATE, "flavor", wanted.name, "differs from the site file", before, after)
+        return Plan((Step(Verb.REPLACE, "flavor", wanted.name, reason, before, after),))
+    return Plan((Step(Verb.UPDATE, "flavor", wanted.name, "differs from the site file", before, after),))
 
 
-def _limit_steps(wanted: LimitObject, found: SeenLimit | None) -> Iterable[Step]:
+def asked(flat: Mapping[str, Any]) -> frozenset[str]:
+    """The resource classes and traits that a flavor names itself."""
+    return frozenset(
+        key.removeprefix(prefix) for key in flat for prefix in (RESOURCES, TRAIT) if key.startswith(prefix)
+    )
+
+
+def _limit_steps(wanted: LimitObject, limits: Mapping[tuple[str | None, str], SeenLimit]) -> Iterable[Step]:
+    found = limits.get((wanted.project, wanted.resource))
     kind, name = limit_name(wanted)
     after: dict[str, Any] = {"limit": wanted.value}
     if wanted.description:

@@ -55,10 +55,49 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Amounts(Strict):
+    """CPU, RAM and disk of a host. RAM in MiB, disk in GiB."""
+
+    vcpus: Annotated[int, Field(ge=0, strict=True)] = 0
+    ram: Mib = 0
+    disk: Gib = 0
+
+
+class Overhead(Amounts):
+    """What a host needs for itself."""
+
+    ram: Mib = 512  # Nova's default
+
+
+class Reserve(Amounts):
+    """What servers without GPUs cannot take from a host: for the host as a whole, or for each of its GPU slots."""
+
+    per_gpu: bool = Field(
+        False, description="The amounts are for each GPU that a server can have alone; for the whole host otherwise."
+    )
+
+
+CpuSet = Annotated[str, StringConstraints(pattern=r"^\^?\d+(-\d+)?(,\^?\d+(-\d+)?)*$")]
+
+
 class Host(Strict):
-    """A hypervisor with GPUs."""
+    """A hypervisor: its GPUs, and how its CPU, RAM and disk are shared between servers with and without GPUs."""
 
     recording: str = Field(description="File that 'gpuyard host record' wrote on this host, relative to this file.")
+    reserve: Reserve | Literal["largest-flavors"] | None = Field(
+        None,
+        description="What is kept for servers with GPUs: amounts, or 'largest-flavors' for as much as the largest "
+        "flavors of its GPUs need.",
+    )
+    overhead: Overhead = Field(
+        Overhead(),
+        description="What the host itself needs: Nova's reserved_host_cpus, _memory_mb and _disk_mb.",
+    )
+    cpu_allocation_ratio: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Servers' vCPUs for each CPU; left to Placement when left out, and 4.0 with a reserve."
+    )
+    cpu_shared_set: CpuSet | None = Field(None, description="CPUs for shared vCPUs, as in '0-23'.")
+    cpu_dedicated_set: CpuSet | None = Field(None, description="CPUs for flavors with hw:cpu_policy=dedicated.")
 
 
 class Pool(Strict):
@@ -66,6 +105,22 @@ class Pool(Strict):
 
     models: list[ModelIds] = Field(min_length=1, description="PCI ids of the models, vendor:product in lower-case hex.")
     hosts: list[str] | None = Field(None, description="Only GPUs of these hosts; all hosts when left out.")
+    alias: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")] | None = Field(
+        None, description="Name of Nova's alias, which flavors ask for; the pool's name when left out."
+    )
+    projects: list[str] | None = Field(
+        None, description="Only these projects see the pool's flavors, but for flavors that name their own."
+    )
+    numa: Literal["legacy", "preferred", "required", "socket"] | None = Field(
+        None, description="How near a GPU must be to its server's CPUs; Nova's default is 'legacy'."
+    )
+    managed: bool | None = Field(
+        None, description="False: the host has bound the GPUs to their VFIO driver, and libvirt must not do it again."
+    )
+    live_migratable: bool = Field(False, description="The GPUs' VFIO driver can migrate them while they are in use.")
+    one_time_use: bool = Field(
+        False, description="After each server a GPU stays reserved until somebody has scrubbed and released it."
+    )
     hide_hypervisor: bool = Field(
         False,
         description="Do not show guests that they are VMs: NVIDIA's drivers before 465 want it so on consumer cards "
@@ -90,9 +145,13 @@ class Flavor(Strict):
         False, description="The GPUs must be a whole IOMMU group (a pair that shares one), not any free ones of a host."
     )
     projects: list[str] | None = Field(
-        None, description="Private to these projects; public when left out, nobody's when empty."
+        None, description="Private to these projects; its pool's 'projects' when left out, nobody's when empty."
     )
+    aggregates: list[str] = Field(default_factory=list, description="Runs only on hosts of one of these aggregates.")
     properties: dict[str, str] = Field(default_factory=dict, description="Further extra specs, as in 'hw:...'.")
+    foreign: bool = Field(
+        False, description="Somebody else's: it must be as it says here, and gpuyard never changes it."
+    )
 
     @model_validator(mode="after")
     def _one_pool(self) -> Flavor:
@@ -103,28 +162,47 @@ class Flavor(Strict):
         return self
 
 
-class Project(Strict):
-    """What a project may use."""
+def _unlimited_or(parse: Callable[[object], int]) -> Callable[[object], int]:
+    return lambda value: -1 if value == -1 else parse(value)
+
+
+_LIMIT_SCHEMA = {"anyOf": [_SIZE_SCHEMA, {"const": -1}]}
+Most = Annotated[int, Field(ge=-1, strict=True)]
+MostMib = Annotated[int, BeforeValidator(_unlimited_or(parse_size_mib)), WithJsonSchema(_LIMIT_SCHEMA)]
+MostGib = Annotated[int, BeforeValidator(_unlimited_or(parse_size_gib)), WithJsonSchema(_LIMIT_SCHEMA)]
+
+
+class Limits(Strict):
+    """Defaults for every project: Keystone's registered limits. What is left out is left as it is in Keystone."""
+
+    servers: Most | None = Field(default=None, description="-1 is no limit.")
+    vcpus: Most | None = None
+    ram: MostMib | None = None
+    disk: MostGib | None = None
+
+
+class Project(Limits):
+    """What a project may use at once. What is left out: the default of every project; of GPUs, none."""
 
     gpus: dict[PoolName, Annotated[int, Field(ge=0, strict=True)]] = Field(
         default_factory=dict, description="Most GPUs of a pool at once. A pool that is not named here: none."
     )
 
 
-def _unlimited_or(parse: Callable[[object], int]) -> Callable[[object], int]:
-    return lambda value: -1 if value == -1 else parse(value)
+class Aggregate(Strict):
+    """A host aggregate of Nova: hosts that certain flavors run on."""
+
+    hosts: list[str] = Field(min_length=1)
+    availability_zone: str | None = None
+    properties: dict[str, str] = Field(default_factory=dict, description="Further metadata.")
 
 
-_LIMIT_SCHEMA = {"anyOf": [_SIZE_SCHEMA, {"const": -1}]}
+class Image(Strict):
+    """Properties of an image that exists in Glance. What is not stated here is left as it is."""
 
-
-class Limits(Strict):
-    """Defaults for every project: Keystone's registered limits. What is left out is left as it is in Keystone."""
-
-    servers: Annotated[int, Field(ge=-1, strict=True)] | None = Field(default=None, description="-1 is no limit.")
-    vcpus: Annotated[int, Field(ge=-1, strict=True)] | None = None
-    ram: Annotated[int, BeforeValidator(_unlimited_or(parse_size_mib)), WithJsonSchema(_LIMIT_SCHEMA)] | None = None
-    disk: Annotated[int, BeforeValidator(_unlimited_or(parse_size_gib)), WithJsonSchema(_LIMIT_SCHEMA)] | None = None
+    hide_hypervisor: bool = Field(False, description="img_hide_hypervisor_id=true.")
+    big_bars: bool = Field(False, description="hw_machine_type=q35 and hw_firmware_type=uefi, for GPUs with big BARs.")
+    properties: dict[str, str] = Field(default_factory=dict, description="Further properties, as in 'hw_...'.")
 
 
 class Site(Strict):
@@ -133,12 +211,30 @@ class Site(Strict):
     site: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=60)] = Field(
         description="Name of the site; what gpuyard makes in OpenStack is tagged with it."
     )
-    release: Literal["2026.2"] = Field("2026.2", description="OpenStack release of the cloud.")
+    release: Literal["2025.1", "2025.2", "2026.1", "2026.2"] = Field(
+        "2026.2", description="OpenStack release of the cloud."
+    )
+    pci_in_placement: Literal["off", "report", "on"] = Field(
+        "on",
+        description="How far PCI devices in Placement are rolled out: 'off'; 'report' (nova-computes report GPUs, the "
+        "scheduler does not yet look); 'on'.",
+    )
+    gpu_quotas: bool = Field(True, description="Count GPUs against projects' limits in Keystone.")
+    exclusive: bool = Field(
+        False, description="The hosts take only servers of this site's flavors. Hosts with a 'reserve' make it so."
+    )
     hosts: dict[str, Host] = Field(min_length=1)
     pools: dict[PoolName, Pool] = Field(min_length=1)
     flavors: dict[FlavorName, Flavor] = Field(default_factory=dict)
+    aggregates: dict[str, Aggregate] = Field(default_factory=dict)
+    images: dict[str, Image] = Field(default_factory=dict, description="By name, as Glance has them.")
     projects: dict[str, Project] = Field(default_factory=dict)
     limits: Limits = Limits()
+
+    @property
+    def isolated(self) -> bool:
+        """Whether the hosts take only servers of the site's flavors. A reserve means nothing without it."""
+        return self.exclusive or any(host.reserve is not None for host in self.hosts.values())
 
 
 def json_schema() -> dict[str, Any]:

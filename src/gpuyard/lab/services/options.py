@@ -21,6 +21,7 @@ HOST_OPTIONS = {
     ("compute", "provider_config_location"),
     *(("DEFAULT", f"{kind}_allocation_ratio") for kind in ("cpu", "ram", "disk")),
     *(("DEFAULT", f"initial_{kind}_allocation_ratio") for kind in ("cpu", "ram", "disk")),
+    ("libvirt", "live_migration_permit_post_copy"),  # read by a driver that is not the lab's
     *(("DEFAULT", f"reserved_host_{what}") for what in ("cpus", "memory_mb", "disk_mb")),
 }
 MULTIPLE = {("pci", "device_spec")}

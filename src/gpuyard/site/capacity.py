@@ -1,0 +1,187 @@
+"""How a host's CPU, RAM and disk are shared between servers with GPUs and servers without. Pure arithmetic.
+
+A host keeps its reserve free of servers without GPUs: their flavors consume classes of their own, whose inventory on a
+host is what it has less the reserve. Flavors with GPUs do not consume them. So whatever else runs there, a free GPU
+finds its CPU, RAM and disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuyard.model.gpu import GpuRole
+from gpuyard.model.host import HostFacts
+from gpuyard.site.encoding import EncodedGpu
+from gpuyard.site.schema import Flavor, Host, Reserve, Site
+
+NOGPU_VCPU = "CUSTOM_NOGPU_VCPU"
+NOGPU_MEMORY = "CUSTOM_NOGPU_MEMORY_MB"
+NOGPU_DISK = "CUSTOM_NOGPU_DISK_GB"
+
+MIXED_CPU_RATIO = 4.0
+"""Nova's initial_cpu_allocation_ratio: with a reserve the ratio must be known, so it is written down."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """vCPUs, RAM in MiB, disk in GiB."""
+
+    vcpus: int = 0
+    ram: int = 0
+    disk: int = 0
+
+    def __add__(self, other: Size) -> Size:
+        return Size(self.vcpus + other.vcpus, self.ram + other.ram, self.disk + other.disk)
+
+    def __sub__(self, other: Size) -> Size:
+        return Size(self.vcpus - other.vcpus, self.ram - other.ram, self.disk - other.disk)
+
+    def __mul__(self, times: int) -> Size:
+        return Size(self.vcpus * times, self.ram * times, self.disk * times)
+
+    def fits(self, other: Size) -> bool:
+        """Whether it is no more than the other in anything."""
+        return self.vcpus <= other.vcpus and self.ram <= other.ram and self.disk <= other.disk
+
+    def largest(self, other: Size) -> Size:
+        return Size(max(self.vcpus, other.vcpus), max(self.ram, other.ram), max(self.disk, other.disk))
+
+    def divided(self, parts: int) -> Size:
+        """Rounded up."""
+        return Size(-(-self.vcpus // parts), -(-self.ram // parts), -(-self.disk // parts))
+
+    def __str__(self) -> str:
+        return f"{self.vcpus} vCPUs, {self.ram} MiB, {self.disk} GiB"
+
+    @property
+    def classes(self) -> dict[str, int]:
+        """As amounts of the classes that servers without GPUs consume."""
+        return {NOGPU_VCPU: self.vcpus, NOGPU_MEMORY: self.ram, NOGPU_DISK: self.disk}
+
+
+@dataclass(frozen=True)
+class HostCapacity:
+    """The arithmetic of one host."""
+
+    host: str
+    cpus: int
+    """CPUs for shared vCPUs, less the host's own."""
+    cpu_ratio: float
+    total: Size
+    """What servers can have in all."""
+    reserve: Size
+    """Kept for servers with GPUs."""
+    needed: Size
+    """What servers with GPUs can need at most: in every slot a server of its largest flavor."""
+    slots: int
+    """Servers with GPUs that can run at once."""
+
+    @property
+    def others(self) -> Size:
+        """What servers without GPUs can have."""
+        return self.total - self.reserve
+
+    @property
+    def enough(self) -> bool:
+        return self.needed.fits(self.reserve)
+
+    def lines(self) -> Iterable[str]:
+        """The arithmetic for people."""
+        yield f"{self.host}: {self.cpus} CPUs x {self.cpu_ratio:g} = {self.total.vcpus} vCPUs; in all {self.total}"
+        yield f"  kept for servers with GPUs: {self.reserve}"
+        yield f"  the largest flavors in all {self.slots} slots need: {self.needed}"
+        yield f"  for servers without GPUs: {self.others}"
+
+
+def size_of(flavor: Flavor) -> Size:
+    """What a server of a flavor takes from a host. Dedicated CPUs are not taken from the shared ones."""
+    dedicated = flavor.properties.get("hw:cpu_policy") == "dedicated"
+    return Size(0 if dedicated else flavor.vcpus, flavor.ram, flavor.disk + flavor.ephemeral)
+
+
+def host_capacity(site: Site, name: str, facts: HostFacts, encoded: Sequence[EncodedGpu]) -> HostCapacity:
+    """The arithmetic of one host, from its recorded facts and the GPUs that it offers."""
+    host = site.hosts[name]
+    ratio = cpu_ratio(host)
+    cpus = shared_cpus(host, facts) - host.overhead.vcpus
+    total = Size(int(cpus * ratio), facts.memory_mib - host.overhead.ram, facts.disk_gib - host.overhead.disk)
+    slots = _slots(name, encoded)
+    needed = Size()
+    for pool, size in slots:
+        needed += _largest(site, name, pool, size, slots, total)
+    return HostCapacity(name, cpus, ratio, total, _reserve(host.reserve, needed, len(slots)), needed, len(slots))
+
+
+def cpu_ratio(host: Host) -> float:
+    """The ratio to reckon with; without a reserve it may be another one that Placement has."""
+    return host.cpu_allocation_ratio or MIXED_CPU_RATIO
+
+
+def shared_cpus(host: Host, facts: HostFacts) -> int:
+    """CPUs that shared vCPUs run on, as Nova counts them."""
+    if host.cpu_shared_set is not None:
+        return len(parse_cpu_set(host.cpu_shared_set))
+    return 0 if host.cpu_dedicated_set is not None else facts.cpus
+
+
+def parse_cpu_set(text: str) -> frozenset[int]:
+    """``"4-7,^5"`` -> {4, 6, 7}, as Nova reads it. Raises ValueError for a range that runs backwards."""
+    chosen: set[int] = set()
+    without: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.lstrip("^").partition("-")
+        low, high = int(first), int(last or first)
+        if high < low:
+            raise ValueError(f"the range {part!r} runs backwards")
+        (without if part.startswith("^") else chosen).update(range(low, high + 1))
+    return frozenset(chosen - without)
+
+
+def _slots(host: str, encoded: Sequence[EncodedGpu]) -> list[tuple[str, int]]:
+    """Pool and number of GPUs of each slot of a host that servers can be given."""
+    sizes: dict[tuple[str, int | None, str], int] = {}
+    for item in encoded:
+        if item.gpu.host == host and item.offered:
+            lone = item.gpu.address if item.gpu.role is GpuRole.LONE else ""
+            key = (item.gpu.pool, item.gpu.group, lone)
+            sizes[key] = sizes.get(key, 0) + 1
+    return [(pool, size) for (pool, _, _), size in sizes.items()]
+
+
+def _largest(site: Site, host: str, pool: str, size: int, slots: Sequence[tuple[str, int]], total: Size) -> Size:
+    """The most that one slot's share of any flavor is; a flavor over several slots is shared out among them."""
+    of_pool = sum(one == pool for one, _ in slots)
+    most = Size()
+    for flavor in site.flavors.values():
+        count = flavor.gpus.get(pool, 0)
+        if not count or not runs_on(site, flavor, host) or not size_of(flavor).fits(total):
+            continue
+        if flavor.same_group:
+            if count == size:
+                most = most.largest(size_of(flavor))
+        elif count <= of_pool:
+            most = most.largest(size_of(flavor).divided(count))
+    return most
+
+
+def runs_on(site: Site, flavor: Flavor, host: str) -> bool:
+    """Whether the flavor's aggregates, if it has any, let it run on a host."""
+    known = [site.aggregates[name] for name in flavor.aggregates if name in site.aggregates]
+    return not flavor.aggregates or any(host in aggregate.hosts for aggregate in known)
+
+
+def _reserve(reserve: Reserve | str | None, needed: Size, slots: int) -> Size:
+    if reserve is None:
+        return Size()
+    if not isinstance(reserve, Reserve):
+        return needed
+    return Size(reserve.vcpus, reserve.ram, reserve.disk) * (slots if reserve.per_gpu else 1)
+
+
+def capacities(site: Site, facts: Mapping[str, HostFacts], encoded: Sequence[EncodedGpu]) -> tuple[HostCapacity, ...]:
+    """The arithmetic of every host."""
+    by_host: dict[str, list[EncodedGpu]] = {name: [] for name in facts}
+    for item in encoded:
+        by_host[item.gpu.host].append(item)
+    return tuple(host_capacity(site, name, facts[name], by_host[name]) for name in facts)

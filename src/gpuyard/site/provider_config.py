@@ -1,0 +1,60 @@
+"""Nova's provider.yaml: inventories and traits that a host's nova-compute adds to its own provider in Placement.
+
+Nova reads the file when it starts, and does not start when anything in it is wrong.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import SingleQuotedScalarString
+
+COMPUTE_NODE = "$COMPUTE_NODE"
+"""What Nova takes for the provider of the nova-compute that reads the file."""
+
+
+@dataclass(frozen=True)
+class ProviderConfig:
+    """What is added to one host's provider. Totals are in the unit of their class."""
+
+    host: str
+    inventories: Mapping[str, int] = field(default_factory=dict)
+    """Resource class -> total. A class of 0 is left out: Placement takes no such inventory."""
+    traits: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not any(self.inventories.values()) and not self.traits
+
+
+def render_provider_config(config: ProviderConfig, provider: str = COMPUTE_NODE) -> str:
+    """The file. `provider` names another one than that of whichever nova-compute reads the file."""
+    if config.empty:
+        return ""
+    identification = {"uuid" if provider == COMPUTE_NODE else "name": provider}
+    entry: dict[str, object] = {"identification": identification}
+    additional = [{name: _inventory(total)} for name, total in config.inventories.items() if total]
+    if additional:
+        entry["inventories"] = {"additional": additional}
+    if config.traits:
+        entry["traits"] = {"additional": list(config.traits)}
+    text = io.StringIO()
+    yaml = YAML(typ="rt", pure=True)
+    yaml.default_flow_style = False
+    yaml.dump({"meta": {"schema_version": SingleQuotedScalarString("1.0")}, "providers": [entry]}, text)
+    return text.getvalue()
+
+
+def _inventory(total: int) -> dict[str, object]:
+    # All fields: what is left out here gets Placement's default, and max_unit's is 2**31 - 1.
+    return {
+        "total": total,
+        "reserved": 0,
+        "min_unit": 1,
+        "max_unit": total,
+        "step_size": 1,
+        "allocation_ratio": 1.0,
+    }

@@ -1,0 +1,209 @@
+"""What cannot be in a site, beyond what the schema says: names that point nowhere, and wishes that no host can meet."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from gpuyard.model.gpu import GpuRole
+from gpuyard.model.host import HostFacts, Inventory
+from gpuyard.site.capacity import parse_cpu_set, runs_on
+from gpuyard.site.encoding import EncodedGpu
+from gpuyard.site.nova import alias
+from gpuyard.site.objects import set_sizes
+from gpuyard.site.problems import Place, Problem
+from gpuyard.site.release import RELEASES
+from gpuyard.site.schema import Flavor, Site
+
+
+def site_problems(site: Site, inventories: Mapping[str, Inventory], encoded: Sequence[EncodedGpu]) -> list[Problem]:
+    """Everything that is wrong; `encoded` are the GPUs of all hosts."""
+    problems = [*_unknown_names(site), *_cpus(site, inventories), *_pools(site), *_stages(site)]
+    facts = {host: inventory.facts for host, inventory in inventories.items()}
+    room = _Room(encoded)
+    for name, flavor in site.flavors.items():
+        if flavor.gpus.keys() <= site.pools.keys() and set(flavor.aggregates) <= site.aggregates.keys():
+            problems += _unrunnable(site, name, flavor, facts, room)
+    return problems
+
+
+def _unknown_names(site: Site) -> Iterable[Problem]:
+    for name, pool in site.pools.items():
+        yield from _unknown(("pools", name, "hosts"), pool.hosts or (), "host", site.hosts)
+        yield from _misspelled(site, ("pools", name, "projects"), pool.projects or ())
+    for name, aggregate in site.aggregates.items():
+        yield from _unknown(("aggregates", name, "hosts"), aggregate.hosts, "host", site.hosts)
+    for name, flavor in site.flavors.items():
+        yield from _unknown_pools(site, ("flavors", name, "gpus"), flavor.gpus)
+        yield from _unknown(("flavors", name, "aggregates"), flavor.aggregates, "aggregate", site.aggregates)
+        yield from _misspelled(site, ("flavors", name, "projects"), flavor.projects or ())
+    for name, project in site.projects.items():
+        yield from _unknown_pools(site, ("projects", name, "gpus"), project.gpus)
+
+
+def _unknown(place: Place, names: Iterable[str], kind: str, known: Collection[str]) -> Iterable[Problem]:
+    for index, name in enumerate(names):
+        if name not in known:
+            have = ", ".join(known) or "none"
+            yield Problem((*place, index), f"unknown {kind} {name!r}; the site has {have}")
+
+
+def _unknown_pools(site: Site, place: Place, names: Iterable[str]) -> Iterable[Problem]:
+    for name in names:
+        if name not in site.pools:
+            yield Problem((*place, name), f"unknown pool {name!r}; the site has {', '.join(site.pools)}")
+
+
+def _misspelled(site: Site, place: Place, names: Iterable[str]) -> Iterable[Problem]:
+    """Projects need not be in the site file, but one that is nearly the name of one that is, is a slip."""
+    for index, name in enumerate(names):
+        close = difflib.get_close_matches(name, site.projects, n=1)
+        if close and name not in site.projects:
+            yield Problem((*place, index), f"unknown project {name!r}; did you mean {close[0]!r}?")
+
+
+def _cpus(site: Site, inventories: Mapping[str, Inventory]) -> Iterable[Problem]:
+    for name, host in site.hosts.items():
+        place = ("hosts", name)
+        sets = {}
+        for key, text in (("cpu_shared_set", host.cpu_shared_set), ("cpu_dedicated_set", host.cpu_dedicated_set)):
+            if text is None:
+                continue
+            try:
+                sets[key] = parse_cpu_set(text)
+            except ValueError as error:
+                yield Problem((*place, key), str(error))
+                continue
+            beyond = sorted(cpu for cpu in sets[key] if cpu >= inventories[name].facts.cpus)
+            if beyond:
+                message = f"the host has the CPUs 0-{inventories[name].facts.cpus - 1}, and {beyond[0]} is beyond them"
+                yield Problem((*place, key), message)
+        if len(sets) == 2 and (both := sets["cpu_shared_set"] & sets["cpu_dedicated_set"]):
+            yield Problem((*place, "cpu_dedicated_set"), f"CPU {min(both)} is in cpu_shared_set too; leave it in one")
+        if sets and host.overhead.vcpus:
+            message = "Nova refuses reserved CPUs beside CPU sets; leave the host's own CPUs out of the sets instead"
+            yield Problem((*place, "overhead", "vcpus"), message)
+
+
+def _pools(site: Site) -> Iterable[Problem]:
+    aliases: dict[str, str] = {}
+    for name, pool in site.pools.items():
+        wanted = alias(site, name)
+        if wanted in aliases:
+            message = f"alias {wanted!r} is pool {aliases[wanted]!r}'s too; give one of them another 'alias'"
+            yield Problem(("pools", name), message)
+        aliases[wanted] = name
+        if pool.one_time_use:
+            if not RELEASES[site.release].one_time_use:
+                message = f"Nova knows one_time_use from 2025.2 on, and the site's release is {site.release}"
+                yield Problem(("pools", name, "one_time_use"), message)
+            elif site.pci_in_placement == "off":
+                message = "needs 'pci_in_placement: report' or 'on': Nova does not start without"
+                yield Problem(("pools", name, "one_time_use"), message)
+
+
+def _stages(site: Site) -> Iterable[Problem]:
+    """What needs PCI devices in Placement, or quotas of GPUs."""
+    if site.pci_in_placement != "on":
+        for name, flavor in site.flavors.items():
+            if flavor.same_group:
+                message = "needs 'pci_in_placement: on': nothing else keeps the GPUs of a group together"
+                yield Problem(("flavors", name, "same_group"), message)
+        seen: dict[str, str] = {}
+        for name, pool in site.pools.items():
+            for model in pool.models:
+                if model in seen:
+                    message = (
+                        f"{model} is in pool {seen[model]!r} too; without 'pci_in_placement: on' Nova tells GPUs by "
+                        "model only"
+                    )
+                    yield Problem(("pools", name, "models"), message)
+                seen[model] = name
+    if not site.gpu_quotas:
+        for name, project in site.projects.items():
+            if project.gpus:
+                yield Problem(
+                    ("projects", name, "gpus"), "has no effect with 'gpu_quotas: false'; leave one of them out"
+                )
+
+
+class _Room:
+    """How many GPUs one server can get, by pool and host."""
+
+    def __init__(self, encoded: Sequence[EncodedGpu]) -> None:
+        self.sets = set_sizes(item for item in encoded if item.offered)
+        self._alone: dict[tuple[str, str], int] = {}
+        self._groups: dict[tuple[str, str], dict[str, int]] = {}
+        for item in encoded:
+            if not item.offered:
+                continue
+            key = (item.gpu.pool, item.gpu.host)
+            if item.gpu.role is not GpuRole.PEER:
+                self._alone[key] = self._alone.get(key, 0) + 1
+            if item.gpu.set_letter:
+                groups = self._groups.setdefault(key, {})
+                groups[item.gpu.set_letter] = groups.get(item.gpu.set_letter, 0) + 1
+
+    def most(self, pool: str, host: str, set_size: int | None) -> int:
+        """Any leaders and lone GPUs, or the GPUs of a set of one size."""
+        if set_size is None:
+            return self._alone.get((pool, host), 0)
+        return set_size if set_size in self._groups.get((pool, host), {}).values() else 0
+
+    def sizes(self, pool: str) -> list[int]:
+        return sorted({size for (one, _), sizes in self.sets.items() if one == pool for size in sizes})
+
+
+def _unrunnable(
+    site: Site, name: str, flavor: Flavor, facts: Mapping[str, HostFacts], room: _Room
+) -> Iterable[Problem]:
+    """A flavor that no host can run even when it is empty, with what the largest host would allow."""
+    if flavor.foreign and not flavor.gpus:
+        return  # may well run on hosts that the site does not know
+    place = ("flavors", name)
+    hosts = {host: one for host, one in facts.items() if runs_on(site, flavor, host)}
+    if not hosts:
+        return  # its aggregates name hosts that do not exist, which has been said
+    for pool, count in flavor.gpus.items():
+        most = {host: room.most(pool, host, count if flavor.same_group else None) for host in hosts}
+        hosts = {host: one for host, one in hosts.items() if most[host] >= count}
+        if not hosts:
+            yield Problem((*place, "gpus", pool), _too_many_gpus(pool, count, flavor, most, room))
+            return
+    yield from _too_large(site, place, flavor, hosts)
+
+
+def _too_large(site: Site, place: Place, flavor: Flavor, hosts: Mapping[str, HostFacts]) -> Iterable[Problem]:
+    memory = {host: one.memory_mib - site.hosts[host].overhead.ram for host, one in hosts.items()}
+    needs = (
+        ("vcpus", flavor.vcpus, "", max(one.cpus for one in hosts.values())),
+        ("ram", flavor.ram, " MiB", max(memory.values())),
+        ("disk", flavor.disk + flavor.ephemeral, " GiB", max(one.disk_gib for one in hosts.values())),
+    )
+    short = False
+    for key, wanted, unit, most in needs:
+        if wanted > most:
+            short = True
+            message = f"{wanted}{unit} is more than any host that could run it has; write {most}{unit} or less"
+            yield Problem((*place, key), message)
+    fits = (
+        flavor.vcpus <= one.cpus and flavor.ram <= memory[host] and flavor.disk + flavor.ephemeral <= one.disk_gib
+        for host, one in hosts.items()
+    )
+    if not short and not any(fits):
+        yield Problem(place, "no single host has its vCPUs, RAM and disk together; write less of one of them")
+
+
+def _too_many_gpus(pool: str, count: int, flavor: Flavor, most: Mapping[str, int], room: _Room) -> str:
+    where = "no host of its aggregates" if flavor.aggregates else "no host"
+    if flavor.same_group:
+        sizes = room.sizes(pool)
+        have = f"groups of {', '.join(map(str, sizes))}" if sizes else "no IOMMU group with more than one usable GPU"
+        return f"{where} has an IOMMU group of {count} GPUs of pool {pool!r}; its hosts have {have}"
+    best = max(most, key=lambda host: most[host], default=None)
+    if best is None or not most[best]:
+        return f"{where} has a usable GPU of pool {pool!r}; see 'gpuyard host scan --from RECORDING'"
+    return (
+        f"{where} can give {count} GPUs of pool {pool!r} to one server: the most is {most[best]} (on {best}, "
+        f"one from each IOMMU group); write {most[best]} or fewer, or 'same_group: true' for the GPUs of a shared group"
+    )
