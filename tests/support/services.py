@@ -18,7 +18,9 @@ with warnings.catch_warnings():
     import nova.conf
     import placement.conf
     from nova import objects
+    from nova.compute.provider_config import get_provider_configs
     from nova.pci import request, whitelist
+    from nova.virt.hardware import parse_cpu_spec as cpu_set
     from oslo_config import cfg
     from oslo_messaging import opts as messaging
 
@@ -27,7 +29,15 @@ with warnings.catch_warnings():
 for group, options in messaging.list_opts():  # the services register these when they begin to listen
     nova.conf.CONF.register_opts(options, group)
 
-__all__ = ["nova_configuration", "objects", "placement_configuration", "request", "whitelist"]
+__all__ = [
+    "cpu_set",
+    "get_provider_configs",
+    "nova_configuration",
+    "objects",
+    "placement_configuration",
+    "request",
+    "whitelist",
+]
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gpuyard.model.plan import Plan, Step, Verb
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import FlavorObject, LimitObject, SeenFlavor, SeenLimit, SeenObjects
-from gpuyard.site.plan import flavor_id, limit_name, plan_site
+from gpuyard.site.plan import flavor_id, plan_site
+from gpuyard.site.plan_limits import limit_name
 from tests.support.sites import flavor, site
 
 MARK = "made by gpuyard for site test"

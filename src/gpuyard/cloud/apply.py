@@ -10,7 +10,8 @@ from gpuyard.cloud.objects import compute_service, read_objects
 from gpuyard.model.plan import Plan, Step, Verb
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import SeenObjects
-from gpuyard.site.plan import flavor_id, limit_name, plan_site
+from gpuyard.site.plan import flavor_id, plan_site
+from gpuyard.site.plan_limits import limit_name
 from gpuyard.site.step_values import ACCESS, HOST, PROPERTY, part
 
 NOT_FOUND = 404

@@ -18,7 +18,7 @@ from gpuyard.lab.files import write_json
 from gpuyard.lab.http import answers
 from gpuyard.lab.identity import ensure_projects, log_in
 from gpuyard.lab.ports import require_free_port
-from gpuyard.lab.readiness import wait_for
+from gpuyard.lab.readiness import ensure_image, wait_for
 from gpuyard.lab.settings import Lab, LabSettings, remembered
 from gpuyard.lab.status import DOWN, SILENT, UP, ServiceStatus, memory_mib
 from gpuyard.model.errors import BlockedError
@@ -30,13 +30,16 @@ DEFAULT_PORT = 8080
 
 
 def apply_site(lab: Lab, loaded: LoadedSite) -> int:
-    """Make the lab's flavors and limits those of its site, after making the projects that it names; returns how many
-    steps that took. Raises BlockedError when the site cannot be applied."""
+    """Make the lab's flavors and limits those of its site, after making the projects and images that it names; returns
+    how many steps that took. Raises BlockedError when the site cannot be applied."""
     site = loaded.site
     private = [pool.projects for pool in site.pools.values()]
     private += [flavor.projects for flavor in site.flavors.values() if not flavor.foreign]
     named = {*site.projects, *(project for projects in private for project in projects or ())}
-    ensure_projects(lab, log_in(lab), sorted(named))
+    token = log_in(lab)
+    ensure_projects(lab, token, sorted(named))
+    for name in site.images:
+        ensure_image(lab, token, name)
     api = connect(ADMIN_CLOUD, lab.clouds_file)
     seen = read_objects(api, loaded.compiled)
     plan = plan_site(loaded.compiled, seen)

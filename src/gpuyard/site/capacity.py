@@ -90,7 +90,7 @@ class HostCapacity:
         """The arithmetic for people."""
         yield f"{self.host}: {self.cpus} CPUs x {self.cpu_ratio:g} = {self.total.vcpus} vCPUs; in all {self.total}"
         yield f"  kept for servers with GPUs: {self.reserve}"
-        yield f"  the largest flavors in all {self.slots} slots need: {self.needed}"
+        yield f"  a server of the largest flavor in each slot ({self.slots}) needs: {self.needed}"
         yield f"  for servers without GPUs: {self.others}"
 
 

@@ -63,7 +63,8 @@ class LimitObject:
     value: int
     project: str | None = None
     description: str = ""
-    """The owner's mark, on limits of the site's own classes. Base limits are the cloud's, whoever set them."""
+    """The owner's mark, on limits of the site's own classes and on those of projects. Defaults for servers, CPU and the
+    like are the cloud's, whoever set them."""
 
 
 @dataclass(frozen=True)
@@ -180,11 +181,11 @@ def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject
     A GPU class that has no registered limit is unlimited for everybody, so each gets one, of 0.
     """
     wanted = [LimitObject(name, value) for name, value in _base_limits(site.limits)]
+    mark = owner_mark(site.site)
     for project, wish in site.projects.items():
-        wanted += [LimitObject(name, value, project) for name, value in _base_limits(wish)]
+        wanted += [LimitObject(name, value, project, mark) for name, value in _base_limits(wish)]
     if not site.gpu_quotas:
         return wanted
-    mark = owner_mark(site.site)
     by_pool: dict[str, list[EncodedGpu]] = {pool: [] for pool in site.pools}
     for item in encoded:
         by_pool[item.gpu.pool].append(item)

@@ -16,14 +16,14 @@ from typing import Any
 
 from gpuyard.model.plan import Plan, Step, Verb
 from gpuyard.site.compile import CompiledSite
-from gpuyard.site.objects import FlavorObject, LimitObject, SeenFlavor, SeenLimit, SeenObjects, owner_mark
+from gpuyard.site.objects import FlavorObject, SeenFlavor, SeenLimit, SeenObjects, owner_mark
 from gpuyard.site.plan_aggregates import plan_aggregates
 from gpuyard.site.plan_images import plan_images
+from gpuyard.site.plan_limits import plan_limits, unwanted_limits
 from gpuyard.site.step_values import ACCESS, PROPERTY, differences, with_prefix
 
 # Nova cannot change these on a flavor that exists; servers keep the flavor that they were made with.
 FIXED = ("vcpus", "ram", "disk", "ephemeral", "public")
-GPU_CLASS = "class:CUSTOM_GPU_"
 RESOURCES = f"{PROPERTY}resources:"
 TRAIT = f"{PROPERTY}trait:"
 ALIAS = "pci_passthrough:alias"
@@ -34,20 +34,18 @@ def plan_site(compiled: CompiledSite, seen: SeenObjects, prune: bool = False) ->
     mark = owner_mark(compiled.site.site)
     ours = [flavor for flavor in compiled.flavors if not flavor.foreign]
     found = {item.flavor.name: item for item in seen.flavors if item.flavor.description == mark}
-    limits = {(item.limit.project, item.limit.resource): item for item in seen.limits}
     # Limits first: a flavor whose GPUs have no limit yet would be everybody's without bound.
-    parts = [Plan(tuple(step for one in compiled.limits for step in _limit_steps(one, limits)))]
+    parts = [plan_limits(compiled.limits, seen.limits)]
     parts += [_plan_flavor(flavor, found.get(flavor.name), seen) for flavor in ours]
     aggregates = plan_aggregates(compiled, seen, prune)
     parts = [aggregates.opening, *parts, aggregates.closing, plan_images(compiled.images, seen.images)]
-    unwanted = [*_unwanted_limits(compiled.limits, seen.limits, mark), *_unwanted_flavors(ours, found.values())]
+    unwanted = [*unwanted_limits(compiled.limits, seen.limits, mark), *_unwanted_flavors(ours, found.values())]
     notes: list[str] = [*compiled.notes, *_foreign_differences(compiled.flavors, seen), *_unreported(compiled, seen)]
     if not prune:
         notes += [f"{step.kind} {step.name} is no longer wanted; --prune deletes it" for step in unwanted]
     refusals = (
         *_missing_projects(compiled, seen),
         *_foreign_flavors(ours, seen.flavors, mark),
-        *_foreign_limits(compiled.limits, seen.limits),
         *_no_server_limit(compiled, seen.limits),
     )
     return _joined([*parts, Plan(tuple(unwanted if prune else ()), refusals, tuple(notes))])
@@ -116,19 +114,6 @@ def _unreported(compiled: CompiledSite, seen: SeenObjects) -> Iterable[str]:
         )
 
 
-def _foreign_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit]) -> Iterable[str]:
-    found = {limit_name(item.limit): item for item in seen}
-    for limit in wanted:
-        item = found.get(limit_name(limit))
-        if limit.description and item is not None and item.limit.description != limit.description:
-            kind, name = limit_name(limit)
-            command = "registered limit" if limit.project is None else "limit"
-            yield (
-                f"{kind} {name} exists already and is not of this site ({item.limit.description or 'somebody else'}): "
-                f"delete it, or hand it over: openstack {command} set --description '{limit.description}' {item.id}"
-            )
-
-
 def _no_server_limit(compiled: CompiledSite, seen: Sequence[SeenLimit]) -> Iterable[str]:
     known = {(limit.resource, limit.project) for limit in [*compiled.limits, *(item.limit for item in seen)]}
     if compiled.site.gpu_quotas and ("servers", None) not in known:
@@ -179,41 +164,9 @@ def asked(flat: Mapping[str, Any]) -> frozenset[str]:
     )
 
 
-def _limit_steps(wanted: LimitObject, limits: Mapping[tuple[str | None, str], SeenLimit]) -> Iterable[Step]:
-    found = limits.get((wanted.project, wanted.resource))
-    kind, name = limit_name(wanted)
-    after: dict[str, Any] = {"limit": wanted.value}
-    if wanted.description:
-        after["description"] = wanted.description
-    if found is None:
-        reason = "every project's default" if wanted.project is None else "what this project may use"
-        if wanted.project is None and wanted.resource.startswith(GPU_CLASS):
-            reason = "a class without a limit is unlimited for everybody"
-        yield Step(Verb.CREATE, kind, name, reason, {}, after)
-    elif found.limit.value != wanted.value:
-        before = {**after, "limit": found.limit.value}
-        yield Step(Verb.UPDATE, kind, name, "differs from the site file", before, after)
-
-
-def limit_name(limit: LimitObject) -> tuple[str, str]:
-    """Kind and name of a limit in a step."""
-    if limit.project is None:
-        return "registered limit", limit.resource
-    return "project limit", f"{limit.project} {limit.resource}"
-
-
 def _unwanted_flavors(wanted: Sequence[FlavorObject], ours: Iterable[SeenFlavor]) -> Iterable[Step]:
     names = {flavor.name for flavor in wanted}
     for item in ours:
         if item.flavor.name not in names:
             before = describe_flavor(item.flavor)
             yield Step(Verb.DELETE, "flavor", item.flavor.name, "no longer in the site file", before, {})
-
-
-def _unwanted_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit], mark: str) -> Iterable[Step]:
-    """Ours that the site file does not name. Projects' own first: Keystone keeps a registered limit that others
-    depend on."""
-    names = {limit_name(limit) for limit in wanted}
-    unwanted = [i.limit for i in seen if i.limit.description == mark and limit_name(i.limit) not in names]
-    for limit in sorted(unwanted, key=lambda limit: (limit.project is None, limit_name(limit))):
-        yield Step(Verb.DELETE, *limit_name(limit), "no longer in the site file", {"limit": limit.value}, {})

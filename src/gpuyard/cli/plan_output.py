@@ -1,0 +1,18 @@
+"""Plans as text, as the commands print them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpuyard.model.plan import Plan, Verb
+
+SIGNS = {Verb.CREATE: "+", Verb.UPDATE: "~", Verb.REPLACE: "-/+", Verb.DELETE: "-"}
+
+
+def plan_lines(plan: Plan) -> Iterable[str]:
+    """Steps with what they change, then what waits, then notes."""
+    for step in plan.steps:
+        yield f"{SIGNS[step.verb]} {step.kind} {step.name}  ({step.reason})"
+        yield from (f"      {change}" for change in step.changes)
+    yield from (f"waits: {text}" for text in plan.waits)
+    yield from (f"note: {note}" for note in plan.notes)

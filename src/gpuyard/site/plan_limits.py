@@ -1,0 +1,92 @@
+"""Plans limits in Keystone: registered ones, the default of every project, and projects' own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gpuyard.model.plan import Plan, Step, Verb
+from gpuyard.site.objects import LimitObject, SeenLimit
+
+CLASS = "class:CUSTOM_"
+
+Key = tuple[str | None, str]
+"""Project (None for a registered limit) and resource."""
+
+
+def plan_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit]) -> Plan:
+    """Steps for the limits that the site states; one on a class of ours that somebody else made refuses the plan."""
+    found = {(item.limit.project, item.limit.resource): item for item in seen}
+    own = {(limit.project, limit.resource) for limit in wanted}
+    steps: list[Step] = []
+    refusals = list(_foreign(wanted, found))
+    for limit in wanted:
+        step = _step(limit, found.get((limit.project, limit.resource)))
+        if step is None:
+            continue
+        if limit.project is None and step.verb is Verb.UPDATE:
+            depends = [item for item in seen if item.limit.project and item.limit.resource == limit.resource]
+            refusals += [_in_the_way(item) for item in depends if (item.limit.project, limit.resource) not in own]
+            for item in depends:
+                steps.append(_delete(item.limit, "Keystone changes a default only while no project's limit is on it"))
+                found.pop((item.limit.project, limit.resource))
+        steps.append(step)
+    return Plan(tuple(steps), tuple(refusals))
+
+
+def unwanted_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit], mark: str) -> Iterable[Step]:
+    """Deletions of those of ours that the site file does not name. Projects' own first: Keystone keeps a registered
+    limit that others depend on."""
+    names = {limit_name(limit) for limit in wanted}
+    unwanted = [i.limit for i in seen if i.limit.description == mark and limit_name(i.limit) not in names]
+    for limit in sorted(unwanted, key=lambda limit: (limit.project is None, limit_name(limit))):
+        yield _delete(limit, "no longer in the site file")
+
+
+def limit_name(limit: LimitObject) -> tuple[str, str]:
+    """Kind and name of a limit in a step."""
+    if limit.project is None:
+        return "registered limit", limit.resource
+    return "project limit", f"{limit.project} {limit.resource}"
+
+
+def _step(wanted: LimitObject, found: SeenLimit | None) -> Step | None:
+    kind, name = limit_name(wanted)
+    after: dict[str, Any] = {"limit": wanted.value}
+    if wanted.description:
+        after["description"] = wanted.description
+    if found is None:
+        reason = "every project's default" if wanted.project is None else "what this project may use"
+        if wanted.project is None and wanted.resource.startswith(CLASS):
+            reason = "a class without a limit is unlimited for everybody"
+        return Step(Verb.CREATE, kind, name, reason, {}, after)
+    if found.limit.value != wanted.value:
+        before = {**after, "limit": found.limit.value}
+        return Step(Verb.UPDATE, kind, name, "differs from the site file", before, after)
+    return None
+
+
+def _delete(limit: LimitObject, reason: str) -> Step:
+    return Step(Verb.DELETE, *limit_name(limit), reason, {"limit": limit.value}, {})
+
+
+def _foreign(wanted: Iterable[LimitObject], found: Mapping[Key, SeenLimit]) -> Iterable[str]:
+    """Limits on classes of ours are ours; on servers, CPU and the like they are the cloud's, whoever made them."""
+    for limit in wanted:
+        item = found.get((limit.project, limit.resource))
+        if limit.resource.startswith(CLASS) and item is not None and item.limit.description != limit.description:
+            kind, name = limit_name(limit)
+            command = "registered limit" if limit.project is None else "limit"
+            yield (
+                f"{kind} {name} exists already and is not of this site ({item.limit.description or 'somebody else'}): "
+                f"delete it, or hand it over: openstack {command} set --description '{limit.description}' {item.id}"
+            )
+
+
+def _in_the_way(item: SeenLimit) -> str:
+    limit = item.limit
+    return (
+        f"the registered limit on {limit.resource} cannot be changed while project {limit.project} has a limit of its "
+        f"own ({limit.value}) that the site file does not state: add it under 'projects', or delete it: "
+        f"openstack limit delete {item.id}"
+    )

@@ -1,0 +1,245 @@
+"""Plans for aggregates, images and what waits for hosts: nothing is closed before it can be opened again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuyard.model.plan import Plan, Step, Verb
+from gpuyard.site.compile import CompiledSite
+from gpuyard.site.objects import (
+    AggregateObject,
+    FlavorObject,
+    ImageObject,
+    LimitObject,
+    SeenAggregate,
+    SeenFlavor,
+    SeenImage,
+    SeenLimit,
+    SeenObjects,
+)
+from gpuyard.site.plan import asked, plan_site
+from gpuyard.site.step_values import ACCESS, HOST, PROPERTY, part
+from tests.support.sites import flavor, site
+
+TRAIT = "CUSTOM_SITE_TEST"
+MARK = "made by gpuyard for site test"
+
+
+def compiled(folder: Path, **more: Any) -> CompiledSite:
+    document = {"flavors": {"small": flavor(gpus={"v100": 1}), "cpu": flavor()}, **more}
+    return site(folder, document).compiled
+
+
+def everything_reported(wanted: CompiledSite) -> dict[str, frozenset[str]]:
+    reported: dict[str, frozenset[str]] = {}
+    for config in wanted.provider_configs:
+        for name in (*config.inventories, *config.traits):
+            reported[name] = reported.get(name, frozenset()) | {config.host}
+    return reported
+
+
+def seen(wanted: CompiledSite | None = None, **more: Any) -> SeenObjects:
+    """A cloud that is as wanted, or empty."""
+    servers = SeenLimit("s", LimitObject("servers", 100))
+    base = SeenObjects((), (servers,), {"demo": "1"}, hosts=frozenset({"gpu-server"}))
+    if wanted:
+        base = replace(
+            base,
+            flavors=tuple(SeenFlavor(one.name, one) for one in wanted.flavors),
+            limits=(servers, *(SeenLimit(str(one), one) for one in wanted.limits)),
+            aggregates=tuple(SeenAggregate(one.name, one) for one in wanted.aggregates),
+            images=tuple(SeenImage(one.name, one) for one in wanted.images),
+            reported=everything_reported(wanted),
+        )
+    return replace(base, **more)
+
+
+def names(plan: Plan) -> list[str]:
+    return [str(step) for step in plan.steps]
+
+
+def test_a_cloud_becomes_exclusive_only_after_its_hosts_have_reported(tmp_path: Path) -> None:
+    plain, exclusive = compiled(tmp_path), compiled(tmp_path, exclusive=True)
+    plan = plan_site(exclusive, seen(plain))
+    assert plan.steps == ()
+    assert [text.partition(":")[0] for text in plan.waits] == [
+        "flavor small",
+        "flavor cpu",
+        "aggregate gpuyard-test",
+    ]
+    assert "gpu-server: CUSTOM_SITE_TEST not reported to Placement; deploy the rendered provider.yaml" in plan.notes[0]
+    plan = plan_site(exclusive, seen(plain, reported=everything_reported(exclusive)))
+    assert names(plan) == ["update flavor small", "update flavor cpu", "create aggregate gpuyard-test"]
+    assert plan.waits == ()
+
+
+def test_and_is_opened_before_its_flavors_stop_asking(tmp_path: Path) -> None:
+    plain, exclusive = compiled(tmp_path), compiled(tmp_path, exclusive=True)
+    plan = plan_site(plain, seen(exclusive))
+    assert names(plan) == ["update aggregate gpuyard-test", "update flavor small", "update flavor cpu"]
+    assert plan.steps[0].changes == (f"property trait:{TRAIT}: required -> (none)",)
+    assert plan.notes == ("aggregate gpuyard-test is no longer wanted; --prune deletes it",)
+    assert names(plan_site(plain, seen(exclusive), prune=True))[0] == "delete aggregate gpuyard-test"
+
+
+def test_a_flavor_that_a_killed_apply_left_without_its_alias_does_not_wait(tmp_path: Path) -> None:
+    wanted = compiled(tmp_path)
+    bare = replace(wanted.flavors[0], extra_specs={})
+    half = seen(wanted, flavors=(SeenFlavor("small", bare), SeenFlavor("cpu", wanted.flavors[1])), reported={})
+    assert names(plan_site(wanted, half)) == ["update flavor small"]
+
+
+def test_aggregates_of_others_and_unfinished_ones(tmp_path: Path) -> None:
+    wanted = compiled(tmp_path, aggregates={"big": {"hosts": ["gpu-server"]}})
+    foreign = SeenAggregate("7", AggregateObject("big", frozenset({"other"}), None, {"ssd": "true"}))
+    (refusal,) = plan_site(wanted, seen(wanted, aggregates=(foreign,))).refusals
+    assert "aggregate big (id 7) exists already and is not of this site" in refusal
+    assert "openstack aggregate set --property gpuyard_site=test 7" in refusal
+    unfinished = SeenAggregate("7", AggregateObject("big"))
+    assert names(plan_site(wanted, seen(wanted, aggregates=(unfinished,)))) == ["update aggregate big"]
+
+
+def test_a_host_without_nova_compute_joins_later(tmp_path: Path) -> None:
+    wanted = compiled(tmp_path, aggregates={"big": {"hosts": ["gpu-server"]}})
+    plan = plan_site(wanted, seen(hosts=frozenset()))
+    assert part(next(step for step in plan.steps if step.kind == "aggregate").after, HOST) == {}
+    assert any("gpu-server has no nova-compute service yet" in note for note in plan.notes)
+
+
+def test_a_host_is_in_one_availability_zone(tmp_path: Path) -> None:
+    zoned = compiled(tmp_path, aggregates={"big": {"hosts": ["gpu-server"], "availability_zone": "gpu"}})
+    other = SeenAggregate("7", AggregateObject("racks", frozenset({"gpu-server"}), "rack-1"))
+    (refusal,) = plan_site(zoned, seen(zoned, aggregates=(other,))).refusals
+    assert refusal.startswith("host gpu-server is in availability zone rack-1 (aggregate racks)")
+    assert refusal.endswith("it cannot be in gpu (aggregate big) as well")
+
+
+def test_images(tmp_path: Path) -> None:
+    wanted = compiled(tmp_path, images={"cuda": {"big_bars": True, "properties": {"hw_video_model": "none"}}})
+    properties = {"hw_machine_type": "q35", "hw_firmware_type": "uefi", "hw_video_model": "none"}
+    assert plan_site(wanted, seen(wanted)).steps == ()
+    old = SeenImage("1", ImageObject("cuda", {"hw_machine_type": "pc"}))
+    (step,) = plan_site(wanted, seen(wanted, images=(old,))).steps
+    assert (part(step.before, PROPERTY), part(step.after, PROPERTY)) == ({"hw_machine_type": "pc"}, properties)
+    assert "image cuda does not exist" in plan_site(wanted, seen(wanted, images=())).refusals[0]
+    assert "image cuda exists 2 times (1, 1)" in plan_site(wanted, seen(wanted, images=(old, old))).refusals[0]
+
+
+def test_foreign_flavors_are_compared_and_never_touched(tmp_path: Path) -> None:
+    theirs = flavor(gpus={"v100": 1}, foreign=True, properties={"x": "1"})
+    wanted = compiled(tmp_path, flavors={"theirs": theirs}, gpu_quotas=False)
+    (one,) = wanted.flavors
+    assert one.extra_specs == {"x": "1", "pci_passthrough:alias": "v100:1"}
+    here = replace(one, description="by hand", foreign=False)
+    assert plan_site(wanted, seen(wanted, flavors=(SeenFlavor("4711", here),))) == Plan()
+    other = replace(here, ram=1)
+    plan = plan_site(wanted, seen(wanted, flavors=(SeenFlavor("4711", other),)), prune=True)
+    assert (plan.steps, plan.refusals) == ((), ())
+    assert plan.notes == ("flavor theirs is foreign and is not as the site file says: ram: 1 -> 8192",)
+    assert plan_site(wanted, seen(wanted, flavors=())).notes == (
+        "flavor theirs is foreign, and the cloud does not have it",
+    )
+
+
+def test_a_default_is_changed_although_projects_have_their_own(tmp_path: Path) -> None:
+    """Keystone refuses it, so they are taken away and made again; those of others refuse the plan."""
+    projects = {"demo": {"servers": 5}}
+    wanted = compiled(tmp_path, limits={"servers": 50}, projects=projects)
+    registered = SeenLimit("r", LimitObject("servers", 100))
+    own = SeenLimit("o", LimitObject("servers", 5, "demo", MARK))
+    limits = [SeenLimit(str(one), one) for one in wanted.limits if one.resource != "servers"]
+    plan = plan_site(wanted, replace(seen(wanted), limits=(registered, own, *limits)))
+    assert names(plan) == [
+        "delete project limit demo servers",
+        "update registered limit servers",
+        "create project limit demo servers",
+    ]
+    foreign = SeenLimit("f", LimitObject("servers", 7, "physics"))
+    (refusal,) = plan_site(wanted, replace(seen(wanted), limits=(registered, own, foreign, *limits))).refusals
+    assert "while project physics has a limit of its own (7) that the site file does not state" in refusal
+
+
+class Cloud:
+    """Carries steps out in memory, and checks after each one that the site's servers could still start."""
+
+    def __init__(self, start: SeenObjects) -> None:
+        self.flavors = {item.flavor.name: item.flavor for item in start.flavors}
+        self.aggregates = {item.aggregate.name: item.aggregate for item in start.aggregates}
+        self.reported = start.reported
+
+    def startable(self, flavor: FlavorObject) -> bool:
+        needs = asked({PROPERTY + key: value for key, value in flavor.extra_specs.items()})
+        if any("gpu-server" not in self.reported.get(name, ()) for name in needs):
+            return False
+        closed = {
+            key.removeprefix("trait:")
+            for one in self.aggregates.values()
+            for key in one.metadata
+            if "gpu-server" in one.hosts and key.startswith("trait:")
+        }
+        return closed <= needs
+
+    def apply(self, step: Step) -> None:
+        if step.kind == "aggregate":
+            metadata, hosts = part(step.after, PROPERTY), frozenset(part(step.after, HOST))
+            self.aggregates[step.name] = AggregateObject(step.name, hosts, None, metadata)
+            if step.verb is Verb.DELETE:
+                del self.aggregates[step.name]
+        elif step.kind == "flavor" and step.verb is not Verb.DELETE:
+            made = replace(self.flavors[step.name], extra_specs=part(step.after, PROPERTY))
+            self.flavors[step.name] = replace(made, projects=frozenset(part(step.after, ACCESS)))
+
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"exclusive": True},
+    {"gpu_quotas": False},
+    {"hosts": {"gpu-server": {"recording": "gpu-server.json", "reserve": "largest-flavors"}}},
+    {"exclusive": True, "gpu_quotas": False},
+]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    before=st.sampled_from(KINDS), after=st.sampled_from(KINDS),
+    deployed=st.sampled_from(["old", "both", "new"]), prune=st.booleans(),
+)  # fmt: skip
+def test_servers_can_start_at_every_moment_of_an_apply(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], deployed: str, prune: bool
+) -> None:
+    """Unless the deployment has already taken away what the old flavors ask for."""
+    old, new = compiled(tmp_path, **before), compiled(tmp_path, **after)
+    reported = {
+        "old": everything_reported(old),
+        "both": {**everything_reported(old), **everything_reported(new)},
+        "new": everything_reported(new),
+    }[deployed]
+    start = seen(old, reported=reported)
+    cloud = Cloud(start)
+    started = {one.name: cloud.startable(one) for one in cloud.flavors.values()}
+    for step in plan_site(new, start, prune).steps:
+        cloud.apply(step)
+        now = {one.name: cloud.startable(one) for one in cloud.flavors.values()}
+        if deployed != "new":
+            assert all(now[name] for name, before_it in started.items() if before_it), str(step)
+    if deployed != "old":
+        assert all(cloud.startable(one) for one in cloud.flavors.values())
+
+
+@pytest.mark.parametrize("stage", ["off", "report"])
+def test_without_placement_one_gpu_of_a_group_is_offered(tmp_path: Path, stage: str) -> None:
+    wanted = compiled(tmp_path, pci_in_placement=stage)
+    offered = {gpu.address for gpu in wanted.gpus if not gpu.blocked}
+    assert offered == {"0000:27:00.0", "0000:44:00.0", "0000:a3:00.0", "0000:c3:00.0"}
+    assert "only 'pci_in_placement: on' keeps a group together" in next(g.blocked for g in wanted.gpus if g.blocked)
+    specs = wanted.options_of("nova-compute", "gpu-server").values("pci", "device_spec")
+    assert ("resource_class" in specs[0]) == (stage == "report")
+    assert not wanted.options_of("nova").values("filter_scheduler", "pci_in_placement")
+    (alias,) = wanted.options_of("nova").values("pci", "alias")
+    assert alias == '{"name": "v100", "vendor_id": "10de", "product_id": "1db4", "device_type": "type-PCI"}'
