@@ -7,6 +7,7 @@ which has the makers of GPUs only. No lspci is needed, and no list at all: ids a
 from __future__ import annotations
 
 import pkgutil
+from functools import lru_cache
 from typing import Dict, Iterable, Mapping, Optional, Tuple
 
 SYSTEM_LISTS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids", "/var/lib/pciutils/pci.ids")
@@ -17,38 +18,43 @@ class PciIds:
 
     def __init__(self, lists: Iterable[bytes], known: Optional[Mapping[str, str]] = None) -> None:
         """`known` (``10de`` or ``10de:1db4`` -> name) goes before the lists: the names a recording was made with."""
-        self._lists = tuple(b"\n" + text for text in lists)
+        self._lists = tuple(text if text.startswith(b"\n") else b"\n" + text for text in lists)
         self._names: Dict[str, Optional[str]] = dict(known or {})
 
     @classmethod
     def of_this_machine(cls, known: Optional[Mapping[str, str]] = None) -> PciIds:
-        return cls(list(_system_lists()), known)
+        return cls(_system_lists(), known)
 
     def vendor(self, vendor_id: str) -> Optional[str]:
         if vendor_id not in self._names:
-            self._names[vendor_id] = self._find(vendor_id)[0]
+            self._names[vendor_id] = _find(self._lists, vendor_id)[0]
         return self._names[vendor_id]
 
     def product(self, vendor_id: str, product_id: str) -> Optional[str]:
         key = f"{vendor_id}:{product_id}"
         if key not in self._names:
-            self._names[key] = self._find(vendor_id, product_id)[1]
+            self._names[key] = _find(self._lists, vendor_id, product_id)[1]
         return self._names[key]
 
-    def _find(self, vendor_id: str, product_id: Optional[str] = None) -> Tuple[Optional[str], Optional[str]]:
-        vendor_name: Optional[str] = None
-        for text in self._lists:
-            start = text.find(b"\n" + vendor_id.encode() + b"  ")
-            if start < 0:
-                continue
-            vendor_name = vendor_name or _rest_of_line(text, start + 7)
-            if product_id is None:
-                break
-            end = _section_end(text, start + 1)
-            line = text.find(b"\n\t" + product_id.encode() + b"  ", start, end)
-            if line >= 0:
-                return vendor_name, _rest_of_line(text, line + 8)
-        return vendor_name, None
+
+@lru_cache(maxsize=4096)  # a site of a thousand hosts asks for the same few ids, each host anew
+def _find(
+    lists: Tuple[bytes, ...], vendor_id: str, product_id: Optional[str] = None
+) -> Tuple[Optional[str], Optional[str]]:
+    """Names of vendor and product from the first list that has them."""
+    vendor_name: Optional[str] = None
+    for text in lists:
+        start = text.find(b"\n" + vendor_id.encode() + b"  ")
+        if start < 0:
+            continue
+        vendor_name = vendor_name or _rest_of_line(text, start + 7)
+        if product_id is None:
+            break
+        end = _section_end(text, start + 1)
+        line = text.find(b"\n\t" + product_id.encode() + b"  ", start, end)
+        if line >= 0:
+            return vendor_name, _rest_of_line(text, line + 8)
+    return vendor_name, None
 
 
 def _rest_of_line(text: bytes, start: int) -> str:
@@ -66,12 +72,15 @@ def _section_end(text: bytes, start: int) -> int:
     return len(text)
 
 
-def _system_lists() -> Iterable[bytes]:
+@lru_cache(maxsize=1)
+def _system_lists() -> Tuple[bytes, ...]:
+    """The machine's list, if it has one, and ours."""
+    lists = [pkgutil.get_data("gpuyard.host", "pci.ids") or b""]
     for path in SYSTEM_LISTS:
         try:
             with open(path, "rb") as file:
-                yield file.read()
+                lists.insert(0, file.read())
             break
         except OSError:
             continue
-    yield pkgutil.get_data("gpuyard.host", "pci.ids") or b""
+    return tuple(b"\n" + text for text in lists)

@@ -83,7 +83,19 @@ class RecordedTree:
         self._resolved: Dict[str, str] = {}
 
     def _at(self, path: str) -> Node:
-        """The node at a path that has no links in it; None when there is none."""
+        """The node at a path, through the links on the way there; None when there is none."""
+        # Most paths have no link in them, and a site reads hundreds of thousands.
+        node: Node = self.nodes
+        for part in path.split("/"):
+            node = node.get(part) if isinstance(node, dict) else None
+            if node is None:
+                odd = ".." in path or "//" in path or "/./" in path
+                return self._straight(self.resolve(path)) if odd else None
+            if isinstance(node, dict) and LINK in node:
+                return self._straight(self.resolve(path))
+        return node
+
+    def _straight(self, path: str) -> Node:
         node: Node = self.nodes
         for part in path.split("/"):
             if not isinstance(node, dict) or part not in node:
@@ -115,14 +127,15 @@ class RecordedTree:
         return path
 
     def read(self, path: str) -> Optional[str]:
-        node = self._at(self.resolve(path))
+        node = self._at(path)
         return node if isinstance(node, str) else None
 
     def link(self, path: str) -> Optional[str]:
         folder, _, name = path.rpartition("/")
-        node = self._at((self.resolve(folder) + "/" + name) if folder else name)
+        above = self._at(folder) if folder else self.nodes
+        node = above.get(name) if isinstance(above, dict) else None
         return node[LINK] if isinstance(node, dict) and LINK in node else None
 
     def names(self, path: str) -> List[str]:
-        node = self._at(self.resolve(path))
+        node = self._at(path)
         return sorted(node) if isinstance(node, dict) and LINK not in node else []

@@ -100,16 +100,49 @@ def size_of(flavor: Flavor) -> Size:
     return Size(0 if dedicated else flavor.vcpus, flavor.ram, flavor.disk + flavor.ephemeral)
 
 
-def host_capacity(site: Site, name: str, facts: HostFacts, encoded: Sequence[EncodedGpu]) -> HostCapacity:
-    """The arithmetic of one host, from its recorded facts and the GPUs that it offers."""
+class _Shares:
+    """What one slot's share of the flavors of its pool can be at most. Hosts that are alike are reckoned once."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._flavors = {
+            pool: [(f, size_of(f)) for f in site.flavors.values() if pool in f.gpus] for pool in site.pools
+        }
+        self._known: dict[tuple[object, ...], Size] = {}
+
+    def most(self, host: str, pool: str, size: int, slots_of_pool: int, total: Size) -> Size:
+        """Of any flavor that runs on the host; one over several slots is shared out among them."""
+        aggregates = frozenset(name for name, one in self._site.aggregates.items() if host in one.hosts)
+        key = (aggregates, pool, size, slots_of_pool, total)
+        if key not in self._known:
+            self._known[key] = self._most(host, pool, size, slots_of_pool, total)
+        return self._known[key]
+
+    def _most(self, host: str, pool: str, size: int, slots_of_pool: int, total: Size) -> Size:
+        most = Size()
+        for flavor, whole in self._flavors[pool]:
+            count = flavor.gpus[pool]
+            if not runs_on(self._site, flavor, host) or not whole.fits(total):
+                continue
+            if flavor.same_group:
+                if count == size:
+                    most = most.largest(whole)
+            elif count <= slots_of_pool:
+                most = most.largest(whole.divided(count))
+        return most
+
+
+def host_capacity(
+    site: Site, name: str, facts: HostFacts, slots: Sequence[tuple[str, int]], shares: _Shares
+) -> HostCapacity:
+    """The arithmetic of one host, from its recorded facts and the pools and sizes of its slots."""
     host = site.hosts[name]
     ratio = cpu_ratio(host)
     cpus = shared_cpus(host, facts) - host.overhead.vcpus
     total = Size(int(cpus * ratio), facts.memory_mib - host.overhead.ram, facts.disk_gib - host.overhead.disk)
-    slots = _slots(name, encoded)
     needed = Size()
     for pool, size in slots:
-        needed += _largest(site, name, pool, size, slots, total)
+        needed += shares.most(name, pool, size, sum(one == pool for one, _ in slots), total)
     return HostCapacity(name, cpus, ratio, total, _reserve(host.reserve, needed, len(slots)), needed, len(slots))
 
 
@@ -138,31 +171,15 @@ def parse_cpu_set(text: str) -> frozenset[int]:
     return frozenset(chosen - without)
 
 
-def _slots(host: str, encoded: Sequence[EncodedGpu]) -> list[tuple[str, int]]:
+def _slots(encoded: Iterable[EncodedGpu]) -> list[tuple[str, int]]:
     """Pool and number of GPUs of each slot of a host that servers can be given."""
     sizes: dict[tuple[str, int | None, str], int] = {}
     for item in encoded:
-        if item.gpu.host == host and item.offered:
+        if item.offered:
             lone = item.gpu.address if item.gpu.role is GpuRole.LONE else ""
             key = (item.gpu.pool, item.gpu.group, lone)
             sizes[key] = sizes.get(key, 0) + 1
     return [(pool, size) for (pool, _, _), size in sizes.items()]
-
-
-def _largest(site: Site, host: str, pool: str, size: int, slots: Sequence[tuple[str, int]], total: Size) -> Size:
-    """The most that one slot's share of any flavor is; a flavor over several slots is shared out among them."""
-    of_pool = sum(one == pool for one, _ in slots)
-    most = Size()
-    for flavor in site.flavors.values():
-        count = flavor.gpus.get(pool, 0)
-        if not count or not runs_on(site, flavor, host) or not size_of(flavor).fits(total):
-            continue
-        if flavor.same_group:
-            if count == size:
-                most = most.largest(size_of(flavor))
-        elif count <= of_pool:
-            most = most.largest(size_of(flavor).divided(count))
-    return most
 
 
 def runs_on(site: Site, flavor: Flavor, host: str) -> bool:
@@ -184,4 +201,5 @@ def capacities(site: Site, facts: Mapping[str, HostFacts], encoded: Sequence[Enc
     by_host: dict[str, list[EncodedGpu]] = {name: [] for name in facts}
     for item in encoded:
         by_host[item.gpu.host].append(item)
-    return tuple(host_capacity(site, name, facts[name], by_host[name]) for name in facts)
+    shares = _Shares(site)
+    return tuple(host_capacity(site, name, facts[name], _slots(by_host[name]), shares) for name in facts)
