@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from typing import Any, Dict, List, Mapping, Optional, Protocol
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Tuple
 
 from gpuyard.model.errors import UsageError
 
@@ -81,6 +81,15 @@ class RecordedTree:
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self.nodes = nodes
         self._resolved: Dict[str, str] = {}
+        self._last: Tuple[str, Node] = ("", nodes)
+
+    def _entry(self, path: str) -> Node:
+        """What stands at a path itself, also when it is a link; the way there may lead through links."""
+        folder, _, name = path.rpartition("/")
+        if folder != self._last[0]:  # a scan reads a dozen files of one folder, one after the other
+            self._last = (folder, self._at(folder) if folder else self.nodes)
+        above = self._last[1]
+        return above.get(name) if isinstance(above, dict) else None
 
     def _at(self, path: str) -> Node:
         """The node at a path, through the links on the way there; None when there is none."""
@@ -110,7 +119,8 @@ class RecordedTree:
         return known
 
     def _follow(self, path: str) -> str:
-        path = posixpath.normpath(path)
+        if "//" in path or "/." in path:
+            path = posixpath.normpath(path)
         for _ in range(MAX_LINKS):
             node: Node = self.nodes
             parts = path.split("/")
@@ -127,13 +137,13 @@ class RecordedTree:
         return path
 
     def read(self, path: str) -> Optional[str]:
-        node = self._at(path)
+        node = self._entry(path)
+        if isinstance(node, dict) and LINK in node:
+            node = self._at(path)
         return node if isinstance(node, str) else None
 
     def link(self, path: str) -> Optional[str]:
-        folder, _, name = path.rpartition("/")
-        above = self._at(folder) if folder else self.nodes
-        node = above.get(name) if isinstance(above, dict) else None
+        node = self._entry(path)
         return node[LINK] if isinstance(node, dict) and LINK in node else None
 
     def names(self, path: str) -> List[str]:

@@ -31,29 +31,34 @@ class LoadedSite:
 
 def load_site(path: Path) -> LoadedSite:
     """Read, check and compile a site. Raises SiteError with all problems found, UsageError when it cannot be read."""
-    document = _parse(path)
+    text = _read(path)
     try:
-        site = Site.model_validate(_plain(document))
+        site = Site.model_validate(_plain(_parse(path, text)))
     except ValidationError as error:
+        document = _parse(path, text, places=True)
         raise located(str(path), document, of_validation(error, document)) from None
     inventories, problems = _inventories(path, site)
     if problems:  # what else there is to say would follow from the missing hosts
-        raise located(str(path), document, problems)
+        raise located(str(path), _parse(path, text, places=True), problems)
     compiled, problems = compile_site(site, inventories)
     if problems:
-        raise located(str(path), document, problems)
+        raise located(str(path), _parse(path, text, places=True), problems)
     return LoadedSite(path, site, inventories, compiled)
 
 
-def _parse(path: Path) -> Any:
+def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file; name the site file with --site or GPUYARD_SITE") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
+
+
+def _parse(path: Path, text: str, places: bool = False) -> Any:
+    """The document; with `places`, which takes longer, it knows the line of each of its parts."""
     try:
-        document = YAML(typ="rt").load(text)
+        document = YAML(typ="rt").load(text) if places else YAML(typ="safe", pure=True).load(text)
     except DuplicateKeyError as error:
         raise SiteError([f"{path}:{_line(error)}: {error.problem}; keep one of them"]) from None
     except MarkedYAMLError as error:

@@ -19,8 +19,8 @@ from gpuyard.site.schema import Flavor, Site
 def site_problems(site: Site, inventories: Mapping[str, Inventory], encoded: Sequence[EncodedGpu]) -> list[Problem]:
     """Everything that is wrong; `encoded` are the GPUs of all hosts."""
     problems = [*_unknown_names(site), *_cpus(site, inventories), *_pools(site), *_stages(site)]
-    facts = {host: inventory.facts for host, inventory in inventories.items()}
     room = _Room(encoded)
+    facts = _one_of_each_kind(site, {host: inventory.facts for host, inventory in inventories.items()}, room)
     for name, flavor in site.flavors.items():
         if flavor.gpus.keys() <= site.pools.keys() and set(flavor.aggregates) <= site.aggregates.keys():
             problems += _unrunnable(site, name, flavor, facts, room)
@@ -127,6 +127,16 @@ def _stages(site: Site) -> Iterable[Problem]:
                 )
 
 
+def _one_of_each_kind(site: Site, facts: Mapping[str, HostFacts], room: _Room) -> dict[str, HostFacts]:
+    """Hosts that differ in what flavors could need: of a thousand that are alike, the first."""
+    kinds: dict[object, str] = {}
+    for host, one in facts.items():
+        aggregates = tuple(name for name, aggregate in site.aggregates.items() if host in aggregate.hosts)
+        size = (one.cpus, one.memory_mib - site.hosts[host].overhead.ram, one.disk_gib)
+        kinds.setdefault((size, aggregates, *(room.kind(pool, host) for pool in site.pools)), host)
+    return {host: facts[host] for host in kinds.values()}
+
+
 class _Room:
     """How many GPUs one server can get, by pool and host."""
 
@@ -143,6 +153,11 @@ class _Room:
             if item.gpu.set_letter:
                 groups = self._groups.setdefault(key, {})
                 groups[item.gpu.set_letter] = groups.get(item.gpu.set_letter, 0) + 1
+
+    def kind(self, pool: str, host: str) -> tuple[int, tuple[int, ...]]:
+        """What two hosts must have in common to be alike."""
+        groups = self._groups.get((pool, host), {})
+        return self._alone.get((pool, host), 0), tuple(sorted(groups.values()))
 
     def most(self, pool: str, host: str, set_size: int | None) -> int:
         """Any leaders and lone GPUs, or the GPUs of a set of one size."""
