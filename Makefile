@@ -51,6 +51,7 @@ bench: .venv/.synced  ## Measure; prints tables
 
 docs: .venv/.synced  ## Write what docs/reference generates from code
 	$(RUN) python -m tools.reference
+	$(RUN) python -m tools.examples
 
 recordings: .venv/.synced  ## Make the recordings of the example hosts again, in the virtual hypervisor
 	$(RUN) python -m tests.virtual_hypervisor.record_hosts

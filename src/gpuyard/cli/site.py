@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuyard.cli import deploy, lint, render
 from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
 
 if TYPE_CHECKING:
     from gpuyard.model.plan import Plan
 
 app = typer.Typer(help="Check the site file, plan and apply it.", no_args_is_help=True)
+render.register(app)
+deploy.register(app)
+app.command("lint")(lint.lint)
 
 PruneOption = Annotated[bool, typer.Option("--prune", help="Also delete what is ours and no longer in the site file.")]
 
@@ -34,70 +38,92 @@ def check(site: SiteOption = DEFAULT_SITE) -> None:
     for gpu in compiled.gpus:
         if gpu.blocked:
             print(f"  not offered: {gpu.host} {gpu.address} {gpu.model}: {gpu.blocked}")
+    for host in compiled.capacities:
+        if compiled.site.hosts[host.host].reserve is not None:
+            print(*(f"  {line}" for line in host.lines()), sep="\n")
+    for note in compiled.notes:
+        print(f"  note: {note}")
 
 
 @app.command()
-def render(
+def plan(
     site: SiteOption = DEFAULT_SITE,
+    cloud: CloudOption = None,
+    prune: PruneOption = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write files here instead of printing.")
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also write the plan, for 'apply FILE'.")
     ] = None,
 ) -> None:
-    """Print Nova's and Placement's options, service by service and host by host."""
-    from gpuyard.site.load import load_site
-    from gpuyard.site.options import file_name, render_ini
-
-    for options in load_site(site).compiled.options:
-        if not options.options:
-            continue
-        name, text = file_name(options), render_ini(options.options)
-        if output is None:
-            print(f"### {name}\n{text}")
-        else:
-            path = output / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            print(path)
-
-
-@app.command()
-def plan(site: SiteOption = DEFAULT_SITE, cloud: CloudOption = None, prune: PruneOption = False) -> None:
     """Show what differs between the site file and the cloud. Changes nothing."""
     from gpuyard.cloud.api import connect
     from gpuyard.cloud.objects import read_objects
     from gpuyard.site.load import load_site
     from gpuyard.site.plan import plan_site
+    from gpuyard.site.stored_plan import StoredPlan, render_plan
 
     compiled = load_site(site).compiled
-    show_plan(plan_site(compiled, read_objects(connect(cloud), compiled), prune))
+    api = connect(cloud)
+    steps = plan_site(compiled, read_objects(api, compiled), prune)
+    show_plan(steps)
+    if output is not None:
+        _write(output, render_plan(StoredPlan(compiled.site.site, api.name, prune, steps.steps)))
+        print(f"Written to {output}; carry it out with: gpuyard site apply {output}")
 
 
 @app.command()
 def apply(
+    stored: Annotated[
+        Path | None,
+        typer.Argument(metavar="[PLAN]", help="A plan that 'plan -o' wrote: carried out as it is, or not at all."),
+    ] = None,
     site: SiteOption = DEFAULT_SITE,
     cloud: CloudOption = None,
     prune: PruneOption = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Make the cloud's flavors and limits what the site file wants."""
+    """Make the cloud's flavors, limits, aggregates and images what the site file wants."""
     from gpuyard.cloud.api import connect
     from gpuyard.cloud.apply import apply_plan
     from gpuyard.cloud.objects import read_objects
     from gpuyard.site.load import load_site
     from gpuyard.site.plan import plan_site
+    from gpuyard.site.stored_plan import parse_plan, require_same
 
+    approved = parse_plan(_read(stored), str(stored)) if stored is not None else None
+    prune = approved.prune if approved else prune
     compiled = load_site(site).compiled
     api = connect(cloud)
     seen = read_objects(api, compiled)
     steps = plan_site(compiled, seen, prune)
+    if approved:
+        require_same(approved, compiled.site.site, api.name, steps)
     show_plan(steps)
     if not steps.steps:
         return
-    if not yes and not _confirmed(f"Carry out {len(steps.steps)} steps on cloud {api.name}?"):
+    if not yes and not approved and not _confirmed(f"Carry out {len(steps.steps)} steps on cloud {api.name}?"):
         print("Nothing was changed.")
         raise typer.Exit(1)
     apply_plan(api, compiled, seen, steps, lambda step: print(f"  {step} ..."), prune)
-    print(f"{len(steps.steps)} steps done; the cloud is as the site file says.")
+    waits = f", but for what waits ({len(steps.waits)})" if steps.waits else ""
+    print(f"{len(steps.steps)} steps done; the cloud is as the site file says{waits}.")
+
+
+def _read(path: Path) -> str:
+    from gpuyard.model.errors import UsageError
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None
+
+
+def _write(path: Path, text: str) -> None:
+    from gpuyard.model.errors import UsageError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _confirmed(question: str) -> bool:
@@ -112,19 +138,13 @@ def _confirmed(question: str) -> bool:
 
 def show_plan(steps: Plan) -> None:
     """Print a plan. Raises BlockedError when it must not be applied."""
+    from gpuyard.cli.plan_output import plan_lines
     from gpuyard.model.errors import BlockedError
-    from gpuyard.model.plan import Verb
 
-    signs = {Verb.CREATE: "+", Verb.UPDATE: "~", Verb.REPLACE: "-/+", Verb.DELETE: "-"}
-    for step in steps.steps:
-        print(f"{signs[step.verb]} {step.kind} {step.name}  ({step.reason})")
-        for change in step.changes:
-            print(f"      {change}")
-    for text in steps.waits:
-        print(f"waits: {text}")
-    for note in steps.notes:
-        print(f"note: {note}")
+    for line in plan_lines(steps):
+        print(line)
     if steps.refusals:
         raise BlockedError(steps.refused)
     if not steps.steps:
-        print("Nothing to do: the cloud is as the site file says.")
+        unless = ", but for what waits" if steps.waits else ""
+        print(f"Nothing to do: the cloud is as the site file says{unless}.")

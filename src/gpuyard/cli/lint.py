@@ -1,0 +1,163 @@
+"""``gpuyard site lint``: what would go wrong with GPUs in a nova.conf."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuyard.cli.output import ColumnOption, Format, print_list
+from gpuyard.model.errors import BlockedError, UsageError
+
+if TYPE_CHECKING:
+    from gpuyard.model.host import Inventory
+    from gpuyard.site.lint.model import Finding, FlavorText
+
+COLUMNS = ("Severity", "File", "Line", "Rule", "Reason", "Fix")
+
+
+class Service(StrEnum):
+    COMPUTE = "nova-compute"
+    API = "nova-api"
+    SCHEDULER = "nova-scheduler"
+    CONDUCTOR = "nova-conductor"
+
+
+def lint(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="nova.conf files, or folders with them.")],
+    service: Annotated[
+        Service | None,
+        typer.Option("--service", help="The service that reads the files, where their names do not say."),
+    ] = None,
+    release: Annotated[
+        str, typer.Option("--release", metavar="RELEASE", help="The cloud's OpenStack release.")
+    ] = "2026.2",
+    recordings: Annotated[
+        list[Path] | None,
+        typer.Option("--recording", metavar="HOST.json", help="A recorded host that the files are for; repeatable."),
+    ] = None,
+    flavors: Annotated[
+        str | None,
+        typer.Option("--flavors", metavar="FILE", help="Output of 'openstack flavor list --all --long -f json', or -."),
+    ] = None,
+    cloud: Annotated[
+        str | None, typer.Option("--os-cloud", metavar="CLOUD", help="Read the flavors of this cloud of clouds.yaml.")
+    ] = None,
+    format_: Annotated[Format | None, typer.Option("-f", "--format", help="Output format; text when left out.")] = None,
+    columns: ColumnOption = None,
+) -> None:
+    """Say what would go wrong with GPUs in any nova.conf: with file, line, reason and fix."""
+    from gpuyard.site.lint import lint as find
+    from gpuyard.site.lint import subject_of
+    from gpuyard.site.lint.model import Severity
+    from gpuyard.site.release import RELEASES
+
+    if release not in RELEASES:
+        raise UsageError(f"release {release!r} is not known; write one of {', '.join(RELEASES)}")
+    read, origin = _flavors(flavors, cloud)
+    recorded = _recorded(recordings or [])
+    subject, unused = subject_of(_texts(files), RELEASES[release], service, recorded, read, origin, str(Path.cwd()))
+    if unused:
+        raise UsageError(
+            f"no file is for the host of {', '.join(unused)}: the files are for other hosts (nova/HOST/nova.conf) or "
+            "services, or several recordings were given and no file names this host"
+        )
+    findings = find(subject)
+    _show(findings, len(subject.files), format_, columns)
+    counts = {severity: sum(item.severity is severity for item in findings) for severity in Severity}
+    if counts[Severity.ERROR] or counts[Severity.WARNING]:
+        words = [
+            f"{counts[kind]} {kind}{'' if counts[kind] == 1 else 's'}" for kind in (Severity.ERROR, Severity.WARNING)
+        ]
+        raise BlockedError(", ".join(words))
+
+
+def _show(findings: Sequence[Finding], files: int, format_: Format | None, columns: Sequence[str] | None) -> None:
+    if format_ is not None or columns:
+        rows = [
+            dict(
+                zip(COLUMNS, (item.severity.value, item.file, item.line, item.rule, item.reason, item.fix), strict=True)
+            )
+            for item in findings
+        ]
+        print_list(rows, COLUMNS, format_ or Format.TABLE, columns)
+        return
+    for item in findings:
+        print(f"{item.place}: {item.severity}: {item.reason} [{item.rule}]")
+        print(f"    -> {item.fix}")
+    if not findings:
+        print(f"Nothing found in {files} file{'' if files == 1 else 's'}.")
+
+
+def _texts(paths: Sequence[Path]) -> dict[str, str]:
+    """The text of each file. Raises UsageError for one that cannot be read, or for a folder without any."""
+    texts: dict[str, str] = {}
+    for path in paths:
+        for file in _files(path):
+            texts[str(file)] = _text(file)
+    return texts
+
+
+def _files(path: Path) -> Iterator[Path]:
+    from gpuyard.site.lint.layout import concerns_nova
+
+    if not path.is_dir():
+        yield path
+        return
+    try:
+        there = sorted(file for file in path.rglob("*.conf") if file.is_file())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    ours = [file for file in there if concerns_nova(str(file.absolute()))]
+    if not there:
+        raise UsageError(f"{path}: no *.conf in this folder, nor in folders below it; name a file")
+    yield from ours or there
+
+
+def _text(file: Path) -> str:
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {error.strerror}") from None
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UsageError(f"{file}:{line}: not UTF-8 text; is it a configuration file?") from None
+    if "\0" in text:
+        raise UsageError(f"{file}: has zero bytes; is it a configuration file?")
+    return text
+
+
+def _recorded(paths: Sequence[Path]) -> dict[str, Inventory]:
+    from gpuyard.host.recording import replay_file
+
+    return {str(path): replay_file(path) for path in paths}
+
+
+def _flavors(source: str | None, cloud: str | None) -> tuple[tuple[FlavorText, ...], str]:
+    """Flavors and where they are from."""
+    from gpuyard.site.lint.flavor_checks import read_flavors
+
+    if source is not None and cloud is not None:
+        raise UsageError("--flavors and --os-cloud both name flavors; give one of them")
+    if cloud is not None:
+        return _flavors_of_cloud(cloud), f"cloud {cloud}"
+    if source is None:
+        return (), "flavors"
+    text = sys.stdin.read() if source == "-" else _text(Path(source))
+    name = "standard input" if source == "-" else source
+    return read_flavors(text, name), name
+
+
+def _flavors_of_cloud(cloud: str) -> tuple[FlavorText, ...]:
+    from gpuyard.cloud.api import connect
+    from gpuyard.cloud.objects import read_objects
+    from gpuyard.site.lint.model import FlavorText
+
+    seen = read_objects(connect(cloud))
+    return tuple(FlavorText(item.flavor.name, dict(item.flavor.extra_specs)) for item in seen.flavors)

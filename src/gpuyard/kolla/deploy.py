@@ -1,0 +1,97 @@
+"""The steps of a deployment with ``kolla-ansible``, in the order that PCI devices in Placement need. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuyard.model.errors import UsageError
+
+TAGS = "nova,placement"
+CONTROL_GROUPS = "nova-api,nova-metadata,nova-scheduler,nova-conductor,nova-super-conductor"
+"""Kolla's inventory groups of the Nova services that must know about GPUs after the hypervisors do."""
+
+RELEASE_OF = {20: "2025.1", 21: "2025.2", 22: "2026.1", 23: "2026.2"}
+"""Major version of kolla-ansible -> the OpenStack release that it deploys."""
+
+FULL = "full"
+
+
+@dataclass(frozen=True)
+class DeployStep:
+    """One run of kolla-ansible: the verb and its options, without the program."""
+
+    name: str
+    words: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the operator asked for."""
+
+    kolla: Path
+    inventories: tuple[Path, ...] = ()
+    limit: str = ""
+    """Ansible's pattern: only these hypervisors."""
+    tags: str = ""
+    full: bool = False
+
+
+def all_steps(wish: Wish, compute_group: str) -> tuple[DeployStep, ...]:
+    """Every step that there is for a wish, in order; those that run only when they are named come last."""
+    if wish.full:
+        limit = ["--limit", wish.limit] if wish.limit else []
+        return (
+            _step(wish, "bootstrap-servers", "what Kolla needs on the hosts", "bootstrap-servers", *limit),
+            _step(wish, "prechecks", "Kolla's own checks, before anything is deployed", "prechecks", *limit),
+            _step(wish, "deploy", "all services", "deploy", *limit),
+            _step(wish, "post-deploy", "files for the administrator", "post-deploy"),
+        )
+    tags = wish.tags or TAGS
+    cell = "nova-cell" if "nova" in tags.split(",") else ""
+    others = ",".join(tag for tag in tags.split(",") if tag != "nova")
+    steps = [_step(wish, "prechecks", "Kolla's own checks, before anything changes", "prechecks", "--tags", tags)]
+    if cell:
+        reason = "hypervisors first: what the scheduler looks for must have been reported to Placement"
+        steps.append(
+            _step(wish, "computes", reason, "reconfigure", "--tags", cell, "--limit", wish.limit or compute_group)
+        )
+    if others:
+        steps.append(_step(wish, others.replace(",", "-"), "the services beside Nova", "reconfigure", "--tags", others))
+    if cell:
+        reason = "then the services that schedule"
+        steps.append(_step(wish, "control-plane", reason, "reconfigure", "--tags", "nova", "--limit", CONTROL_GROUPS))
+    return tuple(steps)
+
+
+def _step(wish: Wish, name: str, reason: str, verb: str, *more: str) -> DeployStep:
+    words = [verb, "--configdir", str(wish.kolla.absolute())]
+    words += [word for path in wish.inventories for word in ("--inventory", str(path))]
+    return DeployStep(name, (*words, *more), reason)
+
+
+def chosen(steps: Sequence[DeployStep], names: Sequence[str], first: str = "") -> tuple[DeployStep, ...]:
+    """The steps to run: those named, or all from `first` on, always in their order. Raises UsageError."""
+    known = [step.name for step in steps]
+    for name in (*names, *([first] if first else [])):
+        if name not in known:
+            raise UsageError(f"there is no step {name!r}; there are {', '.join(known)}")
+    if names and first:
+        raise UsageError("name the steps, or one with --from to go on there, not both")
+    if names:
+        return tuple(step for step in steps if step.name in names)
+    return tuple(steps[known.index(first) if first else 0 :])
+
+
+def wrong_release(version: str, release: str) -> str:
+    """Why this kolla-ansible does not fit the site; empty when it does, or nobody knows."""
+    major = version.strip().split(" ")[-1].split(".")[0]
+    deploys = RELEASE_OF.get(int(major)) if major.isdigit() else None
+    if deploys is None or deploys == release:
+        return ""
+    return (
+        f"kolla-ansible {version.strip().split(' ')[-1]} deploys OpenStack {deploys}, and the site file says "
+        f"'release: {release}'; write 'release: \"{deploys}\"' there, or use the kolla-ansible of {release}"
+    )

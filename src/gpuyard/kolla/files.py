@@ -1,0 +1,92 @@
+"""Files that shall be written, replaced or removed: shown as a diff, carried out one by one, each in one piece."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuyard.model.errors import GpuyardError, UsageError
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one file is, and what it shall be. None: it does not exist."""
+
+    path: Path
+    before: str | None
+    after: str | None
+
+    @property
+    def sign(self) -> str:
+        if self.before is None:
+            return "+"
+        return "-" if self.after is None else "~"
+
+
+def read_text(path: Path) -> str | None:
+    """A file, line ends as they are; None when there is none. Raises UsageError when it cannot be read."""
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: byte {error.start} is not UTF-8; Ansible could not read it either") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def diff(changes: Iterable[Change]) -> Iterator[str]:
+    """A unified diff, line by line."""
+    for change in changes:
+        old = "/dev/null" if change.before is None else str(change.path)
+        new = "/dev/null" if change.after is None else str(change.path)
+        before, after = ((text or "").splitlines() for text in (change.before, change.after))
+        yield from difflib.unified_diff(before, after, old, new, lineterm="")
+
+
+def write(change: Change) -> None:
+    """Carry one change out. Raises GpuyardError when the file is no longer what it was, or cannot be written."""
+    path = change.path.resolve()  # a link stays a link
+    if read_text(path) != change.before:
+        raise GpuyardError(f"{change.path} was changed by somebody else just now; run the command again")
+    try:
+        if change.after is None:
+            path.unlink()
+        else:
+            _replace(path, change.after)
+    except OSError as error:
+        raise GpuyardError(f"{change.path}: {error.strerror}; what was written before it stays, run again") from None
+
+
+def _replace(path: Path, text: str) -> None:
+    """Readers see the old file or the new one, and after a crash there is one of them. Mode and owner stay."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            _as_before(path, stream.fileno())
+            stream.write(text.encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _as_before(path: Path, descriptor: int) -> None:
+    try:
+        old = path.stat()
+    except FileNotFoundError:
+        umask = os.umask(0)
+        os.umask(umask)
+        os.fchmod(descriptor, 0o666 & ~umask)
+        return
+    new = os.fstat(descriptor)
+    if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+        os.fchown(descriptor, old.st_uid, old.st_gid)
+    os.fchmod(descriptor, old.st_mode & 0o7777)

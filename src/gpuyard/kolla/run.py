@@ -1,0 +1,140 @@
+"""Runs kolla-ansible: its output goes to a file, a signal goes on to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from gpuyard.kolla.ansible_output import Failure, OutputReader, Redactor
+from gpuyard.model.errors import GpuyardError, UsageError
+
+VERSION_SECONDS = 60.0
+# The output must be what OutputReader knows, whatever the operator's ansible.cfg says.
+OUTPUT = {
+    "ANSIBLE_NOCOLOR": "1",
+    "ANSIBLE_STDOUT_CALLBACK": "default",
+    "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a run ended. `signals` is how often somebody interrupted it."""
+
+    code: int
+    failures: tuple[Failure, ...]
+    signals: int
+
+
+def find_program(name: str) -> Path:
+    """Raises UsageError when there is no such program."""
+    found = shutil.which(name)
+    if found is None:
+        raise UsageError(
+            f"{name} is not there; activate the virtual environment of kolla-ansible, or name it with --kolla-ansible"
+        )
+    return Path(found).absolute()
+
+
+def environment(program: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """kolla-ansible looks for ansible-playbook in PATH; it is beside it."""
+    kept = {name: value for name, value in base.items() if name != "ANSIBLE_FORCE_COLOR"}
+    return {**kept, **OUTPUT, "PATH": os.pathsep.join([str(program.parent), base.get("PATH", os.defpath)])}
+
+
+def version(program: Path) -> str:
+    """As it prints it. Raises GpuyardError when it does not run."""
+    try:
+        done = subprocess.run(
+            [str(program), "--version"],
+            capture_output=True,
+            text=True,
+            timeout=VERSION_SECONDS,
+            stdin=subprocess.DEVNULL,
+            env=environment(program, os.environ),
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise GpuyardError(f"{program} --version: {error}") from None
+    if done.returncode:
+        reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise GpuyardError(f"{program} --version: {reason[0]}")
+    return done.stdout.strip()
+
+
+def run_program(
+    program: Path,
+    words: Sequence[str],
+    log: Path,
+    redact: Redactor,
+    on_task: Callable[[str], None],
+) -> Finished:
+    """Run it to its end. SIGINT and SIGTERM go on to it and what it started; a third one kills it."""
+    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    reader = OutputReader()
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8", buffering=1) as stream, _signals() as signals:
+        child = _start(program, words)
+        signals.go_to(child.pid)
+        assert child.stdout is not None
+        for raw in child.stdout:
+            line = redact(raw.decode(errors="replace").rstrip("\r\n"))
+            stream.write(line + "\n")
+            if reader.feed(line):
+                on_task(reader.task)
+        code = child.wait()
+    return Finished(code, reader.why() if code else (), len(signals.seen))
+
+
+def _start(program: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            [str(program), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # or a terminal would interrupt it once more
+            env=environment(program, os.environ),
+        )
+    except OSError as error:
+        raise GpuyardError(f"{program}: {error.strerror}") from None
+
+
+@dataclass
+class _Signals:
+    """Signals so far, and the process group that they go on to."""
+
+    seen: list[int] = field(default_factory=list)
+    group: int = 0
+
+    def go_to(self, group: int) -> None:
+        self.group = group
+        for number in self.seen:  # what came before the child was there
+            self._send(number)
+
+    def take(self, number: int, frame: FrameType | None) -> None:
+        self.seen.append(number)
+        self._send(signal.SIGKILL if len(self.seen) > 2 else number)
+
+    def _send(self, number: int) -> None:
+        if self.group:
+            with suppress(ProcessLookupError):
+                os.killpg(self.group, number)
+
+
+@contextmanager
+def _signals() -> Iterator[_Signals]:
+    signals = _Signals()
+    before = {number: signal.signal(number, signals.take) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,35 @@
+"""The manual has every rule, and a section for every old name that the linter knows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gpuyard.site.lint.names import RENAMED
+from gpuyard.site.lint.rules import RULES
+from gpuyard.site.lint.scheduler import REMOVED
+
+SECTION = r"^## `([^`\n]+)`$(.*?)(?=^## |\Z)"
+HOW_TO = Path(__file__).parents[2] / "docs/how-to"
+
+
+def test_every_rule_is_in_the_table_as_it_is() -> None:
+    text = (HOW_TO / "lint-nova-conf.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", text, re.M))
+    assert rows == {rule.id: f"{rule.severity} | {rule.sentence}" for rule in RULES.values()}
+
+
+def test_every_old_name_has_its_section() -> None:
+    text = (HOW_TO / "renamed-options.md").read_text()
+    flat = {name: " ".join(body.split()) for name, body in re.findall(SECTION, text, re.M | re.S)}
+    headers = "\n".join(re.findall(r"^## .*$", text, re.M))
+    for renamed in RENAMED.values():
+        assert renamed.new in flat[renamed.old]
+        assert ("is still read" in flat[renamed.old]) is renamed.read
+        assert ("is ignored" in flat[renamed.old]) is not renamed.read
+    others = ("vcpu_pin_set", "hide_hypervisor_id", "nova flavor-key", "openstack quota set --class", "pci-stub")
+    for name in (*REMOVED, *others):
+        assert f"`{name}`" in headers or f"`{name}`" in text, name
+    for name, (since, _) in REMOVED.items():
+        paragraph = next(part for part in re.split(r"^## ", text, flags=re.M) if f"`{name}`" in part)
+        assert f"Nova {since} " in paragraph, name

@@ -1,0 +1,519 @@
+"""Every rule of the linter: a configuration that breaks it, and where and how it says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuyard.lab.plan import EXAMPLE_SITE
+from gpuyard.model.host import Inventory
+from gpuyard.site.lint import lint, subject_of
+from gpuyard.site.lint.model import Finding, FlavorText, Severity
+from gpuyard.site.lint.rules import RULES
+from gpuyard.site.load import load_site
+from gpuyard.site.options import file_name, render_ini
+from gpuyard.site.release import RELEASES
+from tests.support.sysfs import T4, TITAN_XP, TITAN_XP_AUDIO, Sysfs, epyc
+
+NIC = "8086:1572"
+FILTERS = (
+    "ComputeFilter,ComputeCapabilitiesFilter,ImagePropertiesFilter,ServerGroupAntiAffinityFilter,"
+    "ServerGroupAffinityFilter,PciPassthroughFilter"
+)
+SPEC = 'device_spec = {"address": "0000:27:00.0", "vendor_id": "10de", "product_id": "1db4"}'
+ALIAS = 'alias = {"name": "v100", "vendor_id": "10de", "product_id": "1db4", "device_type": "type-PCI"}'
+PLACED = "[filter_scheduler]\npci_in_placement = true\n"
+
+
+def consumer() -> Inventory:
+    """A Titan XP with its audio function, a network port and a disk controller that the host needs."""
+    return (
+        Sysfs()
+        .function("02:00.0", TITAN_XP, "0300", 39)
+        .function("02:00.1", TITAN_XP_AUDIO, "0403", 39)
+        .function("41:00.0", NIC, "0200", 50)
+        .function("42:00.0", "144d:a80a", "0108", 51)
+        .disk("nvme0n1", "259:0", "42:00.0")
+        .inventory()
+    )
+
+
+def t4(vfs: int = 0) -> Inventory:
+    """A T4 that is a physical function; with VFs, one of them is switched on."""
+    machine = Sysfs().function("27:00.0", T4, group=19, sriov_totalvfs="16", sriov_numvfs=str(vfs))
+    if vfs:
+        machine.function("27:00.4", T4, group=20)
+        machine.put("sys/devices/pci0000:00/0000:27:00.4/physfn", {"->": "../0000:27:00.0"})
+    return machine.inventory()
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something that breaks a rule, and what is said of it."""
+
+    rule: str
+    files: dict[str, str] | str
+    says: str
+    line: int | None = None
+    service: str | None = None
+    release: str = "2026.2"
+    host: Inventory | None = None
+    flavors: dict[str, dict[str, str]] = field(default_factory=dict)
+    severity: Severity | None = None
+
+
+def findings(case: Case) -> list[Finding]:
+    files = {"/etc/nova/nova.conf": case.files} if isinstance(case.files, str) else case.files
+    flavors = [FlavorText(name, specs) for name, specs in case.flavors.items()]
+    recorded = {"test": case.host} if case.host else {}
+    subject, unused = subject_of(files, RELEASES[case.release], case.service, recorded, flavors)
+    assert not unused or case.service not in (None, "nova-compute")
+    return lint(subject)
+
+
+def spec(text: str, more: str = "") -> str:
+    return f"[pci]\n{more}device_spec = {text}\n"
+
+
+def alias(text: str, more: str = "") -> str:
+    return f"{more}[pci]\nalias = {text}\n"
+
+
+def two(controller: str, compute: str) -> dict[str, str]:
+    return {"/k/nova-api/nova.conf": controller, "/k/nova-compute/nova.conf": compute}
+
+
+ON = "report_in_placement = true\n"
+GOOD_ALIAS = '{"name": "a", "vendor_id": "10de", "product_id": "1db4", "device_type": "type-PCI"}'
+RC_ALIAS = '{"name": "a", "device_type": "type-PCI", "resource_class": "GPU"}'
+AGGREGATES = f"[filter_scheduler]\nenabled_filters = {FILTERS},AggregateInstanceExtraSpecsFilter\n"
+W, N = Severity.WARNING, Severity.NOTE
+E_ = Severity.ERROR
+
+CASES = [
+    Case("not-an-ini-file", "[pci]\nfoo\n", "'foo' has neither = nor :", 2),
+    Case("not-an-ini-file", "a = 1\n", "stands before any [section]", 1),
+    Case("template", "[pci]\n{% raw %}\nalias = {{ gpu_alias }}\n{% endraw %}\n", "values that Kolla fills in"),
+    Case("default-section-case", "[default]\nhost = x\n", "[default] is a section of its own", 1),
+    Case("repeated-option", f"[pci]\n{ON}report_in_placement = false\n", "set in line 2 already", 3),
+    Case("not-a-value", "[pci]\nreport_in_placement = ture\n", "'ture', not a truth value", 2),
+    Case("not-a-value", "[DEFAULT]\nram_allocation_ratio = 1,5\n", "'1,5', not a number", 2),
+    Case("option-in-wrong-section", "[DEFAULT]\ndevice_spec = {}\n", "belongs into [pci]", 2),
+    Case("option-in-wrong-section", "[DEFAULT]\nalias = {}\n", "belongs into [pci]", 2),
+    Case("option-in-wrong-section", "[scheduler]\nenabled_filters = X\n", "belongs into [filter_scheduler]", 2),
+    Case("unknown-option", "[pci]\ndevice_specs = {}\n", "did you mean device_spec?", 2),
+    Case("unknown-option", "[pci]\npci_alias = {}\n", "did you mean alias?", 2),
+    Case("renamed-option", "[pci]\npassthrough_whitelist = {}\n", "the old name of [pci]device_spec", 2),
+    Case("renamed-option", "[devices]\nenabled_vgpu_types = nvidia-35\n", "rename it to enabled_mdev_types", 2),
+    Case("dead-option", '[pci]\ndev_spec = {"address": "*"}\n', "[pci]dev_spec is ignored", 2),
+    Case(
+        "dead-option",
+        "[DEFAULT]\nscheduler_default_filters = RamFilter, PciPassthroughFilter\n",
+        f"set [filter_scheduler]enabled_filters = {FILTERS}",
+        2,
+    ),
+    Case("old-and-new-names", f"[pci]\n{SPEC}\npassthrough_whitelist = {{}}\n", "takes the values of both", 3),
+    Case(
+        "two-layers",
+        {"/etc/nova/nova.conf": f"[pci]\n{ALIAS}\n", "/etc/nova/nova-compute.conf": f"[pci]\n{ALIAS}\n"},
+        "Kolla's merge keeps only those of the later file",
+        2,
+    ),
+    # device_spec
+    Case("device-spec-refused", spec("[{'address': '*'}]"), "it has single quotes", 2),
+    Case("device-spec-refused", spec('[{"address": "a3:00.0"},\n  {"address": "c3:00.0",}]'), "last comma", 3),
+    Case("device-spec-refused", spec('[{"address": "a3:00.0"}'), "close its quotes and brackets", 2),
+    Case("device-spec-refused", spec('{"managed": True}'), "write true", 2),
+    Case("device-spec-refused", spec("{address: 1}"), "not in double quotes", 2),
+    Case("device-spec-refused", spec('{"a": 1} {"b": 2}'), "something stands after its end", 2),
+    Case("device-spec-refused", spec(""), "it is empty", 2),
+    Case("device-spec-refused", spec('{"vendor_id": 4318}'), "vendor_id is 4318, not text", 2),
+    Case("device-spec-refused", spec('[\n {"address": "1:2:3:4.5"}]'), "too many colons", 3),
+    Case("device-spec-refused", spec('["10de"]'), "'10de' where an object belongs", 2),
+    Case("device-spec-matches-everything", spec('{"addres": "0000:27:00.0"}'), "every PCI device of the host", 2),
+    Case("device-spec-matches-everything", spec('{"address": ""}'), "every PCI device of the host", 2),
+    Case("device-spec-matches-everything", spec('{"address": {"slot": ".."}}'), "every PCI device of the host", 2),
+    Case("device-spec-unknown-key", spec('{"addres": "0000:27:00.0"}'), "did you mean address?", 2, severity=E_),
+    Case("device-spec-unknown-key", spec('{"vendor": "10de"}'), "did you mean vendor_id?", 2, severity=E_),
+    Case(
+        "device-spec-unknown-key",
+        spec('{"address": "0000:27:00.0", "resource_clas": "x"}'),
+        "did you mean resource_class?",
+        severity=E_,
+    ),
+    Case("device-spec-unknown-key", spec('{"address": "0000:27:00.0", "name": "x"}'), "belongs into [pci]alias"),
+    Case("device-spec-vendor-only", spec('{"vendor_id": "10de"}'), "every device of vendor 10de", 2),
+    Case("device-spec-vendor-only", spec('{"product_id": "1db4"}'), "product 1db4 of any vendor", 2),
+    Case("device-spec-without-domain", spec('{"address": "a3:00.0"}'), 'write "0000:a3:00.0"', 2),
+    Case(
+        "device-spec-without-domain",
+        spec('{"address": "a3:00.0"}'),
+        "in every PCI domain",
+        host=epyc().inventory(),
+        severity=N,
+    ),
+    Case("device-spec-all-functions", spec('{"address": "0000:a3:00"}'), "all functions of the card", 2),
+    Case("device-spec-repeated", f"[pci]\n{SPEC}\n{SPEC}\n", "nova.conf:2 already", 3),
+    Case("devname-with-placement", spec('{"devname": "eth0"}', ON), "does not start: devname", 3),
+    Case("one-time-use-without-placement", spec('{"address": "0000:27:00.0", "one_time_use": "yes"}'), "needs [pci]"),
+    Case(
+        "tag-too-new",
+        spec('{"address": "0000:27:00.0", "one_time_use": "yes"}', ON),
+        "came with Nova 32",
+        release="2025.1",
+    ),
+    Case("tag-without-placement", spec('{"address": "0000:27:00.0", "traits": "a"}'), "traits do nothing while"),
+    Case("json-key-repeated", spec('{"address": "0000:1:0.0", "address": "0000:2:0.0"}'), "'address' comes twice"),
+    # a known host
+    Case(
+        "device-spec-matches-nothing",
+        spec('{"address": "0000:99:00.0"}'),
+        "0000:a3:00.0 10de:1db4",
+        host=epyc().inventory(),
+    ),
+    Case("device-spec-takes-from-host", spec('{"address": "0000:42:00.0"}'), "needed by the host", host=consumer()),
+    Case(
+        "pf-and-vfs",
+        spec('{"address": "0000:27:00.0"}', ON),
+        "matches its virtual functions too: nova-compute does",
+        host=t4(1),
+    ),
+    Case(
+        "pf-and-vfs",
+        spec('[{"address": "0000:27:00.4"}, {"address": "0000:27:00.0", "product_id": "1eb8"}]'),
+        "giving one away takes the others",
+        host=t4(1),
+    ),
+    Case(
+        "group-split",
+        spec('{"vendor_id": "10de", "product_id": "1db4"}', ON),
+        "share IOMMU group 19",
+        host=epyc().inventory(),
+    ),
+    Case(
+        "group-split",
+        spec(
+            '[{"address":"0000:27:00.0","resource_class":"P","traits":"A"},'
+            '{"address":"0000:28:00.0","resource_class":"P","traits":"A"}]',
+            ON,
+        ),
+        "as long as every flavor takes 2",
+        host=epyc().inventory(),
+        severity=N,
+    ),
+    Case(
+        "companion-offered",
+        spec('{"vendor_id": "10de", "address": "0000:02:00.1"}'),
+        "goes with its GPU",
+        host=consumer(),
+    ),
+    Case("not-a-gpu", spec('{"address": "*:41:00.*"}'), "0000:41:00.0 Ethernet controller", host=consumer()),
+    # aliases
+    Case("alias-refused", alias("[{}]"), "it is a list", 2),
+    Case("alias-refused", alias('{"vendor_id": "10de"}'), "it has no name", 2),
+    Case("alias-refused", alias('{"name": "a", "vendor_id": "0x10de"}'), 'without 0x, as in "10de"', 2),
+    Case("alias-refused", alias('{"name": "a", "live_migratable": true}'), 'write "yes" or "no"', 2),
+    Case("alias-refused", alias('{"name": "a", "device_typ": "x"}'), "unknown key 'device_typ'", 2),
+    Case("alias-refused", alias('{"name": "a", "device_type": "type-GPU"}'), "type-PCI or type-PF or type-VF", 2),
+    Case("alias-without-ids", alias('{"name": "a", "vendor_id": "10de"}'), "lacks vendor_id and product_id", 2),
+    Case("alias-without-ids", alias(RC_ALIAS), "counts only with pci_in_placement", severity=W),
+    Case("alias-without-ids", alias(RC_ALIAS), "counts only with", service="nova-compute", severity=E_),
+    Case("alias-without-ids", alias('{"name": "a", "traits": "b"}', PLACED), "nor a resource_class"),
+    Case("alias-class-unused", alias(GOOD_ALIAS.replace("}", ', "traits": "b"}')), "traits count only with"),
+    Case("alias-repeated", alias(f"{GOOD_ALIAS}\nalias = {GOOD_ALIAS}", PLACED), "one line for each name", 5),
+    Case("alias-repeated", alias(f"{GOOD_ALIAS}\nalias = {GOOD_ALIAS}"), "the same content", severity=W),
+    Case(
+        "alias-repeated",
+        alias(f"{GOOD_ALIAS}\nalias = {GOOD_ALIAS.replace('1db4', '1db1')}"),
+        "they are alternatives",
+        severity=N,
+    ),
+    Case("alias-repeated", alias(f"{GOOD_ALIAS}\nalias = {GOOD_ALIAS.replace('PCI', 'PF')}"), "another device_type"),
+    Case(
+        "alias-repeated",
+        alias(GOOD_ALIAS + "\nalias = " + GOOD_ALIAS.replace("}", ', "numa_policy": "required"}')),
+        "another numa_policy",
+    ),
+    Case("alias-type-missing", alias('{"name": "a", "vendor_id": "10de", "product_id": "1eb8"}'), "no device_type", 2),
+    Case(
+        "alias-type-never-matches",
+        spec('{"address": "0000:27:00.0"}') + "alias = " + GOOD_ALIAS.replace("1db4", "1eb8"),
+        'write "device_type": "type-PF"',
+        3,
+        host=t4(),
+    ),
+    Case(
+        "alias-type-never-matches",
+        spec('{"address": "0000:27:00.0"}') + "alias = " + GOOD_ALIAS.replace("PCI", "PF"),
+        'write "device_type": "type-PCI"',
+        3,
+        host=epyc().inventory(),
+    ),
+    Case(
+        "alias-without-device", f"[pci]\n{SPEC}\nalias = {GOOD_ALIAS.replace('1db4', '1eb8')}\n", "asks for 10de:1eb8"
+    ),
+    Case(
+        "alias-without-device",
+        PLACED
+        + spec('{"address": "0000:27:00.0", "resource_class": "GPU"}', ON)
+        + "alias = "
+        + GOOD_ALIAS.replace("}", ', "resource_class": "OTHER"}'),
+        "of OTHER",
+    ),
+    Case("alias-on-one-service", two(alias(GOOD_ALIAS), f"[pci]\n{SPEC}\n"), "not on nova-compute", 2),
+    Case("alias-on-one-service", two("[DEFAULT]\n", f"[pci]\n{ALIAS}\n"), "refused with HTTP 400", 2, severity=E_),
+    Case(
+        "alias-on-one-service",
+        two(alias(GOOD_ALIAS), alias(GOOD_ALIAS.replace("1db4", "1db1"))),
+        "is different on",
+        severity=E_,
+    ),
+    Case(
+        "alias-on-one-service",
+        {"/a/ctl/nova.conf": f"[pci]\n{ALIAS}\n", "/a/gpu1/nova.conf": f"[pci]\n{SPEC}\n"},
+        "it has no alias",
+        2,
+    ),
+    # the scheduler
+    Case("removed-filter", f"[filter_scheduler]\nenabled_filters = {FILTERS},RamFilter\n", "removed in Nova 20", 2),
+    Case("removed-filter", f"[filter_scheduler]\nenabled_filters = {FILTERS},AvailabilityZoneFilter\n", "in Nova 28"),
+    Case(
+        "unknown-filter",
+        f"[filter_scheduler]\nenabled_filters = {FILTERS},NumaTopologyFilter\n",
+        "did you mean NUMATopologyFilter?",
+    ),
+    Case(
+        "unknown-filter",
+        f"[filter_scheduler]\nenabled_filters = {FILTERS},nova.x.SameHostFilter\n",
+        "write SameHostFilter",
+    ),
+    Case(
+        "unknown-filter",
+        f"[filter_scheduler]\navailable_filters = my.filters\nenabled_filters = {FILTERS},Mine\n",
+        "no filter 'Mine'",
+        severity=N,
+    ),
+    Case(
+        "filter-not-available",
+        "[filter_scheduler]\navailable_filters = nova.scheduler.filters.pci_passthrough_filter.PciPassthroughFilter\n"
+        f"enabled_filters = {FILTERS}\n",
+        "ComputeFilter is enabled, but available_filters",
+    ),
+    Case("default-filters-missing", "[filter_scheduler]\nenabled_filters = PciPassthroughFilter\n", f"write {FILTERS}"),
+    Case(
+        "pci-filter-missing",
+        f"[pci]\n{ALIAS}\n[filter_scheduler]\nenabled_filters = ComputeFilter\n",
+        "add PciPassthroughFilter",
+        4,
+    ),
+    Case("pci-filter-missing", f"[pci]\n{ALIAS}\n", "is not set", 2, severity=N),
+    Case("pci-filter-missing", f"[pci]\n{ALIAS}\n", "is not set", 2, service="nova-scheduler"),
+    # services
+    Case("placement-half-on", two(PLACED, f"[pci]\n{SPEC}\n"), "does not report its own", 2, severity=E_),
+    Case("placement-half-on", two("[DEFAULT]\n", f"[pci]\n{ON}{SPEC}\n"), "nobody asks there", 2),
+    Case(
+        "placement-differs",
+        {"/k/nova-api/nova.conf": PLACED, "/k/nova-scheduler/nova.conf": "[DEFAULT]\n"},
+        "off for nova-scheduler",
+        2,
+    ),
+    Case("ram-overcommitted", f"[DEFAULT]\nram_allocation_ratio = 1.5\n[pci]\n{SPEC}\n", "VFIO pins all memory", 2),
+    Case(
+        "ram-overcommitted",
+        "[DEFAULT]\nram_allocation_ratio = $initial_ram_allocation_ratio\ninitial_ram_allocation_ratio = 2\n"
+        f"[pci]\n{SPEC}\n",
+        "VFIO pins all memory",
+        2,
+    ),
+    Case("vcpu-pin-set", "[DEFAULT]\nvcpu_pin_set = 0-22\n", "deprecated since Nova 20", 2),
+    Case("cpu-sets-clash", "[DEFAULT]\nvcpu_pin_set = 0-22\n[compute]\ncpu_dedicated_set = 0-3\n", "does not start", 2),
+    Case("cpu-sets-clash", "[DEFAULT]\nreserved_host_cpus = 2\n[compute]\ncpu_dedicated_set = 0-3\n", "remove it", 2),
+    Case(
+        "second-nova-compute",
+        {"/etc/nova/nova.conf": "[DEFAULT]\n", "/etc/nova/nova-gpu.conf": f"[DEFAULT]\nhost = gpu18\n[pci]\n{SPEC}\n"},
+        "a second nova-compute, 'gpu18'",
+        2,
+    ),
+    Case("no-gpu-quota", alias(GOOD_ALIAS), "DbQuotaDriver", 2),
+    Case(
+        "no-gpu-quota",
+        "[quota]\ndriver = nova.quota.UnifiedLimitsDriver\n" + alias(GOOD_ALIAS),
+        "Nova 33 leaves them",
+        2,
+        release="2026.1",
+    ),
+    Case(
+        "limits-do-not-fail-closed",
+        PLACED + "[quota]\ndriver=nova.quota.UnifiedLimitsDriver\n" + alias(GOOD_ALIAS),
+        "is unlimited",
+        4,
+    ),
+    # flavors
+    Case("flavor-alias-syntax", alias(GOOD_ALIAS), "not of the form", flavors={"f": {"pci_passthrough:alias": "a"}}),
+    Case("flavor-alias-syntax", alias(GOOD_ALIAS), "not of the form", flavors={"f": {"pci_passthrough:alias": "a:x"}}),
+    Case("flavor-alias-unknown", alias(GOOD_ALIAS), "the alias 'b'", flavors={"f": {"pci_passthrough:alias": "b:1"}}),
+    Case(
+        "flavor-alias-unknown",
+        "[DEFAULT]\n",
+        "the alias 'b'",
+        flavors={"f": {"pci_passthrough:alias": "b:1"}},
+        severity=N,
+    ),
+    Case(
+        "flavor-takes-pci-class",
+        "[DEFAULT]\n",
+        "no server gets it",
+        flavors={"f": {"resources:CUSTOM_PCI_10DE_1DB4": "1"}},
+    ),
+    Case(
+        "flavor-takes-pci-class",
+        spec('{"address": "0000:27:00.0", "resource_class": "gpu"}', ON),
+        "no server gets it",
+        flavors={"f": {"resources1:CUSTOM_GPU": "1"}},
+    ),
+    Case(
+        "flavor-hide-hypervisor",
+        "[DEFAULT]\n",
+        "write hw:hide_hypervisor_id",
+        flavors={"f": {"hide_hypervisor_id": "true"}},
+    ),
+    Case(
+        "flavor-key-without-namespace",
+        AGGREGATES,
+        "write aggregate_instance_extra_specs:gpu",
+        flavors={"f": {"gpu": "true"}},
+    ),
+    Case("flavor-key-without-namespace", "[DEFAULT]\n", "has no namespace", flavors={"f": {"gpu": "true"}}, severity=N),
+    Case("wide-flavor", PLACED, "max_allocation_candidates = 100", flavors={"f": {"pci_passthrough:alias": "a:8"}}),
+    Case(
+        "wide-flavor",
+        {"/etc/nova/nova.conf": PLACED, "/etc/placement/placement.conf": "[placement]\n"},
+        "does not bound it",
+        flavors={"f": {"pci_passthrough:alias": "a:3,b:2"}},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_a_rule_is_found(case: Case) -> None:
+    of_rule = [item for item in findings(case) if item.rule == case.rule]
+    said = [item for item in of_rule if case.says in f"{item.reason} -> {item.fix}"]
+    assert said, [item.reason for item in of_rule] or [item.rule for item in findings(case)]
+    assert said[0].severity is (case.severity or RULES[case.rule].severity)
+    assert said[0].reason
+    assert said[0].fix
+    if case.line is not None:
+        assert said[0].line == case.line
+
+
+def test_a_template_is_judged_for_what_it_shows() -> None:
+    text = """[pci]
+{# GPUs #}
+{% for gpu in gpus %}
+device_spec = {{ gpu | to_json }}
+{% endfor %}
+device_spec = {"addres": "0000:27:00.0"}
+[filter_scheduler]
+enabled_filters = {{ filters }}
+"""
+    rules = {(item.rule, item.line) for item in findings(Case("", text, ""))}
+    assert rules == {("template", None), ("device-spec-unknown-key", 6), ("device-spec-matches-everything", 6)}
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {case.rule for case in CASES} == set(RULES)
+
+
+GOOD = f"""\
+[pci]
+{ON}device_spec = {{"address": "0000:44:00.0", "vendor_id": "10de", "product_id": "1db4", "resource_class": "GPU"}}
+alias = {{"name": "v100", "vendor_id": "10de", "product_id": "1db4", "device_type": "type-PCI",
+  "resource_class": "GPU"}}
+[filter_scheduler]
+pci_in_placement = true
+enabled_filters = {FILTERS},NUMATopologyFilter
+[quota]
+driver = nova.quota.UnifiedLimitsDriver
+unified_limits_resource_list = servers,class:CUSTOM_GPU
+[DEFAULT]
+ram_allocation_ratio = 1.0
+"""
+
+
+@pytest.mark.parametrize("service", [None, "nova-compute", "nova-api", "nova-scheduler"])
+def test_a_good_configuration_has_no_findings(service: str | None) -> None:
+    flavors = {
+        "gpu": {"pci_passthrough:alias": "v100:4", "hw:hide_hypervisor_id": "true", "resources:CUSTOM_SLOT": "1"},
+        "cpu": {"aggregate_instance_extra_specs:gpu": "false", "group_policy": "none"},
+    }
+    assert findings(Case("", GOOD, "", service=service, flavors=flavors, host=epyc().inventory())) == []
+
+
+def test_what_gpuyard_renders_has_no_findings() -> None:
+    loaded = load_site(EXAMPLE_SITE)
+    compiled = loaded.compiled
+    files = {f"/out/{file_name(o)}": render_ini(o.options) for o in compiled.options if o.options}
+    assert len(files) == 8
+    flavors = [FlavorText(item.name, item.extra_specs) for item in compiled.flavors]
+    subject, unused = subject_of(files, RELEASES["2026.2"], recorded=loaded.inventories, flavors=flavors)
+    assert not unused
+    assert lint(subject) == []
+
+
+WORDS = st.sampled_from(
+    [
+        "[pci]\n",
+        "[DEFAULT]\n",
+        "[filter_scheduler]\n",
+        "device_spec = ",
+        "alias = ",
+        "pci_alias=",
+        '{"address":',
+        '"a3:00.0"',
+        '"vendor_id": "10de"',
+        '"name": "x"',
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        "null",
+        "1e999",
+        "9" * 5000,
+        "\n",
+        "\n  ",
+        "$a",
+        "${pci.alias}",
+        "enabled_filters = ",
+        "RamFilter",
+        "pci_in_placement=true\n",
+        "report_in_placement=$report_in_placement\n",
+        "ram_allocation_ratio = nan\n",
+        '"resource_class": 3',
+        '"traits": ["x"]',
+        "host = $host$host\n",
+        "[" * 2000,
+    ],
+)
+
+
+@settings(deadline=None)
+@given(st.lists(WORDS | st.text(max_size=6), max_size=30).map("".join), st.sampled_from([None, "nova-compute"]))
+def test_it_never_fails_on_any_text(text: str, service: str | None) -> None:
+    files = {
+        "/etc/nova/nova.conf": text,
+        "/etc/nova/nova-compute.conf": text,
+        "/etc/nova/nova-x.conf": text,
+        "/k/nova-api/nova.conf": text,
+        "placement.conf": text,
+    }
+    flavors = [FlavorText("f", {"pci_passthrough:alias": text, text: "x", f"resources:{text}": "1"})]
+    recorded = {"/r/t4.json": t4(1)}
+    subject, _ = subject_of(files, RELEASES["2025.1"], service, recorded, flavors)
+    for item in lint(subject):
+        assert item.rule in RULES
+        assert item.reason
+        assert item.fix
