@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bench import cloud, fleet, lab_start, local, preparation
+from bench import cloud, fleet, lab_start, local, preparation, why
 
 if __name__ == "__main__":
     local.main()
@@ -13,4 +13,5 @@ if __name__ == "__main__":
     sys.argv = sys.argv[:1]
     missed = lab_start.main()
     cloud.main()
+    why.main()
     sys.exit(missed)

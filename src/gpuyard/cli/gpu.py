@@ -9,10 +9,12 @@ import typer
 
 from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
 from gpuyard.cli.output import ColumnOption, Format, FormatOption, print_list
+from gpuyard.cli.why import why
 from gpuyard.model.errors import UsageError
 from gpuyard.model.gpu import GpuState, GpuStatus
 
 app = typer.Typer(help="See every GPU of the site, and who has it.", no_args_is_help=True)
+app.command("why")(why)
 
 COLUMNS = (
     "State", "Host", "Address", "Group", "Slot", "Pool", "Model", "NUMA",

@@ -67,6 +67,14 @@ def render(
             print(f"### {name}\n{text}")
 
 
+def changes_of(compiled: CompiledSite, output: Path | None, kolla: Path | None) -> Sequence[Change]:
+    """What 'render' would write into folders that were rendered before."""
+    from gpuyard.kolla.plain import plain_files, plan_plain
+
+    plain = plan_plain(plain_files(compiled), output) if output is not None else ()
+    return (*plain, *(rendering_of(compiled, kolla, ()).changes if kolla is not None else ()))
+
+
 def rendering_of(
     compiled: CompiledSite, kolla: Path, inventories: Sequence[Path], program: Path | None = None
 ) -> Rendering:

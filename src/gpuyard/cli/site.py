@@ -53,8 +53,15 @@ def plan(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also write the plan, for 'apply FILE'.")
     ] = None,
+    kolla: Annotated[
+        Path | None,
+        typer.Option("--kolla", metavar="DIR", help="Also compare what was rendered into Kolla's folder."),
+    ] = None,
+    rendered: Annotated[
+        Path | None, typer.Option("--rendered", metavar="DIR", help="Also compare what 'render -o' wrote there.")
+    ] = None,
 ) -> None:
-    """Show what differs between the site file and the cloud. Changes nothing."""
+    """Show what differs between the site file, the cloud and the rendered configuration. Changes nothing."""
     from gpuyard.cloud.api import connect
     from gpuyard.cloud.objects import read_objects
     from gpuyard.site.load import load_site
@@ -64,6 +71,8 @@ def plan(
     compiled = load_site(site).compiled
     api = connect(cloud)
     steps = plan_site(compiled, read_objects(api, compiled), prune)
+    for change in render.changes_of(compiled, rendered, kolla):
+        print(f"{change.sign} file {change.path}  (rendered configuration: 'gpuyard site render' writes it)")
     show_plan(steps)
     if output is not None:
         _write(output, render_plan(StoredPlan(compiled.site.site, api.name, prune, steps.steps)))

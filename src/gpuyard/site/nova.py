@@ -77,8 +77,8 @@ def _common(site: Site, encoded: Sequence[EncodedGpu]) -> Iterable[Option]:
         reason = "Placement knows each GPU, and limits count them"
         yield Option("filter_scheduler", "pci_in_placement", "true", reason)
     reason = "Nova's defaults, and the filters for PCI devices and NUMA"
-    filters = (*ENABLED_FILTERS, *([AGGREGATE_FILTER] if site.aggregates else []))
-    yield Option("filter_scheduler", "enabled_filters", ",".join(filters), reason)
+    wanted = (*ENABLED_FILTERS, *([AGGREGATE_FILTER] if site.aggregates else []), *site.extra_filters)
+    yield Option("filter_scheduler", "enabled_filters", ",".join(dict.fromkeys(wanted)), reason)
     if site.isolated:
         reason = "the site's hosts take only servers whose flavor asks for the site's trait"
         yield Option("scheduler", "enable_isolated_aggregate_filtering", "true", reason)

@@ -223,6 +223,9 @@ class Site(Strict):
     exclusive: bool = Field(
         False, description="The hosts take only servers of this site's flavors. Hosts with a 'reserve' make it so."
     )
+    extra_filters: list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z]+Filter$")]] = Field(
+        default_factory=list, description="Scheduler filters besides Nova's default ones and those that GPUs need."
+    )
     hosts: dict[str, Host] = Field(min_length=1)
     pools: dict[PoolName, Pool] = Field(min_length=1)
     flavors: dict[FlavorName, Flavor] = Field(default_factory=dict)

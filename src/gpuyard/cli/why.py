@@ -1,0 +1,140 @@
+"""``gpuyard gpu why``: why a server would not start now, and what would make it start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
+from gpuyard.cli.output import print_yaml
+
+if TYPE_CHECKING:
+    from gpuyard.site.why.facts import Action, Cause, Explanation
+
+WOULD_NOT_START = 3
+
+
+class WhyFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    YAML = "yaml"
+
+
+def why(
+    flavor: Annotated[str, typer.Argument(metavar="FLAVOR", help="Name or id of the flavor.")],
+    project: Annotated[
+        str | None,
+        typer.Option("--project", metavar="PROJECT", help="Also look at this project's limits and access."),
+    ] = None,
+    zone: Annotated[
+        str | None,
+        typer.Option("--availability-zone", metavar="ZONE", help="As if this availability zone were asked for."),
+    ] = None,
+    site: SiteOption = DEFAULT_SITE,
+    cloud: CloudOption = None,
+    format_: Annotated[WhyFormat, typer.Option("-f", "--format", help="Output format.")] = WhyFormat.TEXT,
+) -> None:
+    """Say whether a server of a flavor would start now and where, or why not, host by host, and what would help.
+
+    Exit code 0 when it would start, 3 when not.
+    """
+    from gpuyard.cloud.api import connect
+    from gpuyard.cloud.why_facts import why as ask
+    from gpuyard.site.load import load_site
+
+    explanation = ask(connect(cloud), load_site(site), flavor, project, zone)
+    if format_ is WhyFormat.TEXT:
+        print("\n".join(lines(explanation)))
+    elif format_ is WhyFormat.JSON:
+        print(json.dumps(as_data(explanation), indent=2))
+    else:
+        print_yaml(as_data(explanation))
+    if not explanation.would_start:
+        raise typer.Exit(WOULD_NOT_START)
+
+
+def lines(explanation: Explanation) -> Iterable[str]:
+    """The answer for people."""
+    yield explanation.answer
+    if explanation.causes:
+        yield ""
+        yield "On every host:"
+        yield from _causes(explanation.causes)
+    fits = [answer.host for answer in explanation.hosts if answer.fits]
+    if fits and not explanation.would_start:
+        yield ""
+        yield f"But for that it would start on {', '.join(fits)}."
+    for answer in explanation.hosts:
+        if not answer.fits:
+            yield ""
+            yield f"{answer.host}:"
+            yield from _causes(answer.causes)
+    if explanation.others:
+        yield ""
+        yield f"No GPU of the kind: {', '.join(explanation.others)}"
+    if not explanation.would_start:
+        yield from _remedies(explanation)
+    for title, texts in (
+        ("May still stand in the way", explanation.doubts),
+        ("Not looked at", explanation.not_looked_at),
+    ):
+        if texts:
+            yield ""
+            yield f"{title}:"
+            yield from (f"  - {text}" for text in texts)
+
+
+def _causes(causes: Iterable[Cause]) -> Iterable[str]:
+    for cause in causes:
+        yield f"  {cause.kind}: {cause.text}"
+        yield f"      to mend it: {cause.fix}"
+
+
+def _remedies(explanation: Explanation) -> Iterable[str]:
+    yield ""
+    yield "What would make it start:"
+    for action in explanation.first:
+        yield f"  - {action.text}"
+    then = "and then, " if explanation.first else ""
+    for index, remedy in enumerate(explanation.remedies):
+        start = f"  - {then}" if index == 0 else "  - or "
+        yield f"{start}on {remedy.host}: {'; and '.join(action.text for action in remedy.actions)}"
+    if not explanation.first and not explanation.remedies:
+        yield "  - nothing simple: another flavor, or another host"
+
+
+def as_data(explanation: Explanation) -> dict[str, Any]:
+    """The answer for programs; keys are only ever added."""
+    return {
+        "flavor": explanation.flavor,
+        "project": explanation.project,
+        "would_start": explanation.would_start,
+        "where": list(explanation.where),
+        "answer": explanation.answer,
+        "causes": [_cause(cause) for cause in explanation.causes],
+        "hosts": [
+            {"host": answer.host, "fits": answer.fits, "causes": [_cause(cause) for cause in answer.causes]}
+            for answer in explanation.hosts
+        ],
+        "hosts_without": list(explanation.others),
+        "first": [_action(action) for action in explanation.first],
+        "remedies": [
+            {"host": remedy.host, "actions": [_action(action) for action in remedy.actions]}
+            for remedy in explanation.remedies
+        ],
+        "doubts": list(explanation.doubts),
+        "not_looked_at": list(explanation.not_looked_at),
+        "calls": explanation.calls,
+    }
+
+
+def _cause(cause: Cause) -> dict[str, Any]:
+    return {"kind": cause.kind, "text": cause.text, "fix": cause.fix, "details": [dict(item) for item in cause.details]}
+
+
+def _action(action: Action) -> dict[str, Any]:
+    return {"action": action.kind, "text": action.text, **action.values}

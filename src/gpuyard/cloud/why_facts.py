@@ -1,0 +1,344 @@
+"""Reads the facts for ``gpuyard gpu why``: sets for all hosts at once, and a closer look at a few of them.
+
+Placement is asked which providers have what the flavor asks, one call a question for any number of hosts and GPUs. Only
+of hosts that fail on GPUs or on room, and of a few of them at most, why_closer.py asks what they have and who holds it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from gpuyard.cloud.api import CloudApi, CloudError
+from gpuyard.cloud.objects import DOMAIN, compute_service
+from gpuyard.cloud.why_closer import PAGE, CloserLook, flavor_of
+from gpuyard.model.errors import GpuyardError, UsageError
+from gpuyard.model.gpu import Gpu
+from gpuyard.model.world import Provider
+from gpuyard.site.compile import CompiledSite
+from gpuyard.site.encoding import count_class, set_trait
+from gpuyard.site.load import LoadedSite
+from gpuyard.site.release import RELEASES
+from gpuyard.site.why.explain import explain
+from gpuyard.site.why.facts import (
+    Aggregate,
+    AskedFlavor,
+    Asker,
+    Device,
+    Explanation,
+    Facts,
+    HostFacts,
+    Limit,
+    NeedKey,
+)
+from gpuyard.site.why.request import PINNED, SHARED, Alias, Request, aliases_of, request_of
+
+PARALLEL = 6
+SHARES = "MISC_SHARES_VIA_AGGREGATE"
+# Nova's own, for a site that does not set the option.
+DEFAULT_FILTERS = "ComputeFilter,ComputeCapabilitiesFilter,ImagePropertiesFilter,ServerGroupAntiAffinityFilter"
+# Without a registered limit Nova refuses what this option names, and lets anybody have the rest; its own default.
+DEFAULT_REQUIRED = "servers"
+BAD_REQUEST, NOT_FOUND = 400, 404
+
+
+def why(
+    api: CloudApi, loaded: LoadedSite, flavor: str, project: str | None = None, zone: str | None = None
+) -> Explanation:
+    """Why a server of a flavor (name or id) would not start now, or where it would.
+
+    Raises UsageError for a flavor or a project that does not exist, CloudError when the cloud does not answer.
+    """
+    before = api.calls
+    with ThreadPoolExecutor(PARALLEL, thread_name_prefix="why") as threads:
+        reader = FactsReader(api, loaded, threads)
+        facts, request = reader.read(flavor, project, zone)
+        facts = reader.closer(facts).look(facts, request, explain(facts, request).hosts)
+    return explain(replace(facts, calls=api.calls - before), request)
+
+
+class FactsReader:
+    """Reads facts: the first round, which is of all hosts at once."""
+
+    def __init__(self, api: CloudApi, loaded: LoadedSite, threads: ThreadPoolExecutor) -> None:
+        self._api = api
+        self._loaded = loaded
+        self._threads = threads
+        self._aliases = site_aliases(loaded.compiled)
+        self._providers: dict[str, Provider] = {}
+        self._allocatable: frozenset[str] = frozenset()
+        self._gpus: list[Gpu] = []
+
+    def read(self, name: str, project: str | None, zone: str | None) -> tuple[Facts, Request]:
+        """The first round: what holds of all hosts at once."""
+        run = self._threads.submit
+        asker = run(self._project, project) if project is not None else None
+        hypervisors = run(self._rows, "compute", "/os-hypervisors/detail", "hypervisors", limit=PAGE)
+        services = run(self._get, "compute", "/os-services", "services", binary="nova-compute")
+        aggregates = run(self._get, "compute", "/os-aggregates", "aggregates")
+        providers = run(self._get, "placement", "/resource_providers", "resource_providers")
+        sharing = run(self._with, required=SHARES)
+        flavor = self._flavor(name)
+        request = request_of(flavor, self._aliases)
+        if request.devices and _option(self._loaded.compiled, "filter_scheduler", "pci_in_placement") != "true":
+            raise GpuyardError(
+                f"{flavor.name} asks for GPUs, and the site does not have Placement decide about them "
+                f"(pci_in_placement): who has which cannot be seen from outside"
+            )
+        limits = run(self._limits, asker.result(), request) if asker else None
+        self._providers = {
+            r["name"]: Provider(r["uuid"], r["name"], r["root_provider_uuid"]) for r in providers.result()
+        }
+        able = {
+            (name, amount): run(self._with, resources=f"{name}:{amount}")
+            for name, amount in _amounts(request)
+        }  # fmt: skip
+        wanted = {need.resource_class for need in request.devices}
+        pools = {gpu.pool for gpu in self._loaded.compiled.gpus if gpu.resource_class in wanted}
+        self._gpus = [gpu for gpu in self._loaded.compiled.gpus if gpu.pool in pools]
+        asked: set[NeedKey] = {(need.resource_class, need.traits) for need in request.devices}
+        plain: set[NeedKey] = {(name, frozenset()) for name in wanted}
+        plain |= {(gpu.resource_class, frozenset()) for gpu in self._gpus if not gpu.blocked}
+        devices = {key: run(self._with, **_query(key)) for key in asked | plain}
+        traits = {trait: run(self._with, required=trait) for trait in request.all_traits | request.forbidden}
+        candidates = [run(self._candidates, query) for query in request.queries()]
+        found = {key: later.result() or frozenset() for key, later in devices.items()}
+        self._allocatable = frozenset().union(*found.values())
+        shares = self._ids(sharing.result() or frozenset())
+        hosts = tuple(self._hosts(hypervisors.result(), services.result(), shares))
+        facts = Facts(
+            flavor=flavor,
+            hosts=hosts,
+            devices=tuple(self._devices({key: found[key] for key in asked}, wanted, hosts)),
+            able={key: self._ids(later.result() or frozenset()) for key, later in able.items()},
+            sharing=shares,
+            able_devices=found,
+            with_trait={trait: self._ids(later.result() or frozenset()) for trait, later in traits.items()},
+            unknown_classes=_unknown({k[0]: able[k] for k in able} | {k[0]: devices[k] for k in plain}),
+            unknown_traits=_unknown(traits),
+            aggregates=tuple(
+                Aggregate(row["name"], frozenset(row["hosts"]), dict(row["metadata"])) for row in aggregates.result()
+            ),
+            asker=limits.result() if limits else None,
+            zone=zone,
+            pools={gpu.resource_class: gpu.pool for gpu in self._loaded.compiled.gpus}
+            | {count_class(pool): pool for pool in self._loaded.site.pools},
+            counting=frozenset(map(count_class, self._loaded.site.pools)),
+            **_options(self._loaded.compiled),
+        )
+        return _with_candidates(facts, [later.result() for later in candidates]), request
+
+    def closer(self, facts: Facts) -> CloserLook:
+        """What reads the second round, after the first."""
+        asker = (facts.asker.id, facts.asker.name) if facts.asker else None
+        return CloserLook(
+            self._api, self._threads, self._aliases, self._gpus, self._providers, self._allocatable, asker
+        )
+
+    def _get(self, service: str, path: str, key: str, **query: object) -> list[dict[str, Any]]:
+        return list(self._api.get(service, path, **query)[key])
+
+    def _rows(self, service: str, path: str, key: str, **query: object) -> list[dict[str, Any]]:
+        return list(self._api.pages(service, path, key, **query))
+
+    def _with(self, **query: object) -> frozenset[str] | None:
+        """Names of the providers that a question means; None when Placement does not know a word of it."""
+        try:
+            return frozenset(
+                row["name"] for row in self._get("placement", "/resource_providers", "resource_providers", **query)
+            )
+        except CloudError as error:
+            if error.status == BAD_REQUEST:
+                return None
+            raise
+
+    def _ids(self, names: Iterable[str]) -> frozenset[str]:
+        """Ids of the providers with these names; one that came up since the list was read is left out."""
+        return frozenset(self._providers[name].id for name in names if name in self._providers)
+
+    def _flavor(self, name: str) -> AskedFlavor:
+        rows = self._rows("compute", "/flavors/detail", "flavors", is_public="None", limit=PAGE)
+        found = [row for row in rows if row["name"] == name] or [row for row in rows if row["id"] == name]
+        if not found:
+            close = difflib.get_close_matches(name, [row["name"] for row in rows], n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "see 'openstack flavor list --all'"
+            raise UsageError(f"cloud {self._api.name} has no flavor {name!r}; {hint}")
+        row = found[0]
+        public = row["os-flavor-access:is_public"]
+        access = [] if public else self._get("compute", f"/flavors/{row['id']}/os-flavor-access", "flavor_access")
+        return replace(
+            flavor_of(row),
+            id=row["id"],
+            public=public,
+            disabled=row["OS-FLV-DISABLED:disabled"],
+            projects=frozenset(item["tenant_id"] for item in access),
+        )
+
+    def _project(self, name: str) -> Asker:
+        """A project of the site's domain by its name, or any by its id."""
+        rows = self._get("identity", "/projects", "projects", name=name, domain_id=DOMAIN)
+        if not rows:
+            try:
+                rows = [self._api.get("identity", f"/projects/{name}")["project"]]
+            except CloudError as error:
+                if error.status != NOT_FOUND:
+                    raise
+                raise UsageError(f"cloud {self._api.name} has no project {name!r} in domain {DOMAIN!r}") from None
+        return Asker(rows[0]["id"], rows[0]["name"])
+
+    def _limits(self, asker: Asker, request: Request) -> Asker:
+        """The project with its limits on what the flavor asks, and what it uses of them, counted as Nova does."""
+        service = compute_service(self._api)
+        where = {"service_id": service} | ({"region_id": self._api.region} if self._api.region else {})
+        registered = self._threads.submit(self._get, "identity", "/registered_limits", "registered_limits", **where)
+        own = self._threads.submit(self._get, "identity", "/limits", "limits", project_id=asker.id, **where)
+        usages = self._threads.submit(self._api.get, "placement", "/usages", project_id=asker.id, consumer_type="all")
+        servers = self._rows("compute", "/servers", "servers", all_tenants=1, project_id=asker.id, limit=PAGE)
+        used = {"servers": len(servers)}
+        # "all" makes no difference between servers and migrations, as Nova makes none when it counts.
+        used |= {f"class:{name}": number for name, number in usages.result()["usages"].get("all", {}).items()}
+        default = {row["resource_name"]: row["default_limit"] for row in registered.result() if self._of_region(row)}
+        mine = {row["resource_name"]: row["resource_limit"] for row in own.result() if self._of_region(row)}
+        for name in _unregistered(self._loaded.compiled):
+            default.setdefault(name, 0)
+        return replace(
+            asker,
+            limits=tuple(
+                Limit(name, mine.get(name, default.get(name, -1)), used.get(name, 0), name in mine)
+                for name in request.counted(True)
+            ),
+        )
+
+    def _of_region(self, row: Mapping[str, Any]) -> bool:
+        return bool(row["region_id"] == (self._api.region or None))
+
+    def _candidates(self, query: Mapping[str, str]) -> tuple[frozenset[str], str]:
+        """Ids of the root providers that Placement would give the whole request to, or what it says instead."""
+        try:
+            answer = self._api.get("placement", "/allocation_candidates", **query)
+        except CloudError as error:
+            return frozenset(), "" if error.status == BAD_REQUEST else str(error)  # unknown words are a cause already
+        summaries = answer["provider_summaries"]
+        used = {provider for row in answer["allocation_requests"] for provider in row["allocations"]}
+        return frozenset(summaries[provider]["root_provider_uuid"] for provider in used), ""
+
+    def _hosts(
+        self, hypervisors: Sequence[Mapping[str, Any]], services: Sequence[Mapping[str, Any]], sharing: frozenset[str]
+    ) -> Iterable[HostFacts]:
+        """Every hypervisor, and every root provider of which Nova knows none."""
+        by_host = {row["host"]: row for row in services}
+        known = set()
+        for row in hypervisors:
+            service = by_host.get(row["service"]["host"], {})
+            known.add(row["id"])
+            yield HostFacts(
+                name=row["hypervisor_hostname"],
+                provider=row["id"],
+                service_host=row["service"]["host"],
+                up=row["state"] == "up",
+                enabled=row["status"] == "enabled",
+                forced_down=bool(service.get("forced_down")),
+                disabled_reason=row["service"]["disabled_reason"] or "",
+                zone=service.get("zone", ""),
+                hypervisor_type=row["hypervisor_type"],
+                numa_nodes=self._numa_nodes(row["service"]["host"]),
+            )
+        for provider in self._providers.values():
+            if provider.id == provider.root_id and provider.id not in known | sharing:
+                yield HostFacts(provider.name, provider.id, provider.name, has_service=False)
+
+    def _numa_nodes(self, host: str) -> int | None:
+        inventory = self._loaded.inventories.get(host)
+        return inventory.facts.numa_nodes if inventory else None
+
+    def _devices(
+        self, able: Mapping[NeedKey, frozenset[str]], wanted: set[str], hosts: Sequence[HostFacts]
+    ) -> Iterable[Device]:
+        """The site's GPUs of the classes that are asked, and providers that would do and that it does not know."""
+        free = frozenset[str]().union(*able.values()) if able else frozenset()
+        mine = {gpu.provider_name for gpu in self._loaded.compiled.gpus}
+        for gpu in self._gpus:
+            if gpu.resource_class in wanted:
+                yield self._device(gpu, gpu.provider_name in free)
+        host_of = {host.provider: host.name for host in hosts}
+        foreign: dict[str, NeedKey] = {}
+        for (name, traits), providers in able.items():
+            for provider in providers - mine:
+                foreign[provider] = (name, traits | foreign.get(provider, ("", frozenset()))[1])
+        for provider, (name, traits) in sorted(foreign.items()):
+            host = host_of.get(self._providers[provider].root_id) if provider in self._providers else None
+            if host is not None:
+                yield Device(provider, host, provider.removeprefix(f"{host}_"), name, traits, "foreign")
+
+    def _device(self, gpu: Gpu, free: bool) -> Device:
+        state, reason = ("free", "") if free else ("taken", "cannot be had")
+        if gpu.blocked:
+            state, reason = "blocked", gpu.blocked
+        elif gpu.provider_name not in self._providers:
+            state, reason = "lost", "is not in Placement: is the site's device_spec deployed?"
+        return Device(
+            provider=gpu.provider_name,
+            host=gpu.host,
+            address=gpu.address,
+            resource_class=gpu.resource_class,
+            traits=_traits(gpu),
+            state=state,
+            reason=reason,
+            device_type=self._loaded.inventories[gpu.host].function(gpu.address).device_type.value,
+        )
+
+
+def site_aliases(compiled: CompiledSite) -> dict[str, Alias]:
+    """The aliases that the site gives to every Nova service."""
+    return aliases_of(compiled.options_of("nova").values("pci", "alias"))
+
+
+def _option(compiled: CompiledSite, section: str, key: str) -> str | None:
+    """An option of the services that no host has for itself; None when the site does not set it."""
+    values = [v for options in compiled.options if options.host is None for v in options.values(section, key)]
+    return values[-1] if values else None
+
+
+def _options(compiled: CompiledSite) -> dict[str, Any]:
+    filters = _option(compiled, "filter_scheduler", "enabled_filters") or DEFAULT_FILTERS
+    isolated = _option(compiled, "scheduler", "enable_isolated_aggregate_filtering") or "false"
+    return {
+        "filters": frozenset(name.strip() for name in filters.split(",")),
+        "isolated_aggregates": isolated.lower() == "true",
+        "counts_devices": RELEASES[compiled.site.release].pci_quotas,
+    }
+
+
+def _unregistered(compiled: CompiledSite) -> list[str]:
+    """Resources that nobody gets while no limit is registered for them."""
+    named = _option(compiled, "quota", "unified_limits_resource_list") or DEFAULT_REQUIRED
+    return [name.strip() for name in named.split(",")]
+
+
+def _amounts(request: Request) -> set[tuple[str, int]]:
+    """Every class and amount to ask for; with pinned CPUs also what Nova falls back to."""
+    found = {item for part in (request.amounts, *(group.amounts for group in request.groups)) for item in part.items()}
+    return found | {(SHARED, amount) for name, amount in found if name == PINNED}
+
+
+def _query(key: NeedKey) -> dict[str, object]:
+    name, traits = key
+    query: dict[str, object] = {"resources": f"{name}:1"}
+    return {**query, "required": ",".join(sorted(traits))} if traits else query
+
+
+def _traits(gpu: Gpu) -> frozenset[str]:
+    return frozenset({set_trait(gpu.set_letter)}) if gpu.set_letter else frozenset()
+
+
+def _unknown(asked: Mapping[str, Future[frozenset[str] | None]]) -> frozenset[str]:
+    return frozenset(name for name, later in asked.items() if later.result() is None)
+
+
+def _with_candidates(facts: Facts, answers: Sequence[tuple[frozenset[str], str]]) -> Facts:
+    found = frozenset[str]().union(*(roots for roots, _ in answers))
+    errors = "; ".join(dict.fromkeys(error for _, error in answers if error))
+    return replace(facts, candidates=found, candidates_error="" if found else errors)

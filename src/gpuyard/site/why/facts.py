@@ -1,0 +1,248 @@
+"""The facts that an explanation is made from, and the words it is made of. ``cloud/why_facts.py`` reads the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class AskedFlavor:
+    """A flavor as Nova has it. RAM and swap in MiB, disks in GiB."""
+
+    id: str
+    name: str
+    vcpus: int
+    ram: int
+    disk: int
+    ephemeral: int = 0
+    swap: int = 0
+    public: bool = True
+    disabled: bool = False
+    projects: frozenset[str] = frozenset()
+    """Ids of the projects with access, of a private flavor."""
+    extra_specs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One thing that stands in the way, and what would take it away."""
+
+    kind: str
+    """A stable word, one of those in docs/how-to/why-no-valid-host.md."""
+    text: str
+    fix: str
+    details: tuple[Mapping[str, object], ...] = ()
+    """Of ``gpu``: the GPUs; of ``room`` and ``quota``: the numbers."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a host has of one resource class, as Placement counts it."""
+
+    total: int
+    reserved: int
+    ratio: float
+    max_unit: int
+    used: int
+
+    @property
+    def capacity(self) -> int:
+        """What all servers together may have."""
+        return int((self.total - self.reserved) * self.ratio)
+
+    @property
+    def free(self) -> int:
+        return self.capacity - self.used
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU that one of the flavor's aliases means, or a provider that the site does not know and that would do."""
+
+    provider: str
+    host: str
+    address: str
+    resource_class: str
+    traits: frozenset[str]
+    """Of the site's device_spec."""
+    state: str
+    """A state of ``gpuyard gpu list``; ``taken`` where its holder was not asked for; ``orphan`` when the consumer is no
+    server of the host; ``foreign`` of a provider that the site does not know."""
+    reason: str = ""
+    server: str = ""
+    """Id of the server, or other consumer, that holds it."""
+    device_type: str | None = None
+    """As recorded on its host."""
+    stranded: tuple[str, ...] = ()
+    """Addresses of its peers that are free and cannot be had without it."""
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server on a host, and what it would give back."""
+
+    id: str
+    name: str
+    status: str
+    project: str
+    user: str
+    amounts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """One hypervisor."""
+
+    name: str
+    """As Placement knows it."""
+    provider: str
+    """Id of its root provider."""
+    service_host: str = ""
+    """As Nova's services and aggregates know it."""
+    has_service: bool = True
+    up: bool = True
+    enabled: bool = True
+    forced_down: bool = False
+    disabled_reason: str = ""
+    zone: str = ""
+    hypervisor_type: str = ""
+    numa_nodes: int | None = None
+    """As recorded; None when the site has no recording of it."""
+    rooms: Mapping[str, Room | None] | None = None
+    """By resource class, None for one that it does not report; None when it was not looked at closer."""
+    servers: tuple[RunningServer, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """A host aggregate of Nova."""
+
+    name: str
+    hosts: frozenset[str]
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit of one project on one resource; -1 is no limit."""
+
+    resource: str
+    limit: int
+    used: int
+    own: bool
+    """The project's own, and not the registered one of every project."""
+
+
+@dataclass(frozen=True)
+class Asker:
+    """The project in whose name the server would be asked for."""
+
+    id: str
+    name: str
+    limits: tuple[Limit, ...] = ()
+
+
+NeedKey = tuple[str, frozenset[str]]
+"""A resource class and the traits that go with it."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that was read."""
+
+    flavor: AskedFlavor
+    hosts: tuple[HostFacts, ...]
+    devices: tuple[Device, ...] = ()
+    able: Mapping[tuple[str, int], frozenset[str]] = field(default_factory=dict)
+    """Resource class and amount -> ids of the hosts' root providers, and of sharing ones, that have it."""
+    sharing: frozenset[str] = frozenset()
+    """Ids of providers that share what they have with hosts (MISC_SHARES_VIA_AGGREGATE)."""
+    able_devices: Mapping[NeedKey, frozenset[str]] = field(default_factory=dict)
+    """Class and traits -> names of providers of which one device can be had."""
+    with_trait: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Trait -> ids of root providers that have it."""
+    unknown_classes: frozenset[str] = frozenset()
+    """Resource classes that Placement has never heard of."""
+    unknown_traits: frozenset[str] = frozenset()
+    candidates: frozenset[str] | None = None
+    """Ids of the root providers that Placement would give the whole request to; None when it was not asked."""
+    candidates_error: str = ""
+    """What Placement said instead of an answer."""
+    aggregates: tuple[Aggregate, ...] = ()
+    asker: Asker | None = None
+    zone: str | None = None
+    """The availability zone that is asked for."""
+    filters: frozenset[str] = frozenset()
+    """The scheduler's filters that the site switches on."""
+    isolated_aggregates: bool = False
+    """``[scheduler]enable_isolated_aggregate_filtering`` of the site."""
+    counts_devices: bool = True
+    """Whether this release of Nova counts PCI devices against limits."""
+    pools: Mapping[str, str] = field(default_factory=dict)
+    """Resource class of GPUs, or one that counts them -> the site's pool."""
+    counting: frozenset[str] = frozenset()
+    """Resource classes of hosts that only count their GPUs; they are short when the GPUs are."""
+    calls: int = 0
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing that somebody would do."""
+
+    kind: str
+    """A stable word: ``delete-server``, ``enable-service``, ``raise-limit`` ..."""
+    text: str
+    values: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Actions that make a server fit on one host, all of them."""
+
+    host: str
+    actions: tuple[Action, ...]
+
+
+@dataclass(frozen=True)
+class HostAnswer:
+    """One host: whether a server would start there, or all that stands in the way."""
+
+    host: str
+    causes: tuple[Cause, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return not self.causes
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The answer."""
+
+    flavor: str
+    project: str | None
+    answer: str
+    """One line."""
+    causes: tuple[Cause, ...]
+    """What stands in the way on every host: the flavor, the project."""
+    hosts: tuple[HostAnswer, ...]
+    others: tuple[str, ...] = ()
+    """Hosts that have no GPU of the kind that is asked, whatever else."""
+    first: tuple[Action, ...] = ()
+    """What must be done wherever the server is to run."""
+    remedies: tuple[Remedy, ...] = ()
+    """Then one of these, cheapest first; none are needed when a host has room."""
+    doubts: tuple[str, ...] = ()
+    """What may still stand in the way of this flavor."""
+    not_looked_at: tuple[str, ...] = ()
+    calls: int = 0
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        """Hosts that would take a server, limits and the flavor apart."""
+        return tuple(answer.host for answer in self.hosts if answer.fits)
+
+    @property
+    def would_start(self) -> bool:
+        return not self.causes and bool(self.where)

@@ -1,0 +1,145 @@
+"""Asks the lab for servers and for the reasons of its refusals, and carries out what would help."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+
+from gpuyard.cloud.api import CloudApi, CloudError
+from gpuyard.cloud.objects import compute_service
+from gpuyard.cloud.why_facts import why
+from gpuyard.lab.exercise import PREFIX, Exercise
+from gpuyard.site.load import LoadedSite
+from gpuyard.site.why.facts import Action, Explanation, Remedy
+
+REFUSED = "NoValidHost"
+TIMEOUT = 60
+
+
+@dataclass
+class Cloud:
+    """The lab, as those see it who ask for servers and those who mend it."""
+
+    operator: CloudApi
+    user: CloudApi
+    exercise: Exercise
+    loaded: LoadedSite
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def ask(self, flavor: str, api: CloudApi | None = None, zone: str | None = None) -> tuple[str, str]:
+        """Ask for a server: ACTIVE, NoValidHost, or the status of the refusal; and its id."""
+        api = api or self.user
+        image = api.get("image", "/images", name="tiny")["images"][0]["id"]
+        wanted = {
+            "name": f"{PREFIX}why-{next(self.numbers)}",
+            "flavorRef": flavor,
+            "imageRef": image,
+            "networks": "none",
+        }
+        if zone:
+            wanted["availability_zone"] = zone
+        try:
+            server = api.request("POST", "compute", "/servers", {"server": wanted})["server"]["id"]
+        except CloudError as error:
+            return str(error.status), ""
+        end = monotonic() + TIMEOUT
+        while monotonic() < end:
+            row = api.get("compute", f"/servers/{server}")["server"]
+            if row["status"] == "ERROR" and "fault" in row:  # which Nova writes after the status
+                assert "No valid host" in row["fault"]["message"], row["fault"]
+                return REFUSED, server
+            if row["status"] == "ACTIVE":
+                return "ACTIVE", server
+            sleep(0.1)
+        raise AssertionError(f"server {server} stays in BUILD")
+
+    def starts(self, flavor: str, zone: str | None = None) -> str:
+        """Ask for a server that must start; its id."""
+        status, server = self.ask(flavor, zone=zone)
+        assert status == "ACTIVE"
+        return server
+
+    def refuses(self, flavor: str, answer: str = REFUSED, zone: str | None = None) -> Explanation:
+        """Nova must refuse with `answer`; what is said about it."""
+        status, server = self.ask(flavor, zone=zone)
+        if server:
+            self.exercise.delete([server])
+        assert status == answer
+        told = self.why(flavor, zone)
+        assert not told.would_start, told.answer
+        return told
+
+    def why(self, flavor: str, zone: str | None = None) -> Explanation:
+        return why(self.operator, self.loaded, flavor, "demo", zone)
+
+    def carry_out(self, *actions: Action) -> None:
+        """Do what a remedy says."""
+        for action in actions:
+            values = action.values
+            if action.kind == "delete-server":
+                self.delete(str(values["server"]))
+            elif action.kind in ("enable-service", "unset-forced-down"):
+                change = {"status": "enabled"} if action.kind == "enable-service" else {"forced_down": False}
+                self.service(str(values["host"]), **change)
+            elif action.kind == "release-hold":
+                self.reserve(str(values["provider"]), str(values["class"]), 0)
+            elif action.kind == "delete-allocation":
+                self.operator.request("DELETE", "placement", f"/allocations/{values['consumer']}")
+            elif action.kind == "raise-limit":
+                self.limit(str(values["resource"]), values["to"])
+            elif action.kind == "grant-access":
+                self.grant(str(values["flavor"]))
+            else:
+                raise AssertionError(f"nobody can carry out {action}")
+
+    def delete(self, server: str) -> None:
+        """Delete a server of whichever project, if it is there."""
+        Exercise(self.operator, self.operator, self.loaded.compiled).delete([server])
+
+    def grant(self, flavor: str) -> None:
+        project = self.operator.get("identity", "/projects", name="demo")["projects"][0]["id"]
+        body = {"addTenantAccess": {"tenant": project}}
+        self.operator.request("POST", "compute", f"/flavors/{flavor}/action", body)
+
+    def service(self, host: str, **change: object) -> None:
+        rows = self.operator.get("compute", "/os-services", binary="nova-compute")["services"]
+        (found,) = (row["id"] for row in rows if row["host"] == host)
+        self.operator.request("PUT", "compute", f"/os-services/{found}", change)
+
+    def provider(self, name: str) -> str:
+        return str(self.operator.get("placement", "/resource_providers", name=name)["resource_providers"][0]["uuid"])
+
+    def reserve(self, provider: str, resource_class: str, number: int) -> None:
+        path = f"/resource_providers/{self.provider(provider)}/inventories/{resource_class}"
+        inventory = self.operator.get("placement", path)
+        self.operator.request("PUT", "placement", path, {**inventory, "reserved": number})
+
+    def limit(self, resource: str, value: object) -> str:
+        """Set the demo project's own limit, which may have been there before; its id."""
+        project = self.operator.get("identity", "/projects", name="demo")["projects"][0]["id"]
+        service = compute_service(self.operator)
+        rows = self.operator.get("identity", "/limits", project_id=project, resource_name=resource)["limits"]
+        if rows:
+            body = {"limit": {"resource_limit": value}}
+            self.operator.request("PATCH", "identity", f"/limits/{rows[0]['id']}", body)
+            return str(rows[0]["id"])
+        row = {
+            "project_id": project, "service_id": service, "region_id": self.operator.region,
+            "resource_name": resource, "resource_limit": value,
+        }  # fmt: skip
+        return str(self.operator.request("POST", "identity", "/limits", {"limits": [row]})["limits"][0]["id"])
+
+
+def kinds(told: Explanation, host: str | None = None) -> set[str]:
+    """Kinds of the causes that hold for every host, or of those of one host."""
+    if host is None:
+        return {cause.kind for cause in told.causes}
+    (answer,) = (answer for answer in told.hosts if answer.host == host)
+    return {cause.kind for cause in answer.causes}
+
+
+def remedy(told: Explanation) -> Remedy:
+    assert told.remedies, told
+    return told.remedies[0]

@@ -1,0 +1,478 @@
+"""What a flavor asks for, what stands in the way of it, and what would take that away: the rules, without a cloud."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nova.scheduler.filters import extra_specs_ops
+
+from gpuyard.cli.why import lines
+from gpuyard.site.why.causes import match, unmet
+from gpuyard.site.why.explain import explain
+from gpuyard.site.why.facts import (
+    Aggregate,
+    AskedFlavor,
+    Asker,
+    Device,
+    Explanation,
+    Facts,
+    HostFacts,
+    Limit,
+    Room,
+    RunningServer,
+)
+from gpuyard.site.why.request import Alias, DeviceNeed, Request, aliases_of, request_of
+
+SET_A = frozenset({"CUSTOM_GPU_SET_A"})
+ALIASES = {
+    "v100": Alias("v100", "CUSTOM_GPU_V100", frozenset(), "type-PCI"),
+    "v100-set-a": Alias("v100-set-a", "CUSTOM_GPU_V100", SET_A, "type-PCI"),
+    "v100-peer-a": Alias("v100-peer-a", "CUSTOM_GPU_V100_PEER", SET_A, "type-PCI"),
+}
+FILTERS = frozenset({"NUMATopologyFilter", "AggregateInstanceExtraSpecsFilter"})
+
+
+def flavor(**specs: str) -> AskedFlavor:
+    return AskedFlavor("f", "f", vcpus=4, ram=8192, disk=20, ephemeral=10, swap=1500, extra_specs=specs)
+
+
+def one_gpu(**specs: str) -> AskedFlavor:
+    return flavor(**{"pci_passthrough:alias": "v100:1", **specs})
+
+
+def device(number: int, **more: object) -> Device:
+    values: dict[str, object] = {
+        "provider": f"h_{number}", "host": "h", "address": f"0000:0{number}:00.0", "resource_class": "CUSTOM_GPU_V100",
+        "traits": frozenset(), "state": "free", "device_type": "type-PCI", **more,
+    }  # fmt: skip
+    return Device(**values)  # type: ignore[arg-type]
+
+
+def facts(asked: AskedFlavor, **more: object) -> tuple[Facts, Request]:
+    """One libvirt host with one free GPU and room for everything, and Placement agrees."""
+    request = request_of(asked, ALIASES)
+    host = HostFacts("h", "id-h", "h", hypervisor_type="QEMU", zone="nova")
+    values: dict[str, object] = {
+        "flavor": asked,
+        "hosts": (host,),
+        "devices": (device(1),),
+        "able": {item: frozenset({"id-h"}) for item in request.amounts.items()},
+        "able_devices": {(need.resource_class, need.traits): frozenset({"h_1"}) for need in request.devices},
+        "with_trait": {trait: frozenset({"id-h"}) for trait in request.traits},
+        "candidates": frozenset({"id-h"}),
+        "filters": FILTERS,
+        **more,
+    }
+    return Facts(**values), request  # type: ignore[arg-type]
+
+
+def told(asked: AskedFlavor, **more: object) -> Explanation:
+    return explain(*facts(asked, **more))
+
+
+def kinds(asked: AskedFlavor, **more: object) -> list[str]:
+    """Kinds of all causes, those of every host first."""
+    said = told(asked, **more)
+    return [cause.kind for cause in (*said.causes, *(c for answer in said.hosts for c in answer.causes))]
+
+
+NONE: dict[str, Any] = {"candidates": frozenset()}
+"""Placement names no host."""
+
+
+# What a flavor asks.
+
+
+def test_a_flavor_asks_for_its_cpus_ram_and_all_its_disks() -> None:
+    asked = request_of(flavor(), {})
+    assert asked.amounts == {"VCPU": 4, "MEMORY_MB": 8192, "DISK_GB": 20 + 10 + 2}
+
+
+@pytest.mark.parametrize(
+    ("specs", "amounts"),
+    [
+        ({"resources:VCPU": "0"}, {"MEMORY_MB": 8192, "DISK_GB": 32}),
+        ({"resources:MEMORY_MB": "1"}, {"VCPU": 4, "MEMORY_MB": 1, "DISK_GB": 32}),
+        ({"resources:CUSTOM_X": "3"}, {"VCPU": 4, "MEMORY_MB": 8192, "DISK_GB": 32, "CUSTOM_X": 3}),
+        ({"resources:VCPU": "many"}, {"VCPU": 4, "MEMORY_MB": 8192, "DISK_GB": 32}),
+        ({"hw:cpu_policy": "dedicated"}, {"PCPU": 4, "MEMORY_MB": 8192, "DISK_GB": 32}),
+        ({"hw:cpu_policy": "shared"}, {"VCPU": 4, "MEMORY_MB": 8192, "DISK_GB": 32}),
+        ({"resources1:VCPU": "4"}, {"MEMORY_MB": 8192, "DISK_GB": 32}),
+    ],
+)
+def test_properties_replace_or_add_amounts(specs: dict[str, str], amounts: dict[str, int]) -> None:
+    assert request_of(flavor(**specs), {}).amounts == amounts
+
+
+def test_pinned_cpus_are_asked_for_a_second_time_as_shared_ones() -> None:
+    first, second = request_of(flavor(**{"hw:cpu_policy": "dedicated"}), {}).queries()
+    assert "PCPU:4" in first["resources"]
+    assert "VCPU:4" in second["resources"]
+
+
+def test_the_query_is_nova_s() -> None:
+    asked = request_of(
+        flavor(**{"pci_passthrough:alias": "v100-set-a:1,v100-peer-a:2", "trait:X": "required"}), ALIASES
+    )
+    (query,) = asked.queries()
+    assert query == {
+        "limit": "1000",
+        "root_required": "!COMPUTE_STATUS_DISABLED",
+        "resources": "DISK_GB:32,MEMORY_MB:8192,VCPU:4",
+        "required": "X",
+        "resources_DEVICE0": "CUSTOM_GPU_V100:1",
+        "required_DEVICE0": "CUSTOM_GPU_SET_A",
+        "resources_DEVICE1": "CUSTOM_GPU_V100_PEER:1",
+        "required_DEVICE1": "CUSTOM_GPU_SET_A",
+        "resources_DEVICE2": "CUSTOM_GPU_V100_PEER:1",
+        "required_DEVICE2": "CUSTOM_GPU_SET_A",
+        "group_policy": "none",
+    }
+
+
+def test_aliases_are_read_as_the_site_writes_them() -> None:
+    text = '{"name": "a", "vendor_id": "10de", "product_id": "1db4", "device_type": "type-PF"}'
+    more = '{"name": "b", "resource_class": "CUSTOM_B", "traits": "CUSTOM_X, CUSTOM_Y"}'
+    assert aliases_of([text, more]) == {
+        "a": Alias("a", "CUSTOM_PCI_10DE_1DB4", frozenset(), "type-PF"),
+        "b": Alias("b", "CUSTOM_B", frozenset({"CUSTOM_X", "CUSTOM_Y"}), None),
+    }
+
+
+@pytest.mark.parametrize(
+    ("specs", "nodes"),
+    [
+        ({}, 0),
+        ({"hw:numa_nodes": "2"}, 2),
+        ({"hw:mem_page_size": "large"}, 1),
+        ({"hw:cpu_policy": "dedicated"}, 1),
+        ({"hw:cpu_policy": "dedicated", "hw:numa_nodes": "4"}, 4),
+        ({"hw:cpu_policy": "shared"}, 0),
+        ({"resources:PCPU": "4"}, 1),
+        ({"hw:pci_numa_affinity_policy": "required"}, 0),
+    ],
+)
+def test_what_has_nova_want_a_numa_topology(specs: dict[str, str], nodes: int) -> None:
+    assert request_of(flavor(**specs), {}).numa_nodes == nodes
+
+
+# What stands in the way.
+
+
+def test_a_host_with_all_of_it_takes_the_server() -> None:
+    said = told(one_gpu())
+    assert said.would_start
+    assert (said.where, said.causes, said.remedies) == (("h",), (), ())
+    assert said.answer == "f would start on h"
+    assert any("NoValidHost" in doubt for doubt in said.doubts)
+
+
+@pytest.mark.parametrize(
+    ("alias", "kind"),
+    [("v100", "alias-malformed"), ("v100:x", "alias-malformed"), ("", "alias-malformed"), ("k80:1", "alias-unknown")],
+)
+def test_aliases_that_nova_does_not_take(alias: str, kind: str) -> None:
+    assert kinds(flavor(**{"pci_passthrough:alias": alias})) == [kind]
+
+
+def test_a_flavor_that_is_disabled() -> None:
+    assert kinds(replace(one_gpu(), disabled=True)) == ["disabled"]
+
+
+def test_a_private_flavor_of_others() -> None:
+    private = replace(one_gpu(), public=False, projects=frozenset({"id-a"}))
+    assert kinds(private, asker=Asker("id-a", "a")) == []
+    assert kinds(private, asker=Asker("id-b", "b")) == ["access"]
+    assert told(private, asker=Asker("id-b", "b")).first[0].kind == "grant-access"
+
+
+def test_a_class_that_nobody_has_reported_is_told_once() -> None:
+    asked = flavor(**{"resources:CUSTOM_X": "1"})
+    assert kinds(asked, unknown_classes=frozenset({"CUSTOM_X"}), **NONE) == ["class"]
+
+
+@pytest.mark.parametrize("state", ["claimed", "held", "lost", "blocked", "orphan", "taken"])
+def test_a_gpu_that_cannot_be_had_says_why(state: str) -> None:
+    said = told(one_gpu(), devices=(device(1, state=state, reason="because"),), able_devices={}, **NONE)
+    (cause,) = said.hosts[0].causes
+    assert (cause.kind, cause.details[0]["state"]) == ("gpu", state)
+    assert "0 of 1 can be had: 0000:01:00.0 because" in cause.text
+    assert cause.fix != "ask again"
+
+
+def test_placement_has_the_last_word_on_what_was_read_a_moment_before() -> None:
+    assert kinds(one_gpu(), able_devices={}, able={}) == []
+    assert kinds(one_gpu(), **NONE) == ["placement"], "and when it refuses what should fit, that is said"
+
+
+def test_the_peer_that_is_of_no_use_is_told() -> None:
+    asked = flavor(**{"pci_passthrough:alias": "v100-set-a:1,v100-peer-a:1"})
+    devices = (
+        device(1, traits=SET_A, state="claimed", reason="is held by server x", stranded=("0000:02:00.0",)),
+        device(2, traits=SET_A, resource_class="CUSTOM_GPU_V100_PEER"),
+    )
+    able = {("CUSTOM_GPU_V100", SET_A): frozenset[str](), ("CUSTOM_GPU_V100_PEER", SET_A): frozenset({"h_2"})}
+    (cause,) = told(asked, devices=devices, able_devices=able, **NONE).hosts[0].causes
+    assert "with trait CUSTOM_GPU_SET_A, 0 of 1" in cause.text
+    assert "so 0000:02:00.0 is free and of no use" in cause.text
+
+
+def test_hosts_without_such_gpus_are_only_named() -> None:
+    other = HostFacts("cpu", "id-cpu", "cpu")
+    said = told(one_gpu(), hosts=(HostFacts("h", "id-h", "h"), other))
+    assert (said.where, said.others) == (("h",), ("cpu",))
+    said = told(one_gpu(), hosts=(other,), devices=(), **NONE)
+    assert ([cause.kind for cause in said.causes], said.would_start) == (["no-host"], False)
+
+
+def test_an_alias_of_another_device_type_never_matches() -> None:
+    assert kinds(one_gpu(), devices=(device(1, device_type="type-PF"),)) == ["device-type"]
+
+
+ROOM = Room(total=16, reserved=2, ratio=2.0, max_unit=16, used=26)
+
+
+@pytest.mark.parametrize(
+    ("room", "kind"),
+    [
+        (ROOM, "room"),
+        (None, "class"),
+        (replace(ROOM, total=3), "too-big"),
+        (replace(ROOM, max_unit=3), "max-unit"),
+    ],
+)
+def test_what_a_host_is_short_of(room: Room | None, kind: str) -> None:
+    host = HostFacts("h", "id-h", "h", rooms={"VCPU": room})
+    able = {("MEMORY_MB", 8192): frozenset({"id-h"}), ("DISK_GB", 32): frozenset({"id-h"})}
+    assert kinds(flavor(), hosts=(host,), able=able, **NONE) == [kind]
+    if kind == "room":
+        (cause,) = told(flavor(), hosts=(host,), able=able, **NONE).hosts[0].causes
+        assert cause.text == "not enough VCPU: needs 4, 2 free of (16 - 2 reserved) * 2 = 28, 26 in use: 2 missing"
+
+
+def test_disk_that_a_provider_shares_is_not_missed() -> None:
+    able = {
+        ("MEMORY_MB", 8192): frozenset({"id-h"}),
+        ("VCPU", 4): frozenset({"id-h"}),
+        ("DISK_GB", 32): frozenset({"nfs"}),
+    }
+    assert kinds(flavor(), able=able, **NONE) == ["room"]
+    assert kinds(flavor(), able=able, sharing=frozenset({"nfs"}), **NONE) == ["placement"]
+
+
+def test_what_counts_gpus_is_not_told_beside_the_gpus() -> None:
+    asked = one_gpu(**{"resources:CUSTOM_GPU_V100_COUNT": "1"})
+    known = facts(asked)[0].able
+    able = {key: value for key, value in known.items() if key[0] != "CUSTOM_GPU_V100_COUNT"}
+    counting = frozenset({"CUSTOM_GPU_V100_COUNT"})
+    assert kinds(asked, able=able, able_devices={}, counting=counting, **NONE) == ["gpu"]
+    assert kinds(asked, able=able, counting=counting, **NONE) == ["room"]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"enabled": False, "disabled_reason": "fan"}, ["service-disabled"]),
+        ({"up": False}, ["service-down"]),
+        ({"up": False, "forced_down": True}, ["service-forced-down"]),
+        ({"up": False, "enabled": False}, ["service-disabled", "service-down"]),
+        ({"has_service": False}, ["no-service"]),
+    ],
+)
+def test_the_host_s_service(change: dict[str, object], found: list[str]) -> None:
+    assert kinds(flavor(), hosts=(replace(HostFacts("h", "id-h", "h"), **change),)) == found  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("host", "found"),
+    [
+        ({"hypervisor_type": "QEMU", "numa_nodes": 2}, []),
+        ({"hypervisor_type": "QEMU", "numa_nodes": 1}, ["numa"]),
+        ({"hypervisor_type": "QEMU", "numa_nodes": None}, []),
+        ({"hypervisor_type": "fake", "numa_nodes": 2}, ["numa"]),
+    ],
+)
+def test_numa(host: dict[str, object], found: list[str]) -> None:
+    asked = flavor(**{"hw:numa_nodes": "2"})
+    hosts = (replace(HostFacts("h", "id-h", "h"), **host),)  # type: ignore[arg-type]
+    assert kinds(asked, hosts=hosts) == found
+    assert kinds(asked, hosts=hosts, filters=frozenset()) == []
+
+
+def test_traits_of_the_host() -> None:
+    asked = flavor(**{"hw:maxphysaddr_mode": "passthrough"})
+    assert kinds(asked) == []
+    assert kinds(asked, with_trait={}, **NONE) == ["trait"]
+
+
+def test_isolated_aggregates_want_their_trait_in_the_flavor() -> None:
+    isolated = (Aggregate("gpus", frozenset({"h"}), {"trait:CUSTOM_GPU": "required", "other": "x"}),)
+    asked = flavor(**{"trait:CUSTOM_GPU": "required"})
+    assert kinds(flavor(), aggregates=isolated) == [], "not switched on"
+    assert kinds(flavor(), aggregates=isolated, isolated_aggregates=True) == ["aggregate-isolated"]
+    assert kinds(asked, aggregates=isolated, isolated_aggregates=True) == []
+    far = (replace(isolated[0], hosts=frozenset({"other"})),)
+    assert kinds(flavor(), aggregates=far, isolated_aggregates=True) == []
+
+
+@pytest.mark.parametrize(
+    ("metadata", "found"),
+    [({}, ["aggregate"]), ({"gpu": "no"}, ["aggregate"]), ({"gpu": "yes"}, []), ({"gpu": "no, yes"}, [])],
+)
+def test_aggregates_with_what_the_flavor_wants(metadata: dict[str, str], found: list[str]) -> None:
+    aggregates = (Aggregate("a", frozenset({"h"}), metadata),)
+    asked = flavor(**{"aggregate_instance_extra_specs:gpu": "yes"})
+    assert kinds(asked, aggregates=aggregates) == found
+    assert kinds(flavor(gpu="yes"), aggregates=aggregates) == found, "a key without a scope counts too"
+    assert kinds(asked, aggregates=aggregates, filters=frozenset()) == []
+
+
+@given(
+    value=st.sampled_from(["yes", "12", "12.5", "", "a b", "no"]),
+    sign=st.sampled_from(["", "=", "==", "!=", ">=", "<=", "s==", "s!=", "s<", "s>=", "<in>", "<all-in>", "<or>", "@"]),
+    words=st.lists(st.sampled_from(["yes", "12", "13", "a", "<or>"]), max_size=4),
+)
+def test_values_are_compared_as_nova_does(value: str, sign: str, words: list[str]) -> None:
+    wanted = " ".join([sign, *words]).strip()
+    try:
+        expected = extra_specs_ops.match(value, wanted)
+    except (ValueError, IndexError):  # not a number, or nothing behind <or>: Nova refuses the host with an error
+        expected = False
+    assert match(value, wanted) == expected
+
+
+def test_zones() -> None:
+    zone = (Aggregate("a", frozenset({"other"}), {"availability_zone": "z"}),)
+    assert kinds(flavor(), aggregates=zone, zone="z") == ["zone"]
+    assert kinds(flavor(), aggregates=zone, zone="nova") == [], "the default zone keeps nobody out"
+    assert kinds(flavor(), zone="nowhere") == ["zone"]
+
+
+def limits(*found: Limit) -> Asker:
+    return Asker("id", "p", found)
+
+
+def test_limits() -> None:
+    full = Limit("class:CUSTOM_GPU_V100", 4, 4, own=True)
+    assert kinds(one_gpu(), asker=limits(full)) == ["quota"]
+    assert kinds(one_gpu(), asker=limits(full), counts_devices=False) == [], "Nova before 2026.2"
+    assert kinds(one_gpu(), asker=limits(replace(full, used=3))) == []
+    assert kinds(one_gpu(), asker=limits(replace(full, limit=-1))) == []
+    said = told(one_gpu(), asker=limits(full), pools={"CUSTOM_GPU_V100": "v100"})
+    assert "its limit is 4, in use 4, asks 1; Nova answers 403" in said.answer
+    (action,) = said.first
+    assert action.values == {"project": "p", "resource": "class:CUSTOM_GPU_V100", "to": 5}
+    assert "projects.p.gpus.v100" in action.text
+    assert kinds(flavor(), asker=limits(Limit("class:MEMORY_MB", 9000, 1000, own=False))) == ["quota"]
+
+
+# What would help.
+
+
+def server(name: str, status: str = "ACTIVE", **amounts: int) -> RunningServer:
+    return RunningServer(f"id-{name}", name, status, "p", "u", amounts)
+
+
+def short_of_ram(missing: int, *servers: RunningServer) -> Explanation:
+    room = Room(total=10000, reserved=0, ratio=1.0, max_unit=10000, used=10000 - 8192 + missing)
+    host = HostFacts("h", "id-h", "h", rooms={"MEMORY_MB": room}, servers=servers)
+    able = {("VCPU", 4): frozenset({"id-h"}), ("DISK_GB", 32): frozenset({"id-h"})}
+    return told(flavor(), hosts=(host,), able=able, **NONE)
+
+
+def chosen(said: Explanation) -> list[list[object]]:
+    return [[action.values.get("name", action.kind) for action in remedy.actions] for remedy in said.remedies]
+
+
+def test_the_smallest_server_that_is_enough_goes() -> None:
+    said = short_of_ram(
+        1000, server("big", MEMORY_MB=5000), server("right", MEMORY_MB=1200), server("less", MEMORY_MB=999)
+    )
+    assert chosen(said) == [["right"]]
+
+
+def test_an_idle_server_goes_before_one_that_runs() -> None:
+    said = short_of_ram(1000, server("runs", MEMORY_MB=1200), server("idle", "SHUTOFF", MEMORY_MB=5000))
+    assert chosen(said) == [["idle"]]
+
+
+def test_several_servers_where_one_is_not_enough() -> None:
+    said = short_of_ram(1000, *(server(name, MEMORY_MB=600) for name in "abc"))
+    assert [len(names) for names in chosen(said)] == [2]
+    assert short_of_ram(1000, server("a", MEMORY_MB=100)).remedies == (), "all of them are not enough"
+
+
+def test_a_held_gpu_is_an_alternative_to_a_server() -> None:
+    host = HostFacts("h", "id-h", "h", rooms={}, servers=(server("x"),))
+    devices = (device(1, state="claimed", server="id-x"), device(2, state="held"))
+    said = told(one_gpu(), hosts=(host,), devices=devices, able_devices={}, **NONE)
+    assert chosen(said) == [["x"], ["release-hold"]]
+
+
+def test_enabling_a_host_comes_with_what_else_it_lacks() -> None:
+    host = HostFacts("h", "id-h", "h", enabled=False, rooms={}, servers=(server("x"),))
+    devices = (device(1, state="claimed", server="id-x"),)
+    said = told(one_gpu(), hosts=(host,), devices=devices, able_devices={}, **NONE)
+    assert chosen(said) == [["enable-service", "x"]]
+    assert (
+        "  - on h: openstack compute service set --enable h nova-compute; and delete or shelve server x"
+        in "\n".join(lines(said))
+    )
+
+
+def test_a_host_that_can_never_hold_it_has_no_remedy() -> None:
+    host = HostFacts("h", "id-h", "h", enabled=False, rooms={"VCPU": replace(ROOM, total=3)})
+    said = told(flavor(), hosts=(host,), able={}, **NONE)
+    assert said.remedies == ()
+    assert "nothing simple" in "\n".join(lines(said))
+
+
+@given(st.data())
+def test_what_a_remedy_frees_is_enough_and_nothing_of_it_is_too_much(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 3000), max_size=6))
+    missing = data.draw(st.integers(1, 6000))
+    servers = [server(str(index), MEMORY_MB=size) for index, size in enumerate(sizes)]
+    said = short_of_ram(missing, *servers)
+    if sum(sizes) < missing:
+        assert said.remedies == ()
+        return
+    (names,) = chosen(said)
+    freed = [sizes[int(str(name))] for name in names]
+    assert sum(freed) >= missing
+    assert all(sum(freed) - size < missing for size in freed), "each one is needed"
+
+
+@given(st.lists(st.sets(st.integers(0, 4)), max_size=5))
+def test_as_many_devices_as_possible_are_given_out(choices: list[set[int]]) -> None:
+    """Compared with trying everything."""
+
+    def most(left: list[set[int]], used: frozenset[int]) -> int:
+        if not left:
+            return 0
+        skip = most(left[1:], used)
+        return max([skip, *(1 + most(left[1:], used | {one}) for one in left[0] - used)])
+
+    names = [sorted(map(str, choice)) for choice in choices]
+    assert len(choices) - len(unmet(names)) == most(choices, frozenset())
+
+
+def test_text_has_every_cause_and_every_fix() -> None:
+    asked = replace(one_gpu(**{"hw:numa_nodes": "2"}), public=False)
+    host = HostFacts("h", "id-h", "h", enabled=False, hypervisor_type="fake", rooms={}, servers=())
+    said = told(asked, hosts=(host,), able={}, able_devices={}, asker=Asker("x", "p"), **NONE)
+    text = "\n".join(lines(said))
+    assert text.splitlines()[0] == said.answer
+    causes = [*said.causes, *said.hosts[0].causes]
+    assert [cause.kind for cause in causes] == ["access", "service-disabled", "gpu", "room", "room", "room", "numa"]
+    for cause in causes:
+        assert f"  {cause.kind}: {cause.text}" in text
+        assert f"to mend it: {cause.fix}" in text
+
+
+def test_a_need_in_words() -> None:
+    assert str(DeviceNeed("a", "CUSTOM_A")) == "CUSTOM_A"
+    assert str(DeviceNeed("a", "CUSTOM_A", SET_A)) == "CUSTOM_A with trait CUSTOM_GPU_SET_A"
