@@ -10,7 +10,7 @@ import typer
 from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
 from gpuyard.cli.output import ColumnOption, Format, FormatOption, print_list
 from gpuyard.cli.why import why
-from gpuyard.model.errors import UsageError
+from gpuyard.model.errors import BlockedError, UsageError
 from gpuyard.model.gpu import GpuState, GpuStatus
 
 app = typer.Typer(help="See every GPU of the site, and who has it.", no_args_is_help=True)
@@ -39,6 +39,11 @@ def list_(
     from gpuyard.site.load import load_site
 
     compiled = load_site(site).compiled
+    if compiled.site.pci_in_placement == "off":
+        raise BlockedError(
+            "the site has 'pci_in_placement: off', so nobody but Nova's database knows who has which GPU; "
+            "'gpuyard site rollout' says what it takes to change that"
+        )
     for kind, wanted, known in (("pool", pool, compiled.site.pools), ("host", host, compiled.site.hosts)):
         if wanted is not None and wanted not in known:
             raise UsageError(f"no {kind} {wanted!r}; the site has {', '.join(known)}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuyard.cli import deploy, lint, render
+from gpuyard.cli import adopt, deploy, lint, render
 from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ app = typer.Typer(help="Check the site file, plan and apply it.", no_args_is_hel
 render.register(app)
 deploy.register(app)
 app.command("lint")(lint.lint)
+app.command("import")(adopt.import_)
 
 PruneOption = Annotated[bool, typer.Option("--prune", help="Also delete what is ours and no longer in the site file.")]
 

@@ -11,6 +11,7 @@ from gpuyard.model.plan import Plan, Step, Verb
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import SeenObjects
 from gpuyard.site.plan import flavor_id, plan_site
+from gpuyard.site.plan_aggregates import ZONE
 from gpuyard.site.plan_limits import limit_name
 from gpuyard.site.step_values import ACCESS, HOST, PROPERTY, part
 
@@ -120,30 +121,35 @@ class SiteApplier:
         return {**row, "region_id": self._api.region} if self._api.region else row
 
     def _aggregate(self, step: Step) -> None:
-        base = "/os-aggregates"
-        zone = {"availability_zone": step.after.get("availability_zone")}
         before = step.before
-        if step.verb is Verb.CREATE:
-            # Nova takes no metadata here. One that has none and no hosts is taken for ours by the next plan.
-            made = self._api.request("POST", "compute", base, {"aggregate": {"name": step.name, **zone}})
-            identity, before = made["aggregate"]["id"], {"availability_zone": zone["availability_zone"]}
-        else:
+        if step.verb in (Verb.DELETE, Verb.REPLACE):
+            path = f"/os-aggregates/{self._aggregate_ids[step.name]}"
+            self._change_aggregate(path, {HOST + name: "yes" for name in part(before, HOST)}, {})
+            self._delete("compute", path)
+        if step.verb is Verb.DELETE:
+            return
+        if step.verb is Verb.UPDATE:
             identity = self._aggregate_ids[step.name]
-        path = f"{base}/{identity}"
-        properties, hosts = part(before, PROPERTY), part(before, HOST)
-        new_properties, new_hosts = part(step.after, PROPERTY), part(step.after, HOST)
-        changed: dict[str, Any] = {key: value for key, value in new_properties.items() if properties.get(key) != value}
-        if step.verb is not Verb.DELETE:
-            changed |= dict.fromkeys(properties.keys() - new_properties.keys())
-        if before.get("availability_zone") != zone["availability_zone"] and step.verb is not Verb.DELETE:
-            changed |= zone  # Nova keeps it as metadata, and only there it can be taken away again
+        else:
+            # Nova takes no metadata here. One that has none and no hosts is taken for ours by the next plan.
+            body = {"name": step.name, ZONE: step.after.get(ZONE)}
+            made = self._api.request("POST", "compute", "/os-aggregates", {"aggregate": body})
+            identity, before = made["aggregate"]["id"], {ZONE: body[ZONE]}
+        self._change_aggregate(f"/os-aggregates/{identity}", before, step.after)
+
+    def _change_aggregate(self, path: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """Metadata with the availability zone, which Nova keeps there too, and hosts."""
+        old, new = part(before, PROPERTY), part(after, PROPERTY)
+        changed: dict[str, Any] = {key: value for key, value in new.items() if old.get(key) != value}
+        changed |= dict.fromkeys(old.keys() - new.keys())
+        if after.get(ZONE) not in (None, before.get(ZONE)):
+            changed[ZONE] = after[ZONE]
         if changed:
             self._api.request("POST", "compute", f"{path}/action", {"set_metadata": {"metadata": changed}})
-        for verb, names in (("add", new_hosts.keys() - hosts.keys()), ("remove", hosts.keys() - new_hosts.keys())):
+        old_hosts, new_hosts = part(before, HOST).keys(), part(after, HOST).keys()
+        for verb, names in (("add", new_hosts - old_hosts), ("remove", old_hosts - new_hosts)):
             for name in sorted(names):
                 self._api.request("POST", "compute", f"{path}/action", {f"{verb}_host": {"host": name}})
-        if step.verb is Verb.DELETE:
-            self._delete("compute", path)
 
     def _image(self, step: Step) -> None:
         old, new = part(step.before, PROPERTY), part(step.after, PROPERTY)

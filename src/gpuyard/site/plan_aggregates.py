@@ -72,6 +72,9 @@ def _step(wanted: AggregateObject, found: SeenAggregate | None) -> Step | None:
     before = describe_aggregate(found.aggregate)
     if before == after:
         return None
+    if ZONE in before and ZONE not in after:
+        reason = "Nova cannot take an aggregate out of its availability zone"
+        return Step(Verb.REPLACE, KIND, wanted.name, reason, before, after)
     return Step(Verb.UPDATE, KIND, wanted.name, "differs from the site file", before, after)
 
 

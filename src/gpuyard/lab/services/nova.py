@@ -117,9 +117,15 @@ def _start_compute(lab: Lab, host: LabHost) -> Any:
 
 def _gpu_providers(host: LabHost, compute: Any) -> list[str]:
     """Names of the resource providers that Nova makes for the PCI functions that it tracks."""
-    tracked = compute.manager.rt.pci_tracker.pci_devs
+    import nova.conf
+
+    if not nova.conf.CONF.pci.report_in_placement:
+        return []
+    tracker = compute.manager.rt.pci_tracker
+    # One that a server holds is tracked also after its device_spec is gone, and then has no provider.
+    offered = [device for device in tracker.pci_devs if tracker.dev_filter.get_devspec(device) is not None]
     # A virtual function is counted at the provider of its physical one.
-    addresses = {device.parent_addr or device.address for device in tracked}
+    addresses = {device.parent_addr or device.address for device in offered}
     return sorted(f"{host.name}_{address.upper()}" for address in addresses)
 
 
