@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 from tools.examples import EXAMPLES, expected, sites
+from typer.testing import CliRunner
+
+from gpuyard.cli.main import app
+from gpuyard.site.load import load_site
 
 
 @pytest.mark.parametrize("site", sites(), ids=lambda site: site.parent.name)
@@ -13,6 +17,14 @@ def test_an_example_comes_out_as_expected(site: Path) -> None:
     folder = site.parent / "expected"
     there = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
     assert there == expected(site), "run: make docs, and look at what has changed"
+
+
+@pytest.mark.parametrize("site", sites(), ids=lambda site: site.parent.name)
+def test_the_linter_finds_nothing_in_it(site: Path) -> None:
+    """Not even a note."""
+    release = load_site(site).site.release
+    result = CliRunner().invoke(app, ["site", "lint", str(site.parent / "expected"), "--release", release])
+    assert (result.exit_code, result.stdout.startswith("Nothing found in")) == (0, True), result.output
 
 
 def test_there_is_an_example_for_each_kind_of_site() -> None:

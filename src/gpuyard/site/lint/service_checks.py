@@ -70,6 +70,14 @@ def _memory(view: View) -> Iterator[Finding]:
             return
 
 
+def _names_own_class(view: View) -> bool:
+    """Whether a limit is required of a class that is none of a device: flavors then ask for it, as gpuyard's do."""
+    named = (view.text("quota", "unified_limits_resource_list") or "").split(",")
+    return any(
+        name.strip().startswith("class:CUSTOM_") and not name.strip().startswith("class:CUSTOM_PCI_") for name in named
+    )
+
+
 def _quota(view: View, subject: Subject) -> Iterator[Finding]:
     if not aliases(view).items:
         return
@@ -80,7 +88,7 @@ def _quota(view: View, subject: Subject) -> Iterator[Finding]:
         reason = f"[quota]driver is {how} DbQuotaDriver: quotas cannot count GPUs"
         fix = f"set driver = {UNIFIED}, with limits in Keystone"
         yield found("no-gpu-quota", setting or first.source, reason, fix)
-    elif any(_own_class(flavor) for flavor in subject.flavors):
+    elif any(_own_class(flavor) for flavor in subject.flavors) or _names_own_class(view):
         return
     elif driver == UNIFIED and not (subject.release.pci_quotas and view.boolean(*PLACED)):
         why = (
