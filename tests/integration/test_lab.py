@@ -250,9 +250,8 @@ def gpu_providers(admin: openstack.connection.Connection) -> dict[str, str]:
     """Name of each GPU's provider -> its resource class."""
     found = {}
     for name, inventories in all_inventories(admin).items():
-        classes = [one for one in inventories if one.startswith("CUSTOM_GPU")]
-        if classes:
-            (found[name],) = classes
+        if "MEMORY_MB" not in inventories:  # those of hosts count GPUs
+            (found[name],) = inventories
     return found
 
 

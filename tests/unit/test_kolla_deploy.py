@@ -102,37 +102,37 @@ def verbs(calls: list[list[str]]) -> list[str]:
     return [call[0] for call in calls]
 
 
-def test_hypervisors_come_before_what_schedules(place: Place) -> None:
+def test_what_schedules_comes_before_hypervisors(place: Place) -> None:
     done = place.deploy("--yes")
     assert done.returncode == 0, done.stderr
     config = ["--configdir", str(place.kolla)]
     assert place.calls() == [
         ["prechecks", *config, "--tags", "nova,placement"],
-        ["reconfigure", *config, "--tags", "nova-cell", "--limit", "compute"],
         ["reconfigure", *config, "--tags", "placement"],
-        ["reconfigure", *config, "--tags", "nova", "--limit", place.calls()[3][-1]],
+        ["reconfigure", *config, "--tags", "nova", "--limit", place.calls()[2][-1]],
+        ["reconfigure", *config, "--tags", "nova-cell", "--limit", "compute"],
     ]
-    assert place.calls()[3][-1].split(",")[:3] == ["nova-api", "nova-metadata", "nova-scheduler"]
-    assert "[4/4] control-plane: done in 0:0" in done.stdout
+    assert place.calls()[2][-1].split(",")[:3] == ["nova-api", "nova-metadata", "nova-scheduler"]
+    assert "[4/4] computes: done in 0:0" in done.stdout
 
 
 def test_a_failure_stops_there_with_ansibles_reason_and_the_way_on(place: Place) -> None:
     done = place.deploy("--yes", "--limit", "gpu[1:2]", FAIL="nova-cell")
     assert done.returncode == 1
-    assert verbs(place.calls()) == ["prechecks", "reconfigure"]
+    assert verbs(place.calls()) == ["prechecks", "reconfigure", "reconfigure", "reconfigure"]
     assert "  gpu1: nova-cell : Copying over nova.conf: no template, *****\n" in done.stdout
     assert "\ngpuyard: step computes failed (exit code 2)" in done.stderr
     assert done.stderr.endswith("--limit 'gpu[1:2]' --from computes\n")
     again = place.deploy("--yes", "--limit", "gpu[1:2]", "--from", "computes")
     assert again.returncode == 0
-    assert place.calls()[2][3:] == ["--tags", "nova-cell", "--limit", "gpu[1:2]"]
-    assert verbs(place.calls()[2:]) == ["reconfigure"] * 3
+    assert place.calls()[4][3:] == ["--tags", "nova-cell", "--limit", "gpu[1:2]"]
+    assert verbs(place.calls()[4:]) == ["reconfigure"]
 
 
 def test_secrets_are_in_no_output_and_no_arguments_and_logs_are_ours_alone(place: Place) -> None:
-    done = place.deploy("--yes", "computes", "control-plane", FAIL="nova")
+    done = place.deploy("--yes", "control-plane", "computes", FAIL="nova-cell")
     logs = place.logs()
-    assert [path.name.split("-", 2)[2] for path in logs] == ["1-computes.log", "2-control-plane.log"]
+    assert [path.name.split("-", 2)[2] for path in logs] == ["1-control-plane.log", "2-computes.log"]
     assert "secret-of-nova" not in done.stdout + done.stderr + "".join(path.read_text() for path in logs)
     assert "secret-of-nova" not in json.dumps(place.calls())
     assert "the password is *****" in logs[0].read_text()
@@ -157,7 +157,7 @@ def test_nothing_runs_before_the_folder_is_rendered(place: Place) -> None:
     [
         ((), {}, 2, "nobody answered"),
         (("--yes",), {"VERSION": "kolla-ansible 20.6.0"}, 3, "deploys OpenStack 2025.1"),
-        (("--yes", "nonsense"), {}, 2, "there are prechecks, computes, placement, control-plane"),
+        (("--yes", "nonsense"), {}, 2, "there are prechecks, placement, control-plane, computes"),
         (("--yes", "computes", "--from", "computes"), {}, 2, "not both"),
         (("--yes", "--full", "--tags", "nova"), {}, 2, "leave --tags out"),
         (("--yes", "--kolla-ansible", "/nowhere/kolla-ansible"), {}, 2, "is not there"),
@@ -195,9 +195,14 @@ def test_tags_choose_the_services(tmp_path: Path) -> None:
         return [step.name for step in all_steps(Wish(tmp_path, tags=tags), "compute")]
 
     assert names("placement") == ["prechecks", "placement"]
-    assert names("nova") == ["prechecks", "computes", "control-plane"]
-    assert names("nova,neutron,placement") == ["prechecks", "computes", "neutron-placement", "control-plane"]
-    assert all_steps(Wish(tmp_path), "hypervisors")[1].words[-1] == "hypervisors"
+    assert names("nova") == ["prechecks", "control-plane", "computes"]
+    assert names("nova,neutron,placement") == ["prechecks", "neutron-placement", "control-plane", "computes"]
+    assert all_steps(Wish(tmp_path), "hypervisors")[-1].words[-1] == "hypervisors"
+
+
+def test_until_placement_decides_hypervisors_come_first(tmp_path: Path) -> None:
+    steps = all_steps(Wish(tmp_path, placement_decides=False), "compute")
+    assert [step.name for step in steps] == ["prechecks", "placement", "computes", "control-plane"]
 
 
 def test_steps_run_in_their_order_however_they_are_named(tmp_path: Path) -> None:

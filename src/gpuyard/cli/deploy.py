@@ -54,7 +54,7 @@ def deploy(
         ),
     ] = None,
 ) -> None:
-    """Run kolla-ansible for a site that is rendered: prechecks, hypervisors, Placement, control plane.
+    """Run kolla-ansible for a site that is rendered: prechecks, Placement, control plane, hypervisors.
 
     Stops at the first step that fails, with Ansible's reason. Exit code 3 when the folder is not as the site file says.
     """
@@ -67,8 +67,9 @@ def deploy(
 
     if full and tags:
         raise UsageError("--full deploys all services; leave --tags out")
-    wish = Wish(kolla, tuple(inventory or ()), limit, tags, full)
     compiled = load_site(site).compiled
+    decides = compiled.site.pci_in_placement == "on"
+    wish = Wish(kolla, tuple(inventory or ()), limit, tags, full, decides)
     todo = chosen(all_steps(wish, compute_group(read_folder(kolla))), steps or (), first)
     found = find_program(program)
     _check(compiled.site.release, found)

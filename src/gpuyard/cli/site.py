@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuyard.cli import adopt, deploy, lint, render
+from gpuyard.cli import adopt, deploy, drift, lint, render, rollout
 from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ render.register(app)
 deploy.register(app)
 app.command("lint")(lint.lint)
 app.command("import")(adopt.import_)
+app.command("drift")(drift.drift)
+app.command("rollout")(rollout.rollout)
 
 PruneOption = Annotated[bool, typer.Option("--prune", help="Also delete what is ours and no longer in the site file.")]
 

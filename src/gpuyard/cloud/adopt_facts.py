@@ -2,6 +2,7 @@
 
 ====================================================  =====================================================
 1                                                     all resource providers
+1 per 1,000 hypervisors                               whose host is which
 1 per 1,000 servers, 1 per 1,000 flavors              servers with PCI devices; swap of flavors
 1                                                     the newest microversion that Nova's API speaks
 1 per project of another domain than the default      its name
@@ -21,7 +22,7 @@ from gpuyard.site.adopt.model import CloudFacts, GpuServer
 from gpuyard.site.objects import SeenObjects
 
 ALIAS_SPEC = "pci_passthrough:alias"
-DEVICE = re.compile(r"^(?P<node>.+)_(?P<address>[0-9A-F]{4}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7])$")
+DEVICE = re.compile(r"^(?P<host>.+)_(?P<address>[0-9A-F]{4}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7])$")
 """The name that Nova gives to the provider of a PCI device."""
 PAGE = 1000
 PARALLEL = 4
@@ -44,30 +45,29 @@ def read_facts(api: CloudApi, seen: SeenObjects) -> CloudFacts:
             held = list(pool.map(lambda row: _held(api, row["id"], devices), rows))
         return CloudFacts(
             servers=tuple(_server(row, names, mine) for row, mine in zip(rows, held, strict=True)),
-            reported=_by_host(devices.values(), seen.hosts),
+            reported=_by_host(devices.values()),
             swap={row["name"]: int(row["swap"]) for row in flavors.result() if row["swap"]},
             microversion=newest.result(),
         )
 
 
 def _devices(api: CloudApi) -> dict[str, tuple[str, str]]:
-    """Id of the provider of a PCI device -> name of its node, address."""
-    rows = api.get("placement", "/resource_providers")["resource_providers"]
+    """Id of the provider of a PCI device -> host, address."""
+    rows = api.providers()
     names = {row["uuid"]: row["name"] for row in rows}
     found = {}
     for row in rows:
         match = DEVICE.match(row["name"])
-        if match and row["root_provider_uuid"] != row["uuid"] and names[row["root_provider_uuid"]] == match["node"]:
-            found[row["uuid"]] = (match["node"], match["address"].lower())
+        if match and row["root_provider_uuid"] != row["uuid"] and names[row["root_provider_uuid"]] == match["host"]:
+            found[row["uuid"]] = (match["host"], match["address"].lower())
     return found
 
 
-def _by_host(devices: Iterable[tuple[str, str]], hosts: Iterable[str]) -> dict[str, frozenset[str]]:
-    """Host -> addresses that it reports. A provider has the name of the hypervisor, often the host's with a domain."""
-    known = {host.split(".")[0]: host for host in hosts} | {host: host for host in hosts}
+def _by_host(devices: Iterable[tuple[str, str]]) -> dict[str, frozenset[str]]:
+    """Host -> addresses that it reports."""
     found: dict[str, set[str]] = {}
-    for node, address in devices:
-        found.setdefault(known.get(node) or known.get(node.split(".")[0]) or node, set()).add(address)
+    for host, address in devices:
+        found.setdefault(host, set()).add(address)
     return {host: frozenset(addresses) for host, addresses in found.items()}
 
 

@@ -52,6 +52,8 @@ class CloudApi:
         self._lock = threading.Lock()
         self.calls = 0
         """Requests made so far."""
+        self._hosts_of_nodes: dict[str, str] | None = None
+        self._strangers: frozenset[str] = frozenset()
 
     def get(self, service: str, path: str, **query: object) -> dict[str, Any]:
         """The JSON answer. Raises CloudError."""
@@ -98,6 +100,30 @@ class CloudApi:
             if not following or not answer[key]:
                 return
             answer = self.get(service, path, **{**query, "marker": answer[key][-1]["id"]})
+
+    def providers(self, **query: object) -> list[dict[str, Any]]:
+        """Rows of Placement's resource providers, with names that a site knows: ``HOST`` and ``HOST_ADDRESS``.
+
+        Nova names them after the hypervisor, which often has the host's full domain name.
+        """
+        rows: list[dict[str, Any]] = self.get("placement", "/resource_providers", **query)["resource_providers"]
+        hosts = self._hosts(frozenset(row["name"] for row in rows if row["uuid"] == row["root_provider_uuid"]))
+        return [{**row, "name": _by_host(row["name"], hosts)} for row in rows]
+
+    def _hosts(self, roots: frozenset[str]) -> Mapping[str, str]:
+        """Hypervisor's name -> host. Asked again when there is a root provider that was never seen."""
+        if self._hosts_of_nodes is None or roots - self._hosts_of_nodes.keys() - self._strangers:
+            rows = self.pages("compute", "/os-hypervisors/detail", "hypervisors", limit=1000)
+            self._hosts_of_nodes = {row["hypervisor_hostname"]: row["service"]["host"] for row in rows}
+            self._strangers = roots - self._hosts_of_nodes.keys()
+        return self._hosts_of_nodes
+
+
+def _by_host(name: str, hosts: Mapping[str, str]) -> str:
+    if name in hosts:
+        return hosts[name]
+    node, _, address = name.rpartition("_")
+    return f"{hosts[node]}_{address}" if node in hosts else name
 
 
 def _message(answer: Any) -> str:

@@ -10,6 +10,7 @@ hosts have reported of their provider.yaml.
 1 per class and trait of the site's provider.yaml     which hosts have it, with room left
 1, and 1 per host that has no room left or has not    all resource providers; that host's inventory
 reported it
+1 per 1,000 hypervisors                               whose host is which
 ====================================================  =====================================================
 
 None of them grows with the number of GPUs.
@@ -151,7 +152,7 @@ def _reported(api: CloudApi, configs: Iterable[ProviderConfig]) -> dict[str, fro
     # A provider whose inventory is used up is not among those that could serve one more.
     unsure = {host for name, hosts in wanted.items() if name not in traits for host in hosts - reported[name]}
     if unsure:
-        rows = api.get("placement", "/resource_providers")["resource_providers"]
+        rows = api.providers()
         ids = {row["name"]: row["uuid"] for row in rows if row["name"] in unsure}
         for host, identity in ids.items():
             for name in api.get("placement", f"/resource_providers/{identity}/inventories")["inventories"]:
@@ -164,7 +165,7 @@ def _providers_with(api: CloudApi, name: str, is_trait: bool) -> set[str]:
     """Names of the providers that have a trait, or could serve one of a class."""
     query = {"required": name} if is_trait else {"resources": f"{name}:1"}
     try:
-        return {row["name"] for row in api.get("placement", "/resource_providers", **query)["resource_providers"]}
+        return {row["name"] for row in api.providers(**query)}
     except CloudError as error:
         if error.status == BAD_REQUEST:  # Placement does not know it: no nova-compute has reported it
             return set()

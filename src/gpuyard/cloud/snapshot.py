@@ -12,6 +12,7 @@ one per smallest flavor of a pool                     which hosts have CPU, RAM 
 one per GPU server that is new or has changed         which GPUs it holds
 up to two per GPU that none of these explains         held (reserved), or allocated to no server
 one per user and per project never seen before        its name
+one per 1,000 hypervisors, once                       whose host is which
 ====================================================  =====================================================
 
 and none per GPU. What was learned of a server is kept until Nova says that it changed, and forgotten every
@@ -104,14 +105,14 @@ class SnapshotTaker:
             )
 
     def _providers(self) -> dict[str, Provider]:
-        rows = self._api.get("placement", "/resource_providers")["resource_providers"]
+        rows = self._api.providers()
         return {row["name"]: Provider(row["uuid"], row["name"], row["root_provider_uuid"]) for row in rows}
 
     def _able(self, amounts: Mapping[str, int]) -> frozenset[str]:
         """Names of the providers that could serve these amounts of resource classes now."""
         wanted = ",".join(f"{name}:{amount}" for name, amount in amounts.items())
         try:
-            rows = self._api.get("placement", "/resource_providers", resources=wanted)["resource_providers"]
+            rows = self._api.providers(resources=wanted)
         except CloudError as error:
             if error.status == 400:  # Placement does not know the class: no nova-compute has reported one
                 return frozenset()

@@ -79,7 +79,7 @@ class FactsReader:
         hypervisors = run(self._rows, "compute", "/os-hypervisors/detail", "hypervisors", limit=PAGE)
         services = run(self._get, "compute", "/os-services", "services", binary="nova-compute")
         aggregates = run(self._get, "compute", "/os-aggregates", "aggregates")
-        providers = run(self._get, "placement", "/resource_providers", "resource_providers")
+        providers = run(self._api.providers)
         sharing = run(self._with, required=SHARES)
         flavor = self._flavor(name)
         request = request_of(flavor, self._aliases)
@@ -147,9 +147,7 @@ class FactsReader:
     def _with(self, **query: object) -> frozenset[str] | None:
         """Names of the providers that a question means; None when Placement does not know a word of it."""
         try:
-            return frozenset(
-                row["name"] for row in self._get("placement", "/resource_providers", "resource_providers", **query)
-            )
+            return frozenset(row["name"] for row in self._api.providers(**query))
         except CloudError as error:
             if error.status == BAD_REQUEST:
                 return None
@@ -235,7 +233,7 @@ class FactsReader:
             service = by_host.get(row["service"]["host"], {})
             known.add(row["id"])
             yield HostFacts(
-                name=row["hypervisor_hostname"],
+                name=row["service"]["host"],
                 provider=row["id"],
                 service_host=row["service"]["host"],
                 up=row["state"] == "up",

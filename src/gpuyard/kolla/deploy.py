@@ -10,7 +10,7 @@ from gpuyard.model.errors import UsageError
 
 TAGS = "nova,placement"
 CONTROL_GROUPS = "nova-api,nova-metadata,nova-scheduler,nova-conductor,nova-super-conductor"
-"""Kolla's inventory groups of the Nova services that must know about GPUs after the hypervisors do."""
+"""Kolla's inventory groups of the Nova services that schedule."""
 
 RELEASE_OF = {20: "2025.1", 21: "2025.2", 22: "2026.1", 23: "2026.2"}
 """Major version of kolla-ansible -> the OpenStack release that it deploys."""
@@ -37,6 +37,8 @@ class Wish:
     """Ansible's pattern: only these hypervisors."""
     tags: str = ""
     full: bool = False
+    placement_decides: bool = True
+    """Whether the site has `pci_in_placement: on`."""
 
 
 def all_steps(wish: Wish, compute_group: str) -> tuple[DeployStep, ...]:
@@ -53,16 +55,25 @@ def all_steps(wish: Wish, compute_group: str) -> tuple[DeployStep, ...]:
     cell = "nova-cell" if "nova" in tags.split(",") else ""
     others = ",".join(tag for tag in tags.split(",") if tag != "nova")
     steps = [_step(wish, "prechecks", "Kolla's own checks, before anything changes", "prechecks", "--tags", tags)]
-    if cell:
-        reason = "hypervisors first: what the scheduler looks for must have been reported to Placement"
-        steps.append(
-            _step(wish, "computes", reason, "reconfigure", "--tags", cell, "--limit", wish.limit or compute_group)
-        )
     if others:
         steps.append(_step(wish, others.replace(",", "-"), "the services beside Nova", "reconfigure", "--tags", others))
     if cell:
-        reason = "then the services that schedule"
-        steps.append(_step(wish, "control-plane", reason, "reconfigure", "--tags", "nova", "--limit", CONTROL_GROUPS))
+        first, last = "computes", "control-plane"
+        reasons = {
+            first: "hypervisors first: what the scheduler looks for must have been reported to Placement",
+            last: "then the services that schedule",
+        }
+        if wish.placement_decides:
+            # Nova's own match of aliases knows models, not classes: while it decides, the second GPU of a group that
+            # a hypervisor already offers would go to another server than the first.
+            reasons = {
+                last: "the services that schedule first: from then on Placement keeps the GPUs of a group together",
+                first: "then the hypervisors, which offer all GPUs of a group",
+            }
+        limits = {first: wish.limit or compute_group, last: CONTROL_GROUPS}
+        step_tags = {first: cell, last: "nova"}
+        for name, reason in reasons.items():
+            steps.append(_step(wish, name, reason, "reconfigure", "--tags", step_tags[name], "--limit", limits[name]))
     return tuple(steps)
 
 

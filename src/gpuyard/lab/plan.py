@@ -42,7 +42,13 @@ class LabHost:
     config: str = ""
     """Its own options of nova-compute, as an ini file."""
     provider_config: str = ""
-    """Its provider.yaml, for the provider that has the host's name."""
+    """Its provider.yaml, for the provider that has the hypervisor's name."""
+    node: str = ""
+    """The name of its hypervisor, where that is not the host's: often it has a domain."""
+
+    @property
+    def hypervisor(self) -> str:
+        return self.node or self.name
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def providers(lab: Lab, token: str) -> set[str]:
 
 
 def expected_hosts(lab: Lab) -> dict[str, list[str]]:
-    """Host -> names of its GPU providers; empty while Nova's services are not all there."""
+    """Host -> names of its providers; empty while Nova's services are not all there."""
     try:
         hosts: dict[str, list[str]] = json.loads(lab.hosts_ready.read_text())
     except FileNotFoundError:
@@ -96,7 +96,7 @@ def hosts_ready(lab: Lab, token: str) -> bool:
         return False
     up = computes(lab, token)
     known = providers(lab, token)
-    return all(up.get(host) and known.issuperset([host, *names]) for host, names in expected.items())
+    return all(up.get(host) and known.issuperset(names) for host, names in expected.items())
 
 
 def ensure_image(lab: Lab, token: str, name: str = IMAGE) -> None:

@@ -79,7 +79,7 @@ def serve(lab: Lab) -> None:
     for host in LabPlan.load(lab.plan_file).hosts:
         compute = _start_compute(lab, host)
         services.append(compute)
-        expected[host.name] = _gpu_providers(host, compute)
+        expected[host.name] = _providers(host, compute)
     host_mapping.discover_hosts(context.get_admin_context())
     write_json(lab.hosts_ready, expected)
     log(f"{len(expected)} hosts ready")
@@ -115,18 +115,18 @@ def _start_compute(lab: Lab, host: LabHost) -> Any:
     return made
 
 
-def _gpu_providers(host: LabHost, compute: Any) -> list[str]:
-    """Names of the resource providers that Nova makes for the PCI functions that it tracks."""
+def _providers(host: LabHost, compute: Any) -> list[str]:
+    """Names of the resource providers that Nova makes for a host and for the PCI functions that it tracks."""
     import nova.conf
 
     if not nova.conf.CONF.pci.report_in_placement:
-        return []
+        return [host.hypervisor]
     tracker = compute.manager.rt.pci_tracker
     # One that a server holds is tracked also after its device_spec is gone, and then has no provider.
     offered = [device for device in tracker.pci_devs if tracker.dev_filter.get_devspec(device) is not None]
     # A virtual function is counted at the provider of its physical one.
     addresses = {device.parent_addr or device.address for device in offered}
-    return sorted(f"{host.name}_{address.upper()}" for address in addresses)
+    return sorted([host.hypervisor, *(f"{host.hypervisor}_{address.upper()}" for address in addresses)])
 
 
 @contextmanager

@@ -42,6 +42,7 @@ class RecordedHostDriver(fake.FakeDriver):  # type: ignore[misc]
 
     def init_host(self, host: str) -> None:
         super().init_host(host)
+        self._set_nodes([self.recorded.hypervisor])
         self._take_up_servers(host)
 
     def _take_up_servers(self, host: str) -> None:
