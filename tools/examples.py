@@ -28,6 +28,7 @@ def expected(site: Path) -> dict[str, str]:
         projects=dict.fromkeys(compiled.site.projects, "an id"),
         images=tuple(SeenImage("an id", ImageObject(name)) for name in compiled.site.images),
         hosts=frozenset(compiled.site.hosts),
+        up=frozenset(compiled.site.hosts),
     )
     plan = plan_site(compiled, cloud)
     assert not plan.refusals, plan.refused

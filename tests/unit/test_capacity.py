@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gpuyard.site.capacity import NOGPU_DISK, NOGPU_MEMORY, NOGPU_VCPU, Size, parse_cpu_set
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.problems import SiteError
-from tests.support.services import cpu_set
+from gpuyard.site.provider_config import render_provider_config
+from tests.support.services import cpu_set, get_provider_configs
 from tests.support.sites import flavor, site
 from tests.support.sysfs import Sysfs
 
@@ -64,6 +65,42 @@ def test_the_arithmetic_of_a_mixed_host(tmp_path: Path) -> None:
     assert not [key for key in specs["one"] if "NOGPU" in key]
 
 
+def test_dedicated_cpus_are_the_host_s_own_or_shared_ones(tmp_path: Path) -> None:
+    """Without a set of its own for them, Nova takes them from the shared ones."""
+    flavors = {"one": flavor(vcpus=4, gpus={"v100": 1}, properties={"hw:cpu_policy": "dedicated"})}
+    (shared,) = compiled(tmp_path, {"reserve": "largest-flavors"}, flavors, [1]).capacities
+    assert shared.needed.vcpus == 4
+    sets = {"cpu_shared_set": "0-7", "cpu_dedicated_set": "8-15"}
+    (own,) = compiled(tmp_path, {"reserve": "largest-flavors", **sets}, flavors, [1]).capacities
+    assert own.needed.vcpus == 0
+
+
+def test_a_host_that_keeps_nothing_bounds_nothing(tmp_path: Path) -> None:
+    hosts = {"host": {"recording": "host.json", "reserve": "largest-flavors"}, "other": {"recording": "other.json"}}
+    document = {"hosts": hosts, "flavors": {"one": flavor(gpus={"v100": 1}), "cpu": flavor()}}
+    result = site(tmp_path, document, {"host": machine([1]), "other": Sysfs()}).compiled
+    assert result.provider_config_of("other").inventories[NOGPU_VCPU] == 1_000_000_000
+
+
+def test_a_disk_that_is_not_the_root_disk(tmp_path: Path) -> None:
+    flavors = {"one": flavor(disk="9000 GiB", gpus={"v100": 1})}
+    with pytest.raises(SiteError, match=r"write 1800 GiB or less, or say with 'disk' of the hosts what servers have"):
+        compiled(tmp_path, {}, flavors, [1])
+    assert compiled(tmp_path, {"disk": "20 TiB"}, flavors, [1]).capacities[0].total.disk == 20 * 1024
+
+
+def test_a_class_of_which_nothing_is_left_stays(tmp_path: Path) -> None:
+    everything = {"reserve": {"vcpus": 4 * 48, "ram": "1 GiB", "disk": "1 GiB"}}
+    result = compiled(tmp_path, everything, {"cpu": flavor(vcpus=1)}, [1])
+    assert result.provider_config_of("host").inventories[NOGPU_VCPU] == 0
+    text = render_provider_config(result.provider_config_of("host"))
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "gpuyard.yaml").write_text(text)
+    config = get_provider_configs(str(tmp_path / "p"))["$COMPUTE_NODE"]
+    inventories = {name: one for row in config["inventories"]["additional"] for name, one in row.items()}
+    assert (inventories[NOGPU_VCPU]["total"], inventories[NOGPU_VCPU]["reserved"]) == (1, 1)
+
+
 def test_a_reserve_that_is_too_small_is_said(tmp_path: Path) -> None:
     flavors = {"one": flavor(gpus={"v100": 1})}
     result = compiled(tmp_path, {"reserve": {"vcpus": 2, "ram": "8 GiB", "disk": "20 GiB"}}, flavors, [1])
@@ -86,6 +123,9 @@ def test_a_reserve_that_is_too_small_is_said(tmp_path: Path) -> None:
         ({"cpu_shared_set": "0-7", "cpu_dedicated_set": "7-9"}, "CPU 7 is in cpu_shared_set too"),
         ({"cpu_shared_set": "0-7", "overhead": {"vcpus": 1}}, "Nova refuses reserved CPUs beside CPU sets"),
         ({"reserve": "all"}, "reserve"),
+        ({"overhead": {"vcpus": 48}}, "the host has 48 in all; write less"),
+        ({"cpu_allocation_ratio": float("inf")}, "cpu_allocation_ratio"),
+        ({"cpu_shared_set": "0-99999999999"}, "cpu_shared_set"),
         ({"cpu_shared_set": "first"}, "cpu_shared_set"),
     ],
 )

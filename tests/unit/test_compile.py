@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 
 from gpuyard.model.gpu import GpuRole
 from gpuyard.site.encoding import letter_of
-from gpuyard.site.load import LoadedSite
+from gpuyard.site.load import LoadedSite, load_site
 from gpuyard.site.options import Option, render_ini
+from gpuyard.site.problems import SiteError
 from tests.support.services import nova_configuration, objects, placement_configuration, request, whitelist
-from tests.support.sites import flavor, site
+from tests.support.sites import flavor, site, write_site
 from tests.support.sysfs import T4, TITAN_XP, V100, Sysfs, epyc
 
 
@@ -122,9 +124,11 @@ def test_a_t4_is_asked_for_as_type_pf(tmp_path: Path) -> None:
     assert len(matches(loaded, "node")) == 4
 
 
-def test_a_host_without_gpus_of_a_pool_gets_no_options(tmp_path: Path) -> None:
+def test_a_host_without_gpus_of_a_pool_goes_on_reporting(tmp_path: Path) -> None:
+    """nova-compute does not start without, once it has reported; it may have had GPUs."""
     loaded = site(tmp_path, hosts={"gpu-server": epyc(), "bare": Sysfs().function("41:00.0", "8086:1563", "0200", 1)})
-    assert loaded.compiled.options_of("nova-compute", "bare").options == ()
+    (only,) = loaded.compiled.options_of("nova-compute", "bare").options
+    assert (only.section, only.key, only.value) == ("pci", "report_in_placement", "true")
 
 
 def test_gpus_that_the_host_needs_are_known_and_not_offered(tmp_path: Path) -> None:
@@ -176,6 +180,71 @@ def test_flavors_have_what_the_cards_of_their_pool_ask_of_a_vm(tmp_path: Path) -
     # Nova's scheduler and driver read this one, though its API takes it only from clients below microversion 2.86.
     no_image = objects.ImageMeta.from_dict({})
     assert hardware.get_maxphysaddr_mode(objects.Flavor(extra_specs=specs["t4"]), no_image) == "passthrough"
+
+
+def test_names_of_sets_do_not_depend_on_other_hosts(tmp_path: Path) -> None:
+    """A host that joins must not change the device_spec of others, nor the names of flavors in use."""
+    trio = Sysfs()
+    for bus in ("10", "11", "12"):
+        trio.function(f"{bus}:00.0", V100, group=1)
+    flavors = {"flavors": {"trio": flavor(gpus={"v100": 3}, same_group=True)}}
+    alone = site(tmp_path, flavors, {"a": trio}).compiled
+    beside = site(tmp_path, flavors, {"a": trio, "b": epyc()}).compiled
+    assert [one.name for one in alone.flavors] == [one.name for one in beside.flavors] == ["trio-3a"]
+    assert alone.options_of("nova-compute", "a") == beside.options_of("nova-compute", "a")
+
+
+def test_candidates_reach_every_hypervisor(tmp_path: Path) -> None:
+    wide = Sysfs()
+    for bus in range(8):
+        wide.function(f"{0x10 + bus:02x}:00.0", V100, group=bus + 1)
+    for more, expected in (({}, "100"), ({"hypervisors": 300}, "1200")):
+        options = site(tmp_path, more, {"wide": wide}).compiled.options_of("placement")
+        assert options.values("placement", "max_allocation_candidates") == [expected]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"flavors": {"a": flavor(properties={"pci_passthrough:alias": "v100:1"})}}, "is made from 'gpus'"),
+        ({"flavors": {"a": flavor(properties={"resources:CUSTOM_GPU_V100_COUNT": "0"})}}, "is gpuyard's to set"),
+        ({"flavors": {"a+b": flavor(), "a_b": flavor()}}, "two flavors come out as 'a_b'"),
+        (
+            {"pools": {"v100": {"models": [V100]}, "x": {"models": [T4], "alias": "v100-set-a"}}},
+            "alias 'v100-set-a' is one of those of pool 'v100'",
+        ),
+        (
+            {
+                "aggregates": {
+                    "one": {"hosts": ["gpu-server"], "availability_zone": "x"},
+                    "two": {"hosts": ["gpu-server"], "availability_zone": "y"},
+                }
+            },
+            "gpu-server is in another availability zone already, by aggregate 'one'",
+        ),
+        ({"aggregates": {"a b": {"hosts": ["gpu-server"]}}}, "does not look right"),
+        ({"hosts": {"../x": {"recording": "gpu-server.json"}}}, "does not look right"),
+        ({"hosts": {"gpu-server": {"recording": "gpu\0server.json"}}}, "null byte"),
+    ],
+)
+def test_what_a_site_cannot_say(tmp_path: Path, document: dict[str, Any], message: str) -> None:
+    with pytest.raises(SiteError, match=re.escape(message)):
+        site(tmp_path, document)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "flavors: &a {x: *a}",
+        "x: &a [*a]",
+        "x: " + "[" * 3000 + "]" * 3000,
+        "projects: {1: {}, '1': {}}",
+        "x: " + "9" * 5000,
+    ],
+)
+def test_yaml_that_no_site_can_be(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SiteError):
+        load_site(write_site(tmp_path, text))
 
 
 def test_limits_fail_closed(tmp_path: Path) -> None:

@@ -251,7 +251,11 @@ def test_what_a_host_offers_and_an_alias_gets_is_what_nova_says(
     with nova_configuration(tmp_path, text) as conf:
         by_nova = whitelist.Whitelist(conf.pci.device_spec)
         rows = [as_nova(function) for function in inventory.functions]
-        assert set(offered) == {row["address"] for row in rows if by_nova.device_assignable(row)}
+        matched = [(row, by_nova.device_assignable(row)) for row in rows]
+        assert set(offered) == {row["address"] for row, entry in matched if entry}
+        for row, entry in matched:
+            if entry:
+                entry.enhanced_pci_device_with_spec_tags(row)
         request.get_alias_from_config.cache_clear()
         for name, (_, wanted) in request.get_alias_from_config().items():
             ask = objects.InstancePCIRequest(count=1, spec=wanted, alias_name=name)

@@ -26,6 +26,7 @@ from gpuyard.site.objects import (
 from gpuyard.site.plan import asked, plan_site
 from gpuyard.site.step_values import ACCESS, HOST, PROPERTY, part
 from tests.support.sites import flavor, site
+from tests.support.sysfs import epyc
 
 TRAIT = "CUSTOM_SITE_TEST"
 MARK = "made by gpuyard for site test"
@@ -47,7 +48,8 @@ def everything_reported(wanted: CompiledSite) -> dict[str, frozenset[str]]:
 def seen(wanted: CompiledSite | None = None, **more: Any) -> SeenObjects:
     """A cloud that is as wanted, or empty."""
     servers = SeenLimit("s", LimitObject("servers", 100))
-    base = SeenObjects((), (servers,), {"demo": "1"}, hosts=frozenset({"gpu-server"}))
+    host = frozenset({"gpu-server"})
+    base = SeenObjects((), (servers,), {"demo": "1"}, hosts=host, up=host)
     if wanted:
         base = replace(
             base,
@@ -77,6 +79,73 @@ def test_a_cloud_becomes_exclusive_only_after_its_hosts_have_reported(tmp_path: 
     plan = plan_site(exclusive, seen(plain, reported=everything_reported(exclusive)))
     assert names(plan) == ["update flavor small", "update flavor cpu", "create aggregate gpuyard-test"]
     assert plan.waits == ()
+
+
+def two_hosts(folder: Path, **more: Any) -> CompiledSite:
+    document = {"flavors": {"small": flavor(gpus={"v100": 1})}, **more}
+    return site(folder, document, {"one": epyc(), "two": epyc()}).compiled
+
+
+def test_one_host_that_reports_does_not_close_the_others(tmp_path: Path) -> None:
+    """But one that is down holds nobody up, and comes in when it is back."""
+    plain, exclusive = two_hosts(tmp_path), two_hosts(tmp_path, exclusive=True)
+    both, one = frozenset({"one", "two"}), frozenset({"one"})
+    reported = dict.fromkeys(everything_reported(exclusive), one)
+    world = replace(seen(plain), hosts=both, up=both, reported=reported)
+    plan = plan_site(exclusive, world)
+    assert plan.steps == ()
+    assert "two do not report CUSTOM_SITE_TEST yet" in plan.waits[-1]
+    plan = plan_site(exclusive, replace(world, up=one))
+    assert names(plan) == ["update flavor small", "create aggregate gpuyard-test"]
+    assert part(plan.steps[-1].after, HOST) == {"one": "yes"}
+    assert any("cannot be migrated to its hosts until they have been resized" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("trait", ["required", "forbidden"])
+def test_traits_that_are_not_the_site_s_are_no_reason_to_wait(tmp_path: Path, trait: str) -> None:
+    before = compiled(tmp_path)
+    after = compiled(tmp_path, flavors={"small": flavor(gpus={"v100": 1}, properties={"trait:HW_CPU_X86_AVX2": trait})})
+    assert names(plan_site(after, seen(before)))[0] == "update flavor small"
+
+
+def test_who_may_use_a_flavor_does_not_wait_with_the_rest(tmp_path: Path) -> None:
+    before = compiled(tmp_path, flavors={"small": flavor(gpus={"v100": 1}, projects=["demo", "old"])})
+    more = {"flavors": {"small": flavor(gpus={"v100": 1}, projects=["demo"])}, "exclusive": True}
+    plan = plan_site(compiled(tmp_path, **more), seen(before, projects={"demo": "1", "old": "2"}))
+    assert [step.changes for step in plan.steps] == [("access old: yes -> (none)",)]
+    assert len(plan.waits) == 2
+
+
+def test_aggregates_are_there_before_flavors_ask_for_them_and_go_after(tmp_path: Path) -> None:
+    big = {"aggregates": {"big": {"hosts": ["gpu-server"]}}}
+    bound = {"flavors": {"small": flavor(gpus={"v100": 1}, aggregates=["big"])}, **big}
+    plain = compiled(tmp_path, flavors={"small": flavor(gpus={"v100": 1})})
+    assert names(plan_site(compiled(tmp_path, **bound), seen(plain))) == ["create aggregate big", "update flavor small"]
+    back = plan_site(plain, seen(compiled(tmp_path, **bound)), prune=True)
+    assert names(back) == ["update flavor small", "delete aggregate big"]
+
+
+def test_a_class_that_is_in_use_must_stay_in_provider_yaml(tmp_path: Path) -> None:
+    in_use = {"gpu-server": frozenset({"CUSTOM_NOGPU_VCPU"})}
+    wanted = compiled(tmp_path)
+    (text,) = plan_site(wanted, seen(wanted, in_use=in_use)).waits
+    assert "nova-compute does not start without" in text
+    keep = {"gpu-server": {"recording": "gpu-server.json", "inventories": {"CUSTOM_NOGPU_VCPU": 1}}}
+    assert compiled(tmp_path, hosts=keep).provider_config_of("gpu-server").inventories["CUSTOM_NOGPU_VCPU"] == 1
+
+
+def test_keystone_takes_a_project_s_limit_beside_a_registered_one_only(tmp_path: Path) -> None:
+    wanted = compiled(tmp_path, projects={"demo": {"ram": "64 GiB"}})
+    (refusal,) = plan_site(wanted, seen()).refusals
+    assert "project demo is to have a limit on class:MEMORY_MB, and Keystone takes none without a default" in refusal
+
+
+def test_a_limit_of_a_domain_stands_in_the_way_of_a_default(tmp_path: Path) -> None:
+    wanted = compiled(tmp_path, limits={"servers": 50})
+    of_domain = SeenLimit("d", LimitObject("servers", 7, "(domain default)"))
+    world = replace(seen(wanted), limits=(SeenLimit("s", LimitObject("servers", 100)), of_domain))
+    (refusal,) = [text for text in plan_site(wanted, world).refusals if "servers" in text]
+    assert "while project (domain default) has a limit of its own (7)" in refusal
 
 
 def test_and_is_opened_before_its_flavors_stop_asking(tmp_path: Path) -> None:

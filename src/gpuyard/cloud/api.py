@@ -43,6 +43,7 @@ class CloudApi:
     def __init__(self, connection: openstack.connection.Connection) -> None:
         self.name: str = connection.config.name or "the environment"
         self.region: str = connection.config.region_name or ""
+        self._connection = connection
         self._adapters: dict[str, Adapter] = {
             "compute": connection.compute,
             "placement": connection.placement,
@@ -100,6 +101,12 @@ class CloudApi:
             if not following or not answer[key]:
                 return
             answer = self.get(service, path, **{**query, "marker": answer[key][-1]["id"]})
+
+    @property
+    def project(self) -> str | None:
+        """Id of the project that the credentials are for."""
+        identity: str | None = self._connection.current_project_id
+        return identity
 
     def providers(self, **query: object) -> list[dict[str, Any]]:
         """Rows of Placement's resource providers, with names that a site knows: ``HOST`` and ``HOST_ADDRESS``.

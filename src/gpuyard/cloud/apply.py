@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.objects import compute_service, read_objects
+from gpuyard.cloud.objects import compute_service, read_objects, region_of
 from gpuyard.model.plan import Plan, Step, Verb
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import SeenObjects
@@ -115,10 +115,12 @@ class SiteApplier:
             self._api.request("PATCH", "identity", f"/limits/{self._limit_ids[step.kind, step.name]}", body)
 
     def _limit_row(self, step: Step, resource: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        row = {"service_id": compute_service(self._api), "resource_name": resource, **values}
+        service = compute_service(self._api)
+        region = region_of(self._api, service)
+        row = {"service_id": service, "resource_name": resource, **values}
         if "description" in step.after:
             row["description"] = step.after["description"]
-        return {**row, "region_id": self._api.region} if self._api.region else row
+        return {**row, "region_id": region} if region else row
 
     def _aggregate(self, step: Step) -> None:
         before = step.before

@@ -4,12 +4,13 @@ hosts have reported of their provider.yaml.
 ====================================================  =====================================================
 1                                                     projects of the default domain
 1 per 1,000 flavors, and 1 per private flavor         flavors and who may use them
-3                                                     Nova's service in the catalogue, its limits of both kinds
+3 or 4                                                Nova's service in the catalogue, its region, limits of both kinds
 2                                                     aggregates, nova-compute services
 1 per image that the site names                       its properties
 1 per class and trait of the site's provider.yaml     which hosts have it, with room left
 1, and 1 per host that has no room left or has not    all resource providers; that host's inventory
 reported it
+1, and 1 per class that hosts have and the site not   resource classes; which hosts, and whether it is in use
 1 per 1,000 hypervisors                               whose host is which
 ====================================================  =====================================================
 
@@ -18,11 +19,13 @@ None of them grows with the number of GPUs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gpuyard.cloud.api import CloudApi, CloudError
+from gpuyard.model.errors import UsageError
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import (
     AggregateObject,
@@ -37,6 +40,7 @@ from gpuyard.site.objects import (
 )
 from gpuyard.site.provider_config import ProviderConfig
 
+OF_PROVIDER_CONFIGS = re.compile(r"^CUSTOM_(NOGPU_\w+|GPU_\w+_COUNT)$")
 BAD_REQUEST = 400
 DOMAIN = "default"
 """Id of the domain that a site's projects are in."""
@@ -44,8 +48,9 @@ PARALLEL = 4
 ZONE = "availability_zone"
 
 
-def read_objects(api: CloudApi, compiled: CompiledSite | None = None) -> SeenObjects:
-    """What the cloud has now. What only a site can name, its images and hosts, is left out without one."""
+def read_objects(api: CloudApi, compiled: CompiledSite | None = None, look_at_hosts: bool = True) -> SeenObjects:
+    """What the cloud has now. What only a site can name, its images and hosts, is left out without one; what hosts have
+    in Placement is also left out without `look_at_hosts`."""
     # Of one domain: another one may have a project of the same name, and must not get its limits and flavors.
     rows = api.get("identity", "/projects", domain_id=DOMAIN)["projects"]
     projects = {row["name"]: row["id"] for row in rows}
@@ -54,7 +59,9 @@ def read_objects(api: CloudApi, compiled: CompiledSite | None = None) -> SeenObj
         limits = pool.submit(_limits, api, names)
         aggregates = pool.submit(_aggregates, api)
         services = pool.submit(api.get, "compute", "/os-services", binary="nova-compute")
-        reported = pool.submit(_reported, api, compiled.provider_configs) if compiled else None
+        configs = compiled.provider_configs if compiled and look_at_hosts else None
+        reported = pool.submit(_reported, api, configs) if configs is not None else None
+        in_use = pool.submit(_in_use, api, configs) if configs is not None else None
         flavors = list(api.pages("compute", "/flavors/detail", "flavors", is_public="None", limit=1000))
         private = [row["id"] for row in flavors if not row["os-flavor-access:is_public"]]
         access = dict(zip(private, pool.map(lambda identity: _access(api, identity), private), strict=True))
@@ -66,6 +73,8 @@ def read_objects(api: CloudApi, compiled: CompiledSite | None = None) -> SeenObj
             aggregates=aggregates.result(),
             images=tuple(found for later in images for found in later.result()),
             hosts=frozenset(row["host"] for row in services.result()["services"]),
+            up=frozenset(row["host"] for row in services.result()["services"] if row["state"] == "up"),
+            in_use=in_use.result() if in_use else {},
             reported=reported.result() if reported else {},
         )
 
@@ -92,21 +101,37 @@ def _flavor(row: Mapping[str, Any], access: Mapping[str, list[str]], names: Mapp
 
 def _limits(api: CloudApi, names: Mapping[str, str]) -> tuple[SeenLimit, ...]:
     service = compute_service(api)
+    region = region_of(api, service)
     registered = api.get("identity", "/registered_limits", service_id=service)["registered_limits"]
     own = api.get("identity", "/limits", service_id=service)["limits"]
     return (
-        *(SeenLimit(row["id"], _limit(row, "default_limit", None)) for row in registered if _of_region(api, row)),
+        *(SeenLimit(row["id"], _limit(row, "default_limit", None)) for row in registered if row["region_id"] == region),
         *(
-            SeenLimit(row["id"], _limit(row, "resource_limit", names.get(row["project_id"], row["project_id"])))
+            SeenLimit(row["id"], _limit(row, "resource_limit", _owner(row, names)))
             for row in own
-            if row["project_id"] and _of_region(api, row)
+            if row["region_id"] == region
         ),
     )
 
 
-def _of_region(api: CloudApi, row: Mapping[str, Any]) -> bool:
-    """Whether a limit is one of the region that is being looked at: each region of a cloud has its own."""
-    return bool(row["region_id"] == (api.region or None))
+def _owner(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """The project of a limit. One of a whole domain stands under a name that no project can have."""
+    if row["project_id"]:
+        return names.get(row["project_id"], str(row["project_id"]))
+    return f"(domain {row['domain_id']})"
+
+
+def region_of(api: CloudApi, service: str) -> str | None:
+    """The region whose limits Nova asks for: that of its endpoint, which clouds.yaml need not name."""
+    if api.region:
+        return api.region
+    endpoints = api.get("identity", "/endpoints", service_id=service)["endpoints"]
+    regions = sorted({row["region_id"] for row in endpoints if row["region_id"]})
+    if len(regions) > 1:
+        raise UsageError(
+            f"cloud {api.name} has Nova in the regions {', '.join(regions)}: name one in clouds.yaml (region_name)"
+        )
+    return regions[0] if regions else None
 
 
 def _limit(row: Mapping[str, Any], value: str, project: str | None) -> LimitObject:
@@ -132,8 +157,12 @@ def _aggregate(row: Mapping[str, Any]) -> AggregateObject:
 
 
 def _images(api: CloudApi, wanted: ImageObject) -> list[SeenImage]:
-    """Glance's images of that name, with the properties that the site states."""
-    rows = api.get("image", "/images", name=wanted.name)["images"]
+    """Glance's images of that name, with the properties that the site states. Others' own images are not meant."""
+    rows = [
+        row
+        for row in api.get("image", "/images", name=wanted.name)["images"]
+        if row["visibility"] == "public" or row["owner"] == api.project
+    ]
     return [
         SeenImage(row["id"], ImageObject(row["name"], {key: str(row[key]) for key in wanted.properties if key in row}))
         for row in rows
@@ -146,19 +175,39 @@ def _reported(api: CloudApi, configs: Iterable[ProviderConfig]) -> dict[str, fro
     traits: set[str] = set()
     for config in configs:
         traits |= set(config.traits)
-        for name in (*(one for one, total in config.inventories.items() if total), *config.traits):
+        for name in (*config.inventories, *config.traits):
             wanted.setdefault(name, set()).add(config.host)
     reported = {name: _providers_with(api, name, name in traits) & hosts for name, hosts in wanted.items()}
     # A provider whose inventory is used up is not among those that could serve one more.
     unsure = {host for name, hosts in wanted.items() if name not in traits for host in hosts - reported[name]}
     if unsure:
-        rows = api.providers()
-        ids = {row["name"]: row["uuid"] for row in rows if row["name"] in unsure}
-        for host, identity in ids.items():
-            for name in api.get("placement", f"/resource_providers/{identity}/inventories")["inventories"]:
-                if host in wanted.get(name, ()):
-                    reported[name] |= {host}
+        ids = {row["name"]: row["uuid"] for row in api.providers() if row["name"] in unsure}
+        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="inventories") as pool:
+            for host, names in zip(ids, pool.map(lambda one: _inventory(api, one), ids.values()), strict=True):
+                for name in names & wanted.keys():
+                    if host in wanted[name]:
+                        reported[name] |= {host}
     return {name: frozenset(hosts) for name, hosts in reported.items()}
+
+
+def _inventory(api: CloudApi, provider: str) -> frozenset[str]:
+    return frozenset(api.get("placement", f"/resource_providers/{provider}/inventories")["inventories"])
+
+
+def _in_use(api: CloudApi, configs: Iterable[ProviderConfig]) -> dict[str, frozenset[str]]:
+    """Host -> classes of a provider.yaml of ours that it has, servers there consume, and the site no longer has."""
+    wanted = {config.host: frozenset(config.inventories) for config in configs}
+    known = api.get("placement", "/resource_classes")["resource_classes"]
+    found: dict[str, set[str]] = {}
+    for name in (row["name"] for row in known if OF_PROVIDER_CONFIGS.match(row["name"])):
+        if all(name in names for names in wanted.values()) and wanted:
+            continue
+        for row in api.providers(resources=f"{name}:1"):
+            if name not in wanted.get(row["name"], frozenset()):
+                usages = api.get("placement", f"/resource_providers/{row['uuid']}/usages")["usages"]
+                if usages.get(name):
+                    found.setdefault(row["name"], set()).add(name)
+    return {host: frozenset(names) for host, names in found.items()}
 
 
 def _providers_with(api: CloudApi, name: str, is_trait: bool) -> set[str]:

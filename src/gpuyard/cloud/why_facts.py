@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.objects import DOMAIN, compute_service
+from gpuyard.cloud.objects import DOMAIN, compute_service, region_of
 from gpuyard.cloud.why_closer import PAGE, CloserLook, flavor_of
 from gpuyard.model.errors import GpuyardError, UsageError
 from gpuyard.model.gpu import Gpu
@@ -190,7 +190,8 @@ class FactsReader:
     def _limits(self, asker: Asker, request: Request) -> Asker:
         """The project with its limits on what the flavor asks, and what it uses of them, counted as Nova does."""
         service = compute_service(self._api)
-        where = {"service_id": service} | ({"region_id": self._api.region} if self._api.region else {})
+        region = region_of(self._api, service)
+        where = {"service_id": service} | ({"region_id": region} if region else {})
         registered = self._threads.submit(self._get, "identity", "/registered_limits", "registered_limits", **where)
         own = self._threads.submit(self._get, "identity", "/limits", "limits", project_id=asker.id, **where)
         usages = self._threads.submit(self._api.get, "placement", "/usages", project_id=asker.id, consumer_type="all")
@@ -198,8 +199,10 @@ class FactsReader:
         used = {"servers": len(servers)}
         # "all" makes no difference between servers and migrations, as Nova makes none when it counts.
         used |= {f"class:{name}": number for name, number in usages.result()["usages"].get("all", {}).items()}
-        default = {row["resource_name"]: row["default_limit"] for row in registered.result() if self._of_region(row)}
-        mine = {row["resource_name"]: row["resource_limit"] for row in own.result() if self._of_region(row)}
+        default = {
+            row["resource_name"]: row["default_limit"] for row in registered.result() if row["region_id"] == region
+        }
+        mine = {row["resource_name"]: row["resource_limit"] for row in own.result() if row["region_id"] == region}
         for name in _unregistered(self._loaded.compiled):
             default.setdefault(name, 0)
         return replace(
@@ -209,9 +212,6 @@ class FactsReader:
                 for name in request.counted(True)
             ),
         )
-
-    def _of_region(self, row: Mapping[str, Any]) -> bool:
-        return bool(row["region_id"] == (self._api.region or None))
 
     def _candidates(self, query: Mapping[str, str]) -> tuple[frozenset[str], str]:
         """Ids of the root providers that Placement would give the whole request to, or what it says instead."""

@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.objects import read_objects
+from gpuyard.cloud.objects import OF_PROVIDER_CONFIGS, read_objects
 from gpuyard.model.world import HostService, Provider
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.drift.facts import (
@@ -81,7 +81,7 @@ class WorldReader:
         rows = list(self._api.pages("compute", "/servers/detail", "servers", all_tenants=1, limit=PAGE))
         servers = {row["id"]: server_seen(row) for row in rows if "flavor" in row}
         run = self._threads.submit
-        objects = run(read_objects_without_hosts, self._api, self._compiled)
+        objects = run(read_objects, self._api, self._compiled, look_at_hosts=False)
         services = run(self._services)
         hypervisors = run(self._pages, "compute", "/os-hypervisors/detail", "hypervisors")
         version = run(self._newest_microversion)
@@ -97,7 +97,7 @@ class WorldReader:
         unknown = self._unknown_hosts(devices, trait, with_trait)
         seen = objects.result()
         world = World(
-            objects=replace(seen, reported=self._reported(hosts, trait)),
+            objects=replace(seen, reported=self._reported(hosts, trait), in_use=self._in_use(hosts)),
             hosts=hosts,
             devices=devices,
             servers=servers,
@@ -191,6 +191,16 @@ class WorldReader:
             for name in (*host.stock, *([trait] if host.site_trait else [])):
                 found.setdefault(name, set()).add(host.name)
         return {name: frozenset(members) for name, members in found.items()}
+
+    def _in_use(self, hosts: Mapping[str, HostSeen]) -> dict[str, frozenset[str]]:
+        """Host of the site -> classes of a provider.yaml that servers there consume and the site no longer has."""
+        found = {}
+        for host in hosts.values():
+            wanted = self._compiled.provider_config_of(host.name).inventories
+            used = {name for amounts in host.consumers.values() for name in amounts}
+            if stray := frozenset(n for n in used if OF_PROVIDER_CONFIGS.match(n) and n not in wanted):
+                found[host.name] = stray
+        return found
 
     def _unknown_hosts(
         self, devices: Mapping[str, DeviceSeen], trait: str, with_trait: frozenset[str]
@@ -328,11 +338,6 @@ class WorldReader:
 
     def _stranger(self, consumer: str) -> Stranger | None:
         return read_stranger(self._api, consumer)
-
-
-def read_objects_without_hosts(api: CloudApi, compiled: CompiledSite) -> SeenObjects:
-    """What a plan goes by, without what hosts report: that is seen anyway where each host is looked at."""
-    return read_objects(api, replace(compiled, provider_configs=()))
 
 
 def read_stranger(api: CloudApi, consumer: str) -> Stranger | None:

@@ -8,7 +8,7 @@ finds its CPU, RAM and disk.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuyard.model.gpu import GpuRole
 from gpuyard.model.host import HostFacts
@@ -77,10 +77,19 @@ class HostCapacity:
     slots: int
     """Servers with GPUs that can run at once."""
 
+    keeps: bool = False
+    """Whether the host has a reserve at all."""
+
     @property
     def others(self) -> Size:
         """What servers without GPUs can have."""
         return self.total - self.reserve
+
+    @property
+    def inventories(self) -> dict[str, int]:
+        """What the host has of the classes that servers without GPUs consume."""
+        everything = Size(NO_BOUND, NO_BOUND, NO_BOUND)
+        return {name: max(0, amount) for name, amount in (self.others if self.keeps else everything).classes.items()}
 
     @property
     def enough(self) -> bool:
@@ -94,10 +103,17 @@ class HostCapacity:
         yield f"  for servers without GPUs: {self.others}"
 
 
+NO_BOUND = 1_000_000_000
+"""Total of a class on hosts that keep nothing: others can have all that there is."""
+
+
 def size_of(flavor: Flavor) -> Size:
-    """What a server of a flavor takes from a host. Dedicated CPUs are not taken from the shared ones."""
-    dedicated = flavor.properties.get("hw:cpu_policy") == "dedicated"
-    return Size(0 if dedicated else flavor.vcpus, flavor.ram, flavor.disk + flavor.ephemeral)
+    """What a server of a flavor takes from a host."""
+    return Size(flavor.vcpus, flavor.ram, flavor.disk + flavor.ephemeral)
+
+
+def wants_dedicated_cpus(flavor: Flavor) -> bool:
+    return flavor.properties.get("hw:cpu_policy") == "dedicated"
 
 
 class _Shares:
@@ -108,21 +124,28 @@ class _Shares:
         self._flavors = {
             pool: [(f, size_of(f)) for f in site.flavors.values() if pool in f.gpus] for pool in site.pools
         }
+        self._aggregates = aggregates_of(site)
         self._known: dict[tuple[object, ...], Size] = {}
 
     def most(self, host: str, pool: str, size: int, slots_of_pool: int, total: Size) -> Size:
         """Of any flavor that runs on the host; one over several slots is shared out among them."""
-        aggregates = frozenset(name for name, one in self._site.aggregates.items() if host in one.hosts)
-        key = (aggregates, pool, size, slots_of_pool, total)
+        aggregates = self._aggregates.get(host, frozenset())
+        # Dedicated CPUs come out of the shared ones on a host that has none of its own for them.
+        own_cpus = self._site.hosts[host].cpu_dedicated_set is not None
+        key = (aggregates, own_cpus, pool, size, slots_of_pool, total)
         if key not in self._known:
-            self._known[key] = self._most(host, pool, size, slots_of_pool, total)
+            self._known[key] = self._most(aggregates, own_cpus, pool, size, slots_of_pool, total)
         return self._known[key]
 
-    def _most(self, host: str, pool: str, size: int, slots_of_pool: int, total: Size) -> Size:
+    def _most(
+        self, aggregates: frozenset[str], own_cpus: bool, pool: str, size: int, slots_of_pool: int, total: Size
+    ) -> Size:
         most = Size()
         for flavor, whole in self._flavors[pool]:
             count = flavor.gpus[pool]
-            if not runs_on(self._site, flavor, host) or not whole.fits(total):
+            if own_cpus and wants_dedicated_cpus(flavor):
+                whole = replace(whole, vcpus=0)
+            if not may_run_on(flavor, aggregates) or not whole.fits(total):
                 continue
             if flavor.same_group:
                 if count == size:
@@ -143,7 +166,8 @@ def host_capacity(
     needed = Size()
     for pool, size in slots:
         needed += shares.most(name, pool, size, sum(one == pool for one, _ in slots), total)
-    return HostCapacity(name, cpus, ratio, total, _reserve(host.reserve, needed, len(slots)), needed, len(slots))
+    reserve = _reserve(host.reserve, needed, len(slots))
+    return HostCapacity(name, cpus, ratio, total, reserve, needed, len(slots), host.reserve is not None)
 
 
 def cpu_ratio(host: Host) -> float:
@@ -182,10 +206,18 @@ def _slots(encoded: Iterable[EncodedGpu]) -> list[tuple[str, int]]:
     return [(pool, size) for (pool, _, _), size in sizes.items()]
 
 
-def runs_on(site: Site, flavor: Flavor, host: str) -> bool:
-    """Whether the flavor's aggregates, if it has any, let it run on a host."""
-    known = [site.aggregates[name] for name in flavor.aggregates if name in site.aggregates]
-    return not flavor.aggregates or any(host in aggregate.hosts for aggregate in known)
+def aggregates_of(site: Site) -> dict[str, frozenset[str]]:
+    """Host -> names of its aggregates."""
+    found: dict[str, set[str]] = {}
+    for name, aggregate in site.aggregates.items():
+        for host in aggregate.hosts:
+            found.setdefault(host, set()).add(name)
+    return {host: frozenset(names) for host, names in found.items()}
+
+
+def may_run_on(flavor: Flavor, aggregates: frozenset[str]) -> bool:
+    """Whether the flavor's aggregates, if it has any, let it run on a host of these aggregates."""
+    return not flavor.aggregates or not aggregates.isdisjoint(flavor.aggregates)
 
 
 def _reserve(reserve: Reserve | str | None, needed: Size, slots: int) -> Size:

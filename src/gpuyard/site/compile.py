@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuyard.model.gpu import Gpu
 from gpuyard.model.host import Inventory
-from gpuyard.site.capacity import HostCapacity, capacities
+from gpuyard.site.capacity import HostCapacity, capacities, wants_dedicated_cpus
 from gpuyard.site.encoding import encode
 from gpuyard.site.nova import nova_options
 from gpuyard.site.objects import (
@@ -87,7 +87,8 @@ def compile_site(site: Site, inventories: Mapping[str, Inventory]) -> tuple[Comp
 def _same_names(compiled: CompiledSite) -> list[Problem]:
     problems = []
     for kind, names in (
-        ("flavors", [flavor.name for flavor in compiled.flavors]),
+        # A name is an id too, without the + that Nova does not take in ids.
+        ("flavors", [flavor.name.replace("+", "_") for flavor in compiled.flavors]),
         ("aggregates", [aggregate.name for aggregate in compiled.aggregates]),
     ):
         twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
@@ -113,10 +114,27 @@ def _notes(site: Site, hosts: Sequence[HostCapacity]) -> list[str]:
         for host in hosts
         if site.hosts[host.host].reserve is not None and not host.enough
     ]
+    if any(host.keeps for host in hosts):
+        notes += _beside_a_reserve(site)
     foreign = [name for name, flavor in site.flavors.items() if flavor.foreign]
     if foreign and site.isolated:
         notes.append(
             f"servers of {', '.join(foreign)} cannot start on the site's hosts: those take only servers of flavors "
             "that gpuyard makes, and these are foreign"
+        )
+    return notes
+
+
+def _beside_a_reserve(site: Site) -> list[str]:
+    """Flavors without GPUs that take what a reserve does not keep."""
+    dedicated = [name for name, flavor in site.flavors.items() if not flavor.gpus and wants_dedicated_cpus(flavor)]
+    near = [name for name, pool in site.pools.items() if pool.numa in ("required", "socket")]
+    notes = []
+    if dedicated and any(host.cpu_dedicated_set for host in site.hosts.values()):
+        notes.append(f"nothing keeps dedicated CPUs for servers with GPUs from those of {', '.join(dedicated)}")
+    if near:
+        notes.append(
+            f"a reserve is of a whole host: for pool {', '.join(near)}, whose GPUs must be near their CPUs, others may "
+            "fill the NUMA node of a free GPU"
         )
     return notes

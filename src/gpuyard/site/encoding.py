@@ -6,7 +6,7 @@
   letter within a pool, so a request for the leader and the peers of a set can only be met by one group.
 
 So one GPU can always be had from any group, a whole group can be had at once, and no order of requests puts two
-servers into one group. A set letter stands for one group size, or a pair could be taken out of a larger group.
+servers into one group. A set's name stands for one group size, or a pair could be taken out of a larger group.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from gpuyard.model.pci import DeviceType, PciFunction
 from gpuyard.model.slot import Slot
 from gpuyard.site.problems import Problem
 from gpuyard.site.schema import Site
+
+PAIR = 2
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ def letter_of(index: int) -> str:
         index, rest = divmod(index - 1, 26)
         letters = chr(ord("A") + rest) + letters
     return letters
+
+
+def set_name(size: int, index: int) -> str:
+    """A, B, ... for pairs; 3A, 3B, ... for groups of three: what one host has changes no other host's names."""
+    return letter_of(index) if size == PAIR else f"{size}{letter_of(index)}"
 
 
 def encode(site: Site, inventories: Mapping[str, Inventory]) -> tuple[list[EncodedGpu], list[Problem]]:
@@ -134,23 +141,20 @@ def _why_left_out(site: Site, pool: str, leader_pool: str | None, leader: str) -
 
 
 def _with_letters(encoded: list[EncodedGpu]) -> list[EncodedGpu]:
-    """Give each offered shared group its letter: per pool, letters run over sizes, and within a size over a host."""
+    """Give each offered shared group the name of its set: by pool, host and size, in bus order."""
     groups: dict[str, dict[tuple[str, int | None], list[int]]] = defaultdict(lambda: defaultdict(list))
     for index, item in enumerate(encoded):
         if item.offered and item.gpu.role is not GpuRole.LONE:
             groups[item.gpu.pool][item.gpu.host, item.gpu.group].append(index)
     result = list(encoded)
     for sets in groups.values():
-        first = 0
-        for size in sorted({len(members) for members in sets.values()}):
-            used: dict[str, int] = defaultdict(int)
-            for (host, _), members in sets.items():
-                if len(members) == size:
-                    for index in members:
-                        gpu = replace(encoded[index].gpu, set_letter=letter_of(first + used[host]))
-                        result[index] = replace(encoded[index], gpu=gpu)
-                    used[host] += 1
-            first += max(used.values())
+        used: dict[tuple[str, int], int] = defaultdict(int)
+        for (host, _), members in sets.items():
+            size = len(members)
+            for index in members:
+                gpu = replace(encoded[index].gpu, set_letter=set_name(size, used[host, size]))
+                result[index] = replace(encoded[index], gpu=gpu)
+            used[host, size] += 1
     return result
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from gpuyard.model.host import Inventory
 from gpuyard.site.compile import CompiledSite, compile_site
 from gpuyard.site.problems import Problem, SiteError, located, of_validation
 from gpuyard.site.schema import Site
+
+MAX_DEPTH = 20
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ def load_site(path: Path) -> LoadedSite:
     """Read, check and compile a site. Raises SiteError with all problems found, UsageError when it cannot be read."""
     text = _read(path)
     try:
-        site = Site.model_validate(_plain(_parse(path, text)))
+        site = Site.model_validate(_plain(path, _parse(path, text)))
     except ValidationError as error:
         document = _parse(path, text, places=True)
         raise located(str(path), document, of_validation(error, document)) from None
@@ -63,8 +65,8 @@ def _parse(path: Path, text: str, places: bool = False) -> Any:
         raise SiteError([f"{path}:{_line(error)}: {error.problem}; keep one of them"]) from None
     except MarkedYAMLError as error:
         raise SiteError([f"{path}:{_line(error)}: not YAML: {error.problem}"]) from None
-    except YAMLError as error:
-        raise SiteError([f"{path}:1: not YAML: {error}"]) from None
+    except (YAMLError, RecursionError, ValueError) as error:
+        raise SiteError([f"{path}:1: not YAML that a site can be: {error}"]) from None
     if document is None:
         raise SiteError([f"{path}:1: the file is empty; start with 'site: NAME'"])
     return document
@@ -74,12 +76,17 @@ def _line(error: MarkedYAMLError) -> int:
     return error.problem_mark.line + 1 if error.problem_mark is not None else 1
 
 
-def _plain(node: Any) -> Any:
-    """The document without ruamel's types and comments."""
+def _plain(path: Path, node: Any, depth: int = 0) -> Any:
+    """The document with text for keys. Raises SiteError for keys that are the same as text, and for loops."""
+    if depth > MAX_DEPTH:
+        raise SiteError([f"{path}:1: nested more than {MAX_DEPTH} deep; an anchor that contains itself?"])
     if isinstance(node, dict):
-        return {str(key): _plain(value) for key, value in node.items()}
+        keys = [str(key) for key in node]
+        if twice := sorted({key for key in keys if keys.count(key) > 1}) if len(set(keys)) < len(keys) else []:
+            raise SiteError([f"{path}:1: the key {twice[0]} is there twice, once with quotes; keep one of them"])
+        return {str(key): _plain(path, value, depth + 1) for key, value in node.items()}
     if isinstance(node, list):
-        return [_plain(value) for value in node]
+        return [_plain(path, value, depth + 1) for value in node]
     return node
 
 
@@ -88,7 +95,10 @@ def _inventories(path: Path, site: Site) -> tuple[dict[str, Inventory], list[Pro
     problems: list[Problem] = []
     for name, host in site.hosts.items():
         try:
-            inventories[name] = replay_file(path.parent / host.recording)
-        except UsageError as error:
+            inventory = replay_file(path.parent / host.recording)
+            if host.disk is not None:
+                inventory = replace(inventory, facts=replace(inventory.facts, disk_gib=host.disk))
+            inventories[name] = inventory
+        except (UsageError, ValueError) as error:
             problems.append(Problem(("hosts", name, "recording"), str(error)))
     return inventories, problems

@@ -30,7 +30,9 @@ AGGREGATE_FILTER = "AggregateInstanceExtraSpecsFilter"
 # minutes unless it is bounded.
 WIDE_HOST = 8
 WIDE_FLAVOR = 5
+# Candidates are wanted from every hypervisor: what Nova filters out later must not be all that it got.
 MAX_CANDIDATES = 100
+CANDIDATES_PER_HYPERVISOR = 4
 
 SPEC_REASON = "one line per GPU: the leader of an IOMMU group has the pool's class, its peers their own"
 ALIAS_REASON = "what flavors ask for; the same on every Nova service, because resize and migration read it too"
@@ -94,6 +96,9 @@ def _quotas(site: Site, by_pool: dict[str, list[EncodedGpu]]) -> Iterable[Option
     yield Option("quota", "unified_limits_resource_strategy", "require", reason)
     named = ",".join(["servers", *(f"class:{name}" for name in classes)])
     yield Option("quota", "unified_limits_resource_list", named, reason)
+    if any(wish.vcpus is not None for wish in (site.limits, *site.projects.values())):
+        reason = "a limit on vCPUs is one on dedicated ones too"
+        yield Option("workarounds", "unified_limits_count_pcpu_as_vcpu", "true", reason)
 
 
 def limited_classes(site: Site, pool: str, members: Iterable[EncodedGpu]) -> list[str]:
@@ -148,7 +153,8 @@ def _placement(site: Site, encoded: Sequence[EncodedGpu]) -> Iterable[Option]:
     widest_flavor = max((sum(flavor.gpus.values()) for flavor in site.flavors.values()), default=0)
     if max(per_host.values(), default=0) < WIDE_HOST and widest_flavor < WIDE_FLAVOR:
         return
-    yield Option("placement", "max_allocation_candidates", str(MAX_CANDIDATES), WIDE_REASON)
+    candidates = max(MAX_CANDIDATES, CANDIDATES_PER_HYPERVISOR * (site.hypervisors or len(site.hosts)))
+    yield Option("placement", "max_allocation_candidates", str(candidates), WIDE_REASON)
     yield Option("placement", "allocation_candidates_generation_strategy", "breadth-first", WIDE_REASON)
     if RELEASES[site.release].wide_trees:
         yield Option("workarounds", "optimize_for_wide_provider_trees", "true", WIDE_REASON)
@@ -156,7 +162,8 @@ def _placement(site: Site, encoded: Sequence[EncodedGpu]) -> Iterable[Option]:
 
 def _compute(site: Site, name: str, mine: Sequence[EncodedGpu]) -> Iterable[Option]:
     """The options of a host's nova-compute; `mine` are the GPUs that it offers."""
-    if mine and site.pci_in_placement != "off":
+    # Also on hosts that offer nothing now: one that has ever reported does not start without.
+    if site.pci_in_placement != "off":
         reason = "each GPU becomes a provider in Placement; cannot be taken back on a host once it is set"
         yield Option("pci", "report_in_placement", "true", reason)
     for item in mine:

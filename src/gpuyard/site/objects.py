@@ -248,9 +248,10 @@ def provider_configs(site: Site, encoded: Sequence[EncodedGpu], hosts: Sequence[
     for host in hosts:
         inventories = counts[host.host]
         if keeps_reserves(site):
-            inventories |= {name: max(0, amount) for name, amount in host.others.classes.items()}
-        traits = (site_trait(site.site),) if site.isolated else ()
-        configs.append(ProviderConfig(host.host, inventories, traits))
+            inventories |= host.inventories
+        wish = site.hosts[host.host]
+        traits = (*([site_trait(site.site)] if site.isolated else []), *wish.traits)
+        configs.append(ProviderConfig(host.host, {**inventories, **wish.inventories}, traits))
     return [config for config in configs if not config.empty]
 
 
@@ -298,5 +299,9 @@ class SeenObjects:
     images: tuple[SeenImage, ...] = ()
     hosts: frozenset[str] = frozenset()
     """Hosts that have a nova-compute service."""
+    up: frozenset[str] = frozenset()
+    """Those whose nova-compute is up."""
+    in_use: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Host -> classes that servers there consume and the site no longer has for it."""
     reported: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Resource class or trait of a provider.yaml -> hosts whose provider in Placement has it."""

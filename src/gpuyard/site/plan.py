@@ -10,7 +10,7 @@ reports yet what it asks for, waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,11 +36,14 @@ def plan_site(compiled: CompiledSite, seen: SeenObjects, prune: bool = False) ->
     found = {item.flavor.name: item for item in seen.flavors if item.flavor.description == mark}
     # Limits first: a flavor whose GPUs have no limit yet would be everybody's without bound.
     parts = [plan_limits(compiled.limits, seen.limits)]
-    parts += [_plan_flavor(flavor, found.get(flavor.name), seen) for flavor in ours]
-    aggregates = plan_aggregates(compiled, seen, prune)
+    unreported = unreported_by(compiled, seen)
+    parts += [_plan_flavor(flavor, found.get(flavor.name), unreported) for flavor in ours]
+    aggregates = plan_aggregates(compiled, seen, unreported, prune)
     parts = [aggregates.opening, *parts, aggregates.closing, plan_images(compiled.images, seen.images)]
-    unwanted = [*unwanted_limits(compiled.limits, seen.limits, mark), *_unwanted_flavors(ours, found.values())]
+    # Limits last: as long as a flavor asks for a class, somebody could have it without bound.
+    unwanted = [*_unwanted_flavors(ours, found.values()), *unwanted_limits(compiled.limits, seen.limits, mark)]
     notes: list[str] = [*compiled.notes, *_foreign_differences(compiled.flavors, seen), *_unreported(compiled, seen)]
+    waits = tuple(_still_in_use(seen))
     if not prune:
         notes += [f"{step.kind} {step.name} is no longer wanted; --prune deletes it" for step in unwanted]
     refusals = (
@@ -48,7 +51,7 @@ def plan_site(compiled: CompiledSite, seen: SeenObjects, prune: bool = False) ->
         *_foreign_flavors(ours, seen.flavors, mark),
         *_no_server_limit(compiled, seen.limits),
     )
-    return _joined([*parts, Plan(tuple(unwanted if prune else ()), refusals, tuple(notes))])
+    return _joined([*parts, Plan(tuple(unwanted if prune else ()), refusals, tuple(notes), waits=waits)])
 
 
 def _joined(parts: Sequence[Plan]) -> Plan:
@@ -98,19 +101,18 @@ def _foreign_differences(wanted: Sequence[FlavorObject], seen: SeenObjects) -> I
 
 def _unreported(compiled: CompiledSite, seen: SeenObjects) -> Iterable[str]:
     """Hosts whose nova-compute has not read the provider.yaml that the site wants it to have."""
-    missing: dict[str, list[str]] = {}
+    by_host: dict[str, list[str]] = {}
     for config in compiled.provider_configs:
-        for name in (*(one for one, total in config.inventories.items() if total), *config.traits):
+        for name in (*config.inventories, *config.traits):
             if config.host not in seen.reported.get(name, frozenset()):
-                missing.setdefault(config.host, []).append(name)
+                by_host.setdefault(config.host, []).append(name)
     by_names: dict[tuple[str, ...], list[str]] = {}
-    for host, names in missing.items():
+    for host, names in by_host.items():
         by_names.setdefault(tuple(names), []).append(host)
     for what, hosts in by_names.items():
-        some = ", ".join(hosts[:5]) + (f" and {len(hosts) - 5} more" if len(hosts) > 5 else "")
         yield (
-            f"{some}: {', '.join(what)} not reported to Placement; deploy the rendered provider.yaml and restart "
-            "nova-compute, or no server of a flavor that asks for it starts there"
+            f"{some_of(hosts)}: {', '.join(what)} not reported to Placement; deploy the rendered provider.yaml and "
+            "restart nova-compute, or no server of a flavor that asks for it starts there"
         )
 
 
@@ -137,31 +139,72 @@ def describe_flavor(flavor: FlavorObject) -> dict[str, Any]:
     return flat
 
 
-def _plan_flavor(wanted: FlavorObject, found: SeenFlavor | None, seen: SeenObjects) -> Plan:
+def _plan_flavor(wanted: FlavorObject, found: SeenFlavor | None, unreported: Mapping[str, frozenset[str]]) -> Plan:
     after = describe_flavor(wanted)
     if found is None:
         return Plan((Step(Verb.CREATE, "flavor", wanted.name, "the site wants it", {}, after),))
     before = describe_flavor(found.flavor)
-    if before == after:
-        return Plan()
-    unmet = [name for name in asked(after) - asked(before) if not seen.reported.get(name)]
-    # One that lacks its alias was left unfinished by an apply that was killed, and is in nobody's use.
-    finished = wanted.extra_specs.get(ALIAS) == found.flavor.extra_specs.get(ALIAS)
+    unmet = (asked(after) - asked(before)) & unreported.keys()
+    # One without its alias was left unfinished by an apply that was killed, and is in nobody's use.
+    finished = ALIAS in found.flavor.extra_specs or ALIAS not in wanted.extra_specs
+    waits: tuple[str, ...] = ()
     if unmet and finished:
-        why = f"it would ask for {', '.join(sorted(unmet))}, which no host reports yet"
-        return Plan(waits=(f"flavor {wanted.name}: {why}, and no server of it would start",))
+        hosts = some_of(frozenset().union(*(unreported[name] for name in unmet)))
+        what = f"it would ask for {', '.join(sorted(unmet))}, which {hosts} do not report yet"
+        waits = (f"flavor {wanted.name}: {what}, and no server of it would start there",)
+        after = _only_access(before, after)
+    if before == after:
+        return Plan(waits=waits)
     fixed = [key for key in FIXED if before[key] != after[key]]
     if fixed:
         reason = f"Nova cannot change {', '.join(fixed)} of a flavor; running servers keep theirs"
-        return Plan((Step(Verb.REPLACE, "flavor", wanted.name, reason, before, after),))
-    return Plan((Step(Verb.UPDATE, "flavor", wanted.name, "differs from the site file", before, after),))
+        return Plan((Step(Verb.REPLACE, "flavor", wanted.name, reason, before, after),), waits=waits)
+    return Plan((Step(Verb.UPDATE, "flavor", wanted.name, "differs from the site file", before, after),), waits=waits)
+
+
+def _only_access(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a change that need not wait: who may use the flavor. The rest belongs together."""
+    access = {key: value for key, value in after.items() if key.startswith(ACCESS)}
+    return {**{key: value for key, value in before.items() if not key.startswith(ACCESS)}, **access}
 
 
 def asked(flat: Mapping[str, Any]) -> frozenset[str]:
-    """The resource classes and traits that a flavor names itself."""
-    return frozenset(
-        key.removeprefix(prefix) for key in flat for prefix in (RESOURCES, TRAIT) if key.startswith(prefix)
-    )
+    """The resource classes and traits that a flavor requires by name."""
+    classes = {key.removeprefix(RESOURCES) for key in flat if key.startswith(RESOURCES)}
+    return frozenset(classes | {key.removeprefix(TRAIT) for key, value in flat.items() if _requires(key, value)})
+
+
+def _requires(key: str, value: object) -> bool:
+    return key.startswith(TRAIT) and value == "required"
+
+
+def unreported_by(compiled: CompiledSite, seen: SeenObjects) -> dict[str, frozenset[str]]:
+    """Class or trait of a provider.yaml -> hosts that are up, should report it and do not. A host that is down cannot,
+    and must not hold up the others."""
+    missing: dict[str, set[str]] = {}
+    for config in compiled.provider_configs:
+        if config.host in seen.up:
+            for name in (*config.inventories, *config.traits):
+                if config.host not in seen.reported.get(name, frozenset()):
+                    missing.setdefault(name, set()).add(config.host)
+    return {name: frozenset(hosts) for name, hosts in missing.items()}
+
+
+def some_of(hosts: Collection[str]) -> str:
+    """The first of many."""
+    named = sorted(hosts)
+    return ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")
+
+
+def _still_in_use(seen: SeenObjects) -> Iterable[str]:
+    """nova-compute does not start when its provider.yaml lacks a class that servers on the host consume."""
+    for host, names in sorted(seen.in_use.items()):
+        keep = ", ".join(f"{name}: 1" for name in sorted(names))
+        yield (
+            f"provider.yaml of {host}: servers there consume {', '.join(sorted(names))}, which the site no longer has, "
+            f"and nova-compute does not start without. Until they are deleted or resized, keep it in the site file: "
+            f"hosts: {{{host}: {{inventories: {{{keep}}}}}}}"
+        )
 
 
 def _unwanted_flavors(wanted: Sequence[FlavorObject], ours: Iterable[SeenFlavor]) -> Iterable[Step]:

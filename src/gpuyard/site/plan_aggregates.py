@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuyard.model.plan import Plan, Step, Verb
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import OWNER_KEY, AggregateObject, SeenAggregate, SeenObjects
-from gpuyard.site.step_values import HOST, PROPERTY, with_prefix
+from gpuyard.site.step_values import HOST, PROPERTY, part, with_prefix
 
 KIND = "aggregate"
 ISOLATES = "trait:"
@@ -24,30 +24,65 @@ class AggregatePlans:
     closing: Plan
 
 
-def plan_aggregates(compiled: CompiledSite, seen: SeenObjects, prune: bool) -> AggregatePlans:
+def plan_aggregates(
+    compiled: CompiledSite, seen: SeenObjects, unreported: Mapping[str, frozenset[str]], prune: bool
+) -> AggregatePlans:
     """Steps for aggregates that carry the site's mark; others under a wanted name refuse the plan."""
-    wanted = {one.name: replace(one, hosts=one.hosts & seen.hosts) for one in compiled.aggregates}
+    wanted = {one.name: replace(one, hosts=_ready(one, seen)) for one in compiled.aggregates}
     ours = {item.aggregate.name: item for item in seen.aggregates if _is_ours(item.aggregate, compiled.site.site)}
     unfinished = {item.aggregate.name: item for item in seen.aggregates if _unfinished(item.aggregate)}
     opening: list[Step] = []
     closing: list[Step] = []
     waits: list[str] = []
     for name, aggregate in wanted.items():
-        found = ours.get(name) or unfinished.get(name)
-        step = _step(aggregate, found)
-        unmet = _unmet(aggregate, found, seen)
-        if step and unmet:
-            waits.append(f"aggregate {name}: no host reports {unmet} yet, and it would close its hosts to every server")
-        elif step:
-            (opening if _opens(step) else closing).append(step)
-    notes = [*_no_service(compiled, seen)]
+        step = _step(aggregate, ours.get(name) or unfinished.get(name))
+        if step is None:
+            continue
+        closes = [key.removeprefix(ISOLATES) for key in part(step.after, PROPERTY) if _newly_isolates(step, key)]
+        if unmet := [trait for trait in closes if trait in unreported]:
+            hosts = ", ".join(sorted(unreported[unmet[0]]))
+            waits.append(f"aggregate {name}: {hosts} do not report {unmet[0]} yet, and no server would start there")
+        else:
+            (closing if closes else opening).append(step)
+    notes = [*_no_service(compiled, seen), *(_older_servers(step) for step in closing)]
     for name, item in ours.items():
         if name not in wanted:
             steps, note = _unwanted(item, prune)
-            opening += steps
+            # One that isolates goes first: the flavors stop asking for its trait. Others go when nothing asks for them.
+            (opening if _isolating(item.aggregate) else closing).extend(steps)
             notes += note
     refusals = [*_foreign(wanted, seen, ours, unfinished), *_zones(wanted, seen)]
-    return AggregatePlans(Plan(tuple(opening)), Plan(tuple(closing), tuple(refusals), tuple(notes), tuple(waits)))
+    return AggregatePlans(Plan(tuple(opening)), Plan(tuple(closing), tuple(refusals), tuple(notes), waits=tuple(waits)))
+
+
+def _ready(aggregate: AggregateObject, seen: SeenObjects) -> frozenset[str]:
+    """Its hosts that Nova knows; of one that isolates, those that have the trait, or nothing could start on them."""
+    hosts = aggregate.hosts & seen.hosts
+    for key in aggregate.metadata:
+        if key.startswith(ISOLATES):
+            there = {
+                host
+                for item in seen.aggregates
+                if item.aggregate.name == aggregate.name
+                for host in item.aggregate.hosts
+            }
+            hosts &= seen.reported.get(key.removeprefix(ISOLATES), frozenset()) | there
+    return hosts
+
+
+def _newly_isolates(step: Step, key: str) -> bool:
+    return key.startswith(ISOLATES) and PROPERTY + key not in step.before
+
+
+def _isolating(aggregate: AggregateObject) -> bool:
+    return any(key.startswith(ISOLATES) for key in aggregate.metadata)
+
+
+def _older_servers(step: Step) -> str:
+    return (
+        f"{step.kind} {step.name}: servers keep the flavor that they were made with, so those that are there already "
+        "cannot be migrated to its hosts until they have been resized to one of the flavors as they are now"
+    )
 
 
 def describe_aggregate(aggregate: AggregateObject) -> dict[str, Any]:
@@ -73,23 +108,11 @@ def _step(wanted: AggregateObject, found: SeenAggregate | None) -> Step | None:
     if before == after:
         return None
     if ZONE in before and ZONE not in after:
-        reason = "Nova cannot take an aggregate out of its availability zone"
+        reason = (
+            "Nova cannot take an aggregate out of its availability zone, nor anything while servers run on its hosts"
+        )
         return Step(Verb.REPLACE, KIND, wanted.name, reason, before, after)
     return Step(Verb.UPDATE, KIND, wanted.name, "differs from the site file", before, after)
-
-
-def _opens(step: Step) -> bool:
-    """Whether a step only takes isolation away."""
-    return any(key.startswith(PROPERTY + ISOLATES) and key not in step.after for key in step.before)
-
-
-def _unmet(wanted: AggregateObject, found: SeenAggregate | None, seen: SeenObjects) -> str | None:
-    """A trait that it would newly require and that no host has."""
-    known = found.aggregate.metadata if found else {}
-    for key in wanted.metadata:
-        if key.startswith(ISOLATES) and key not in known and not seen.reported.get(key.removeprefix(ISOLATES)):
-            return key.removeprefix(ISOLATES)
-    return None
 
 
 def _unwanted(item: SeenAggregate, prune: bool) -> tuple[list[Step], list[str]]:

@@ -19,7 +19,7 @@ def plan_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit]) -> Pla
     found = {(item.limit.project, item.limit.resource): item for item in seen}
     own = {(limit.project, limit.resource) for limit in wanted}
     steps: list[Step] = []
-    refusals = list(_foreign(wanted, found))
+    refusals = [*_foreign(wanted, found), *_without_default(wanted, found)]
     for limit in wanted:
         step = _step(limit, found.get((limit.project, limit.resource)))
         if step is None:
@@ -80,6 +80,20 @@ def _foreign(wanted: Iterable[LimitObject], found: Mapping[Key, SeenLimit]) -> I
             yield (
                 f"{kind} {name} exists already and is not of this site ({item.limit.description or 'somebody else'}): "
                 f"delete it, or hand it over: openstack {command} set --description '{limit.description}' {item.id}"
+            )
+
+
+def _without_default(wanted: Iterable[LimitObject], found: Mapping[Key, SeenLimit]) -> Iterable[str]:
+    """Keystone takes a project's limit only beside a registered one."""
+    wanted = list(wanted)
+    registered = {limit.resource for limit in wanted if limit.project is None}
+    registered |= {resource for project, resource in found if project is None}
+    for limit in wanted:
+        there = (limit.project, limit.resource) in found
+        if limit.project is not None and limit.resource not in registered and not there:
+            yield (
+                f"project {limit.project} is to have a limit on {limit.resource}, and Keystone takes none without a "
+                "default for everybody: add it under 'limits' (-1 is no limit)"
             )
 
 

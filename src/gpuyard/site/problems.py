@@ -104,6 +104,8 @@ _PATTERN_HINTS = {
     r"^[0-9a-f]{4}:[0-9a-f]{4}$": "vendor:product in lower-case hex, as in '10de:1db4' (quote it)",
     r"^[a-z0-9]+(-[a-z0-9]+)*$": "lower-case letters, digits and single dashes, as in 'v100'",
     r"^[A-Za-z0-9][A-Za-z0-9._+-]*$": "letters, digits and . _ + -",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "letters, digits and . _ -",
+    r"^CUSTOM_[A-Z0-9_]+$": "a name of Placement, as in 'CUSTOM_LICENSE'",
     r"^[A-Za-z0-9][A-Za-z0-9_-]*$": "letters, digits, _ and -",
 }
 

@@ -22,12 +22,13 @@ class ProviderConfig:
 
     host: str
     inventories: Mapping[str, int] = field(default_factory=dict)
-    """Resource class -> total. A class of 0 is left out: Placement takes no such inventory."""
+    """Resource class -> total. 0 becomes an inventory that is all reserved: Placement takes no total of 0, and no class
+    that is in use may go, or nova-compute does not start."""
     traits: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
-        return not any(self.inventories.values()) and not self.traits
+        return not self.inventories and not self.traits
 
 
 def render_provider_config(config: ProviderConfig, provider: str = COMPUTE_NODE) -> str:
@@ -36,7 +37,7 @@ def render_provider_config(config: ProviderConfig, provider: str = COMPUTE_NODE)
         return ""
     identification = {"uuid" if provider == COMPUTE_NODE else "name": provider}
     entry: dict[str, object] = {"identification": identification}
-    additional = [{name: _inventory(total)} for name, total in config.inventories.items() if total]
+    additional = [{name: _inventory(total)} for name, total in config.inventories.items()]
     if additional:
         entry["inventories"] = {"additional": additional}
     if config.traits:
@@ -51,10 +52,10 @@ def render_provider_config(config: ProviderConfig, provider: str = COMPUTE_NODE)
 def _inventory(total: int) -> dict[str, object]:
     # All fields: what is left out here gets Placement's default, and max_unit's is 2**31 - 1.
     return {
-        "total": total,
-        "reserved": 0,
+        "total": max(total, 1),
+        "reserved": 0 if total else 1,
         "min_unit": 1,
-        "max_unit": total,
+        "max_unit": max(total, 1),
         "step_size": 1,
         "allocation_ratio": 1.0,
     }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gpuyard.model.gpu import GpuRole
 from gpuyard.model.host import HostFacts, Inventory
-from gpuyard.site.capacity import parse_cpu_set, runs_on
+from gpuyard.site.capacity import aggregates_of, may_run_on, parse_cpu_set
 from gpuyard.site.encoding import EncodedGpu
 from gpuyard.site.nova import alias
 from gpuyard.site.objects import set_sizes
@@ -15,16 +16,23 @@ from gpuyard.site.problems import Place, Problem
 from gpuyard.site.release import RELEASES
 from gpuyard.site.schema import Flavor, Site
 
+SET_ALIAS = re.compile(r"-(set|peer)-\d*[a-z]+$")
+OWNED = re.compile(
+    r"^(resources:CUSTOM_(GPU_\w+|NOGPU_\w+)|trait:CUSTOM_SITE_\w+|aggregate_instance_extra_specs:gpuyard_\w+)$"
+)
+
 
 def site_problems(site: Site, inventories: Mapping[str, Inventory], encoded: Sequence[EncodedGpu]) -> list[Problem]:
     """Everything that is wrong; `encoded` are the GPUs of all hosts."""
     problems = [*_unknown_names(site), *_cpus(site, inventories), *_pools(site), *_stages(site)]
     room = _Room(encoded)
     facts = _one_of_each_kind(site, {host: inventory.facts for host, inventory in inventories.items()}, room)
+    aggregates = aggregates_of(site)
     for name, flavor in site.flavors.items():
         if flavor.gpus.keys() <= site.pools.keys() and set(flavor.aggregates) <= site.aggregates.keys():
-            problems += _unrunnable(site, name, flavor, facts, room)
-    return problems
+            hosts = {host: one for host, one in facts.items() if may_run_on(flavor, aggregates.get(host, frozenset()))}
+            problems += _unrunnable(site, name, flavor, hosts, room)
+    return [*problems, *_owned_properties(site), *_zones(site)]
 
 
 def _unknown_names(site: Site) -> Iterable[Problem]:
@@ -80,6 +88,10 @@ def _cpus(site: Site, inventories: Mapping[str, Inventory]) -> Iterable[Problem]
                 yield Problem((*place, key), message)
         if len(sets) == 2 and (both := sets["cpu_shared_set"] & sets["cpu_dedicated_set"]):
             yield Problem((*place, "cpu_dedicated_set"), f"CPU {min(both)} is in cpu_shared_set too; leave it in one")
+        facts = inventories[name].facts
+        for key, own, has in (("vcpus", host.overhead.vcpus, facts.cpus), ("ram", host.overhead.ram, facts.memory_mib)):
+            if own >= has > 0:
+                yield Problem((*place, "overhead", key), f"the host has {has} in all; write less")
         if sets and host.overhead.vcpus:
             message = "Nova refuses reserved CPUs beside CPU sets; leave the host's own CPUs out of the sets instead"
             yield Problem((*place, "overhead", "vcpus"), message)
@@ -89,8 +101,9 @@ def _pools(site: Site) -> Iterable[Problem]:
     aliases: dict[str, str] = {}
     for name, pool in site.pools.items():
         wanted = alias(site, name)
-        if wanted in aliases:
-            message = f"alias {wanted!r} is pool {aliases[wanted]!r}'s too; give one of them another 'alias'"
+        other = aliases.get(wanted) or aliases.get(SET_ALIAS.sub("", wanted))
+        if other is not None:
+            message = f"alias {wanted!r} is one of those of pool {other!r}; give one of them another 'alias'"
             yield Problem(("pools", name), message)
         aliases[wanted] = name
         if pool.one_time_use:
@@ -100,6 +113,27 @@ def _pools(site: Site) -> Iterable[Problem]:
             elif site.pci_in_placement == "off":
                 message = "needs 'pci_in_placement: report' or 'on': Nova does not start without"
                 yield Problem(("pools", name, "one_time_use"), message)
+
+
+def _owned_properties(site: Site) -> Iterable[Problem]:
+    """Properties that follow from the rest of the site: a flavor that sets one itself would escape quota or reserve."""
+    for name, flavor in site.flavors.items():
+        for key in flavor.properties if not flavor.foreign else ():
+            if key == "pci_passthrough:alias":
+                yield Problem(("flavors", name, "properties", key), "is made from 'gpus'; write that instead")
+            elif OWNED.match(key):
+                yield Problem(("flavors", name, "properties", key), "is gpuyard's to set; leave it out")
+
+
+def _zones(site: Site) -> Iterable[Problem]:
+    """Nova lets a host be in one availability zone only."""
+    zones: dict[str, str] = {}
+    for name, aggregate in site.aggregates.items():
+        for index, host in enumerate(aggregate.hosts if aggregate.availability_zone else ()):
+            other = zones.setdefault(host, name)
+            if site.aggregates[other].availability_zone != aggregate.availability_zone:
+                message = f"{host} is in another availability zone already, by aggregate {other!r}; Nova allows one"
+                yield Problem(("aggregates", name, "hosts", index), message)
 
 
 def _stages(site: Site) -> Iterable[Problem]:
@@ -130,10 +164,10 @@ def _stages(site: Site) -> Iterable[Problem]:
 def _one_of_each_kind(site: Site, facts: Mapping[str, HostFacts], room: _Room) -> dict[str, HostFacts]:
     """Hosts that differ in what flavors could need: of a thousand that are alike, the first."""
     kinds: dict[object, str] = {}
+    aggregates = aggregates_of(site)
     for host, one in facts.items():
-        aggregates = tuple(name for name, aggregate in site.aggregates.items() if host in aggregate.hosts)
         size = (one.cpus, one.memory_mib - site.hosts[host].overhead.ram, one.disk_gib)
-        kinds.setdefault((size, aggregates, *(room.kind(pool, host) for pool in site.pools)), host)
+        kinds.setdefault((size, aggregates.get(host), *(room.kind(pool, host) for pool in site.pools)), host)
     return {host: facts[host] for host in kinds.values()}
 
 
@@ -170,13 +204,12 @@ class _Room:
 
 
 def _unrunnable(
-    site: Site, name: str, flavor: Flavor, facts: Mapping[str, HostFacts], room: _Room
+    site: Site, name: str, flavor: Flavor, hosts: Mapping[str, HostFacts], room: _Room
 ) -> Iterable[Problem]:
     """A flavor that no host can run even when it is empty, with what the largest host would allow."""
     if flavor.foreign and not flavor.gpus:
         return  # may well run on hosts that the site does not know
     place = ("flavors", name)
-    hosts = {host: one for host, one in facts.items() if runs_on(site, flavor, host)}
     if not hosts:
         return  # its aggregates name hosts that do not exist, which has been said
     for pool, count in flavor.gpus.items():
@@ -200,6 +233,8 @@ def _too_large(site: Site, place: Place, flavor: Flavor, hosts: Mapping[str, Hos
         if wanted > most:
             short = True
             message = f"{wanted}{unit} is more than any host that could run it has; write {most}{unit} or less"
+            if key == "disk":
+                message += ", or say with 'disk' of the hosts what servers have there (another disk, Ceph)"
             yield Problem((*place, key), message)
     fits = (
         flavor.vcpus <= one.cpus and flavor.ram <= memory[host] and flavor.disk + flavor.ephemeral <= one.disk_gib

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema, model_validator
 
 UNITS_MIB = {"MiB": 1, "GiB": 1024, "TiB": 1024 * 1024}
-SIZE = re.compile(r"^(\d+)\s*([A-Za-z]*)$")
+SIZE = re.compile(r"^(\d{1,9})\s*([A-Za-z]*)$")
 
 
 def parse_size_mib(value: object) -> int:
@@ -77,7 +77,9 @@ class Reserve(Amounts):
     )
 
 
-CpuSet = Annotated[str, StringConstraints(pattern=r"^\^?\d+(-\d+)?(,\^?\d+(-\d+)?)*$")]
+CpuSet = Annotated[str, StringConstraints(pattern=r"^\^?\d{1,5}(-\d{1,5})?(,\^?\d{1,5}(-\d{1,5})?)*$")]
+HostName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
+CustomName = Annotated[str, StringConstraints(pattern=r"^CUSTOM_[A-Z0-9_]+$", max_length=255)]
 
 
 class Host(Strict):
@@ -93,11 +95,18 @@ class Host(Strict):
         Overhead(),
         description="What the host itself needs: Nova's reserved_host_cpus, _memory_mb and _disk_mb.",
     )
-    cpu_allocation_ratio: Annotated[float, Field(gt=0)] | None = Field(
+    disk: Gib | None = Field(
+        None, description="What servers have there, where it is not the recorded root disk: a disk of their own, Ceph."
+    )
+    cpu_allocation_ratio: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = Field(
         None, description="Servers' vCPUs for each CPU; left to Placement when left out, and 4.0 with a reserve."
     )
     cpu_shared_set: CpuSet | None = Field(None, description="CPUs for shared vCPUs, as in '0-23'.")
     cpu_dedicated_set: CpuSet | None = Field(None, description="CPUs for flavors with hw:cpu_policy=dedicated.")
+    inventories: dict[CustomName, Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]] = Field(
+        default_factory=dict, description="Further inventories of the host's provider.yaml: class -> total."
+    )
+    traits: list[CustomName] = Field(default_factory=list, description="Further traits of the host's provider.yaml.")
 
 
 class Pool(Strict):
@@ -136,7 +145,7 @@ class Pool(Strict):
 class Flavor(Strict):
     """A Nova flavor. Its name is its id too, so that a flavor that is made again keeps both."""
 
-    vcpus: Annotated[int, Field(ge=1, strict=True)]
+    vcpus: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
     ram: Mib
     disk: Gib = Field(description="Root disk.")
     ephemeral: Gib = 0
@@ -189,6 +198,9 @@ class Project(Limits):
     )
 
 
+AggregateName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]
+
+
 class Aggregate(Strict):
     """A host aggregate of Nova: hosts that certain flavors run on."""
 
@@ -226,10 +238,13 @@ class Site(Strict):
     extra_filters: list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z]+Filter$")]] = Field(
         default_factory=list, description="Scheduler filters besides Nova's default ones and those that GPUs need."
     )
-    hosts: dict[str, Host] = Field(min_length=1)
+    hypervisors: Annotated[int, Field(ge=1, strict=True)] | None = Field(
+        None, description="Hypervisors of the whole cloud, where it has more than are named below."
+    )
+    hosts: dict[HostName, Host] = Field(min_length=1)
     pools: dict[PoolName, Pool] = Field(min_length=1)
     flavors: dict[FlavorName, Flavor] = Field(default_factory=dict)
-    aggregates: dict[str, Aggregate] = Field(default_factory=dict)
+    aggregates: dict[AggregateName, Aggregate] = Field(default_factory=dict)
     images: dict[str, Image] = Field(default_factory=dict, description="By name, as Glance has them.")
     projects: dict[str, Project] = Field(default_factory=dict)
     limits: Limits = Limits()

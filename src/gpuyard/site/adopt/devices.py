@@ -10,7 +10,7 @@ from gpuyard.model.host import Inventory
 from gpuyard.model.pci import DeviceType, PciFunction
 from gpuyard.site.adopt.config import HandMade
 from gpuyard.site.lint.alias import Alias
-from gpuyard.site.lint.device_spec import Entry
+from gpuyard.site.lint.device_spec import Entry, truth
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def _of_host(host: str, inventory: Inventory, config: HandMade) -> Iterable[Offe
 
 def asks(alias: Alias, offer: Offer, in_placement: bool) -> bool:
     """Whether a server that asks for the alias may get the function."""
-    if not same_ids(alias, offer.function) or not same_type(alias, offer.function):
+    if not same_ids(alias, offer.function) or not same_type(alias, offer.function) or not same_moves(alias, offer):
         return False
     if not in_placement:
         return True
@@ -75,6 +75,15 @@ def same_type(alias: Alias, function: PciFunction) -> bool:
     if alias.device_type is None:
         return function.device_type is not DeviceType.PF
     return alias.device_type == function.device_type.value
+
+
+def same_moves(alias: Alias, offer: Offer) -> bool:
+    """Nova gives a device whose entry says nothing of live migration only to an alias that says nothing of it."""
+    wanted = alias.raw.get("live_migratable")
+    if wanted is None or offer.entry is None:
+        return True
+    said = offer.entry.raw.get("live_migratable")
+    return said is not None and truth(said) == truth(wanted)
 
 
 def _class(given: object, ids: str) -> str:
