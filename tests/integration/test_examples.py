@@ -14,20 +14,23 @@ from gpuyard.cloud.api import CloudApi, CloudError, connect
 from gpuyard.cloud.apply import apply_plan
 from gpuyard.cloud.objects import read_objects
 from gpuyard.cloud.why_facts import why
+from gpuyard.host.recording import replay_file
 from gpuyard.lab import control, portal
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Boot, Exercise
-from gpuyard.lab.plan import LabHost, plan_of_site
+from gpuyard.lab.plan import EXAMPLE_SITE, LabHost, plan_of_site
 from gpuyard.model.gpu import GpuState
-from gpuyard.site.compile import CompiledSite
+from gpuyard.site.compile import CompiledSite, compile_site
 from gpuyard.site.load import load_site
 from gpuyard.site.objects import LimitObject
 from gpuyard.site.plan import plan_site
+from gpuyard.site.schema import Reserve
 from tests.integration.conftest import start_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
 FORBIDDEN = 403
+RECORDING = EXAMPLE_SITE.parent / "recordings/hyper18.json"
 
 
 @dataclass
@@ -240,3 +243,24 @@ def test_gpus_are_found_although_the_hypervisor_has_a_domain(cloud: ExampleCloud
 def test_images_have_what_the_site_says(cloud: ExampleCloud) -> None:
     (image,) = cloud.operator.get("image", "/images", name="ubuntu-24.04-cuda")["images"]
     assert (image["img_hide_hypervisor_id"], image["hw_disk_bus"]) == ("true", "virtio")
+
+
+@on("mixed-hypervisor")
+def test_a_changed_reserve_and_a_class_that_is_in_use_are_said(cloud: ExampleCloud, servers: Exercise) -> None:
+    """nova-compute goes on with what it has read, and would not start without what servers consume."""
+    host = cloud.compiled.site.hosts["hyper18"]
+    copy = cloud.compiled.site.model_copy
+    smaller = copy(update={"hosts": {"hyper18": host.model_copy(update={"reserve": Reserve(vcpus=2, per_gpu=False)})}})
+    inventories = {"hyper18": replay_file(RECORDING)}
+    changed, problems = compile_site(smaller, inventories)
+    assert problems == []
+    waits = plan_site(changed, read_objects(cloud.operator, changed)).waits
+    assert "provider.yaml of hyper18: CUSTOM_NOGPU_VCPU is 40 and not 46; deploy" in waits[0]
+    servers.boot("m1.medium")
+    without, problems = compile_site(
+        copy(update={"hosts": {"hyper18": host.model_copy(update={"reserve": None})}}), inventories
+    )
+    assert problems == []
+    waits = plan_site(without, read_objects(cloud.operator, without)).waits
+    (text,) = [text for text in waits if "nova-compute does not start without" in text]
+    assert "servers there consume CUSTOM_NOGPU_DISK_GB, CUSTOM_NOGPU_MEMORY_MB, CUSTOM_NOGPU_VCPU" in text

@@ -30,7 +30,7 @@ from gpuyard.site.load import load_site
 from gpuyard.site.plan import plan_site
 from tests.integration.conftest import RunningLab, start_lab
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
 RECORDINGS = EXAMPLE_SITE.parent / "recordings"
 EPYC, TITANS, TESLAS = "gpu-server", "cld-dfa-gpu-01", "cld-dfa-gpu-02"

@@ -27,7 +27,7 @@ from gpuyard.site.plan import plan_site
 from gpuyard.site.rollout import Rollout, Stage, State, plan_rollout, world_site
 from tests.integration.conftest import RunningLab, start_lab
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
 RECORDINGS = EXAMPLE_SITE.parent / "recordings"
 SILENT = "\n[pci]\nreport_in_placement = false\n"

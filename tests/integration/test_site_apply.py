@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from gpuyard.cli.main import app, run
 from gpuyard.cloud.api import CloudApi, CloudError, connect
 from gpuyard.cloud.apply import SiteApplier
-from gpuyard.cloud.objects import read_objects
+from gpuyard.cloud.objects import OF_PROVIDER_CONFIGS, read_objects
 from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.exercise import Exercise
 from gpuyard.model.errors import BlockedError, UsageError
@@ -257,10 +257,15 @@ def test_a_token_that_is_revoked_on_the_way_is_replaced(
 def test_a_plan_takes_a_bounded_number_of_calls(operator: CloudApi, example: CompiledSite, applied: None) -> None:
     """The table in cloud/objects.py, for the example site: none of the numbers is of GPUs."""
     before = operator.calls
-    read_objects(operator, example)
-    classes = {name for config in example.provider_configs for name in config.inventories}
-    private = sum(not flavor.public for flavor in example.flavors)
-    assert operator.calls - before <= 1 + (2 + private) + 3 + 2 + len(example.images) + len(classes) + 1 + 6
+    seen = read_objects(operator, example)
+    made = operator.calls - before
+    private = sum(not item.flavor.public for item in seen.flavors)
+    known = operator.get("placement", "/resource_classes")["resource_classes"]
+    ours = sum(bool(OF_PROVIDER_CONFIGS.match(row["name"])) for row in known)
+    traits = {trait for config in example.provider_configs for trait in config.traits}
+    hosts = len(example.provider_configs)
+    assert made <= 1 + (2 + private) + 4 + 2 + len(example.images) + len(traits) + hosts + ours + 3
+    assert made < 40
 
 
 def test_limits_are_in_force_at_once(exercise: Exercise, operator: CloudApi, example: CompiledSite) -> None:

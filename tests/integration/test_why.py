@@ -428,6 +428,7 @@ def test_limits_count_as_nova_counts(cloud: Cloud, resource: str) -> None:
 # All of it.
 
 
+@pytest.mark.slow
 def test_it_says_yes_exactly_when_nova_does(cloud: Cloud, flavor: MakeFlavor) -> None:
     """Random servers come and go; before each one, what is said must be what then happens."""
     chance = random.Random(4)  # the same every time

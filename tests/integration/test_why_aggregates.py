@@ -16,7 +16,7 @@ from gpuyard.site.load import load_site
 from tests.integration.conftest import start_lab
 from tests.support.asking import Cloud, kinds, remedy
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
 HYPER18 = "hyper18"
 

@@ -104,11 +104,11 @@ def test_what_is_no_longer_wanted_goes_only_with_prune(compiled: CompiledSite) -
     own = LimitObject("class:CUSTOM_GPU_K80", 2, "demo", MARK)
     world = seen((*compiled.flavors, old), (*compiled.limits, limit, own))
     plan = plan_site(compiled, world)
-    assert plan.steps == ()
+    assert steps(plan) == ["delete project limit demo class:CUSTOM_GPU_K80"], "GPUs are taken away at once"
     assert "flavor old is no longer wanted; --prune deletes it" in plan.notes
     assert steps(plan_site(compiled, world, prune=True)) == [
+        "delete project limit demo class:CUSTOM_GPU_K80",
         "delete flavor old",  # before the limit without which its GPUs would be everybody's
-        "delete project limit demo class:CUSTOM_GPU_K80",  # before the registered limit that it hangs on
         "delete registered limit class:CUSTOM_GPU_K80",
     ]
 

@@ -74,8 +74,9 @@ def test_a_cloud_becomes_exclusive_only_after_its_hosts_have_reported(tmp_path: 
         "flavor small",
         "flavor cpu",
         "aggregate gpuyard-test",
+        "provider.yaml of gpu-server",
     ]
-    assert "gpu-server: CUSTOM_SITE_TEST not reported to Placement; deploy the rendered provider.yaml" in plan.notes[0]
+    assert "CUSTOM_SITE_TEST not reported to Placement; deploy the rendered one and restart" in plan.waits[-1]
     plan = plan_site(exclusive, seen(plain, reported=everything_reported(exclusive)))
     assert names(plan) == ["update flavor small", "update flavor cpu", "create aggregate gpuyard-test"]
     assert plan.waits == ()
@@ -94,7 +95,7 @@ def test_one_host_that_reports_does_not_close_the_others(tmp_path: Path) -> None
     world = replace(seen(plain), hosts=both, up=both, reported=reported)
     plan = plan_site(exclusive, world)
     assert plan.steps == ()
-    assert "two do not report CUSTOM_SITE_TEST yet" in plan.waits[-1]
+    assert any("two do not report CUSTOM_SITE_TEST yet" in text for text in plan.waits)
     plan = plan_site(exclusive, replace(world, up=one))
     assert names(plan) == ["update flavor small", "create aggregate gpuyard-test"]
     assert part(plan.steps[-1].after, HOST) == {"one": "yes"}
@@ -113,7 +114,7 @@ def test_who_may_use_a_flavor_does_not_wait_with_the_rest(tmp_path: Path) -> Non
     more = {"flavors": {"small": flavor(gpus={"v100": 1}, projects=["demo"])}, "exclusive": True}
     plan = plan_site(compiled(tmp_path, **more), seen(before, projects={"demo": "1", "old": "2"}))
     assert [step.changes for step in plan.steps] == [("access old: yes -> (none)",)]
-    assert len(plan.waits) == 2
+    assert [text.split()[0] for text in plan.waits] == ["flavor", "aggregate", "provider.yaml"]
 
 
 def test_aggregates_are_there_before_flavors_ask_for_them_and_go_after(tmp_path: Path) -> None:
@@ -132,6 +133,45 @@ def test_a_class_that_is_in_use_must_stay_in_provider_yaml(tmp_path: Path) -> No
     assert "nova-compute does not start without" in text
     keep = {"gpu-server": {"recording": "gpu-server.json", "inventories": {"CUSTOM_NOGPU_VCPU": 1}}}
     assert compiled(tmp_path, hosts=keep).provider_config_of("gpu-server").inventories["CUSTOM_NOGPU_VCPU"] == 1
+
+
+def test_totals_that_differ_are_said(tmp_path: Path) -> None:
+    """A reserve that was changed: nova-compute goes on with what it read when it started."""
+    wanted = compiled(tmp_path)
+    totals = {"gpu-server": {"CUSTOM_GPU_V100_COUNT": 4, "VCPU": 48}}
+    (text,) = plan_site(wanted, seen(wanted, totals=totals)).waits
+    assert text.startswith("provider.yaml of gpu-server: CUSTOM_GPU_V100_COUNT is 4 and not 6; deploy the rendered one")
+
+
+def test_a_host_that_is_misspelled_is_no_host_to_come(tmp_path: Path) -> None:
+    wanted = compiled(tmp_path, exclusive=True)
+    here = frozenset({"gpu-servre"})
+    (refusal,) = plan_site(wanted, seen(hosts=here, up=here)).refusals
+    assert (
+        refusal
+        == "no nova-compute has the name gpu-server, and the site file does not name gpu-servre: is that the host?"
+    )
+    assert plan_site(wanted, seen(hosts=frozenset({"cpu-1"}))).refusals == ()
+
+
+def test_a_host_that_left_the_site_file_stays_isolated_until_a_prune(tmp_path: Path) -> None:
+    both = two_hosts(tmp_path, exclusive=True)
+    one = site(tmp_path, {"exclusive": True, "flavors": {"small": flavor(gpus={"v100": 1})}}, {"one": epyc()}).compiled
+    hosts = frozenset({"one", "two"})
+    world = replace(seen(both), hosts=hosts, up=hosts)
+    plan = plan_site(one, world)
+    assert not [step for step in plan.steps if step.kind == "aggregate"]
+    assert any("host two is no longer in the site file and stays in aggregate gpuyard-test" in x for x in plan.notes)
+    (step,) = [step for step in plan_site(one, world, prune=True).steps if step.kind == "aggregate"]
+    assert step.changes == ("host two: yes -> (none)",)
+
+
+def test_a_flavor_of_somebody_else_is_shown_with_what_handing_it_over_means(tmp_path: Path) -> None:
+    wanted = compiled(tmp_path)
+    theirs = replace(wanted.flavors[0], vcpus=9, description="")
+    plan = plan_site(wanted, seen(wanted, flavors=(SeenFlavor("4711", theirs),)))
+    assert "create flavor small" not in names(plan)
+    assert "hand it over (it is then replaced, because it differs in vcpus)" in plan.refusals[0]
 
 
 def test_keystone_takes_a_project_s_limit_beside_a_registered_one_only(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def problems(folder: Path, text: str, hosts: dict[str, Sysfs] | None = None) -> 
             "'2016.1' is not supported; write '2025.1', '2025.2', '2026.1' or '2026.2'",
         ),
         ("site: test\n", "", "site: is missing; add it"),
-        ("  demo:", "  demo: {}\n  demo:", 'found duplicate key "demo"'),
+        ("  demo:", "  demo: {}\n  demo:", "'demo' stands here for the second time"),
         ("hosts:", "hosts: [", "not YAML"),
         ("{v100: 1}}", "{v100: 1}, projects: demo}", "is not a list; write [demo]"),
         ("{v100: 1}}", "{v100: 1}, projects: [dmeo]}", "unknown project 'dmeo'; did you mean 'demo'?"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,8 @@ from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
 
 if TYPE_CHECKING:
     from gpuyard.model.plan import Plan
+
+NOTHING = "Nothing to do: the cloud is as the site file says."
 
 app = typer.Typer(help="Check the site file, plan and apply it.", no_args_is_help=True)
 render.register(app)
@@ -44,6 +47,8 @@ def check(site: SiteOption = DEFAULT_SITE) -> None:
     for host in compiled.capacities:
         if compiled.site.hosts[host.host].reserve is not None:
             print(*(f"  {line}" for line in host.lines()), sep="\n")
+    if "release" not in compiled.site.model_fields_set:
+        print(f"  note: no 'release' is said; {compiled.site.release} is assumed")
     for note in compiled.notes:
         print(f"  note: {note}")
 
@@ -60,6 +65,7 @@ def plan(
         Path | None,
         typer.Option("--kolla", metavar="DIR", help="Also compare what was rendered into Kolla's folder."),
     ] = None,
+    inventory: render.InventoryOption = None,
     rendered: Annotated[
         Path | None, typer.Option("--rendered", metavar="DIR", help="Also compare what 'render -o' wrote there.")
     ] = None,
@@ -67,6 +73,7 @@ def plan(
     """Show what differs between the site file, the cloud and the rendered configuration. Changes nothing."""
     from gpuyard.cloud.api import connect
     from gpuyard.cloud.objects import read_objects
+    from gpuyard.model.errors import BlockedError
     from gpuyard.site.load import load_site
     from gpuyard.site.plan import plan_site
     from gpuyard.site.stored_plan import StoredPlan, render_plan
@@ -74,9 +81,14 @@ def plan(
     compiled = load_site(site).compiled
     api = connect(cloud)
     steps = plan_site(compiled, read_objects(api, compiled), prune)
-    for change in render.changes_of(compiled, rendered, kolla):
+    _say_where(compiled.site.site, site, api.name)
+    changes = render.changes_of(compiled, rendered, kolla, inventory or ())
+    for change in changes:
         print(f"{change.sign} file {change.path}  (rendered configuration: 'gpuyard site render' writes it)")
-    show_plan(steps)
+    try:
+        show_plan(steps, len(changes))
+    except BlockedError as error:
+        raise BlockedError(f"{error}\n{output} was not written" if output is not None else str(error)) from None
     if output is not None:
         _write(output, render_plan(StoredPlan(compiled.site.site, api.name, prune, steps.steps)))
         print(f"Written to {output}; carry it out with: gpuyard site apply {output}")
@@ -97,16 +109,20 @@ def apply(
     from gpuyard.cloud.api import connect
     from gpuyard.cloud.apply import apply_plan
     from gpuyard.cloud.objects import read_objects
+    from gpuyard.model.errors import UsageError
     from gpuyard.site.load import load_site
     from gpuyard.site.plan import plan_site
     from gpuyard.site.stored_plan import parse_plan, require_same
 
     approved = parse_plan(_read(stored), str(stored)) if stored is not None else None
+    if approved and prune:
+        raise UsageError("a stored plan says itself whether to prune; plan again with --prune")
     prune = approved.prune if approved else prune
     compiled = load_site(site).compiled
     api = connect(cloud)
     seen = read_objects(api, compiled)
     steps = plan_site(compiled, seen, prune)
+    _say_where(compiled.site.site, site, api.name)
     if approved:
         require_same(approved, compiled.site.site, api.name, steps)
     show_plan(steps)
@@ -118,6 +134,11 @@ def apply(
     apply_plan(api, compiled, seen, steps, lambda step: print(f"  {step} ..."), prune)
     waits = f", but for what waits ({len(steps.waits)})" if steps.waits else ""
     print(f"{len(steps.steps)} steps done; the cloud is as the site file says{waits}.")
+
+
+def _say_where(name: str, path: Path, cloud: str) -> None:
+    """GPUYARD_SITE and OS_CLOUD of a shell that has been open for long may not be what its user thinks of."""
+    print(f"Site {name} ({path}) on cloud {cloud}:", file=sys.stderr)
 
 
 def _read(path: Path) -> str:
@@ -148,8 +169,8 @@ def _confirmed(question: str) -> bool:
         raise UsageError("nobody answered, so nothing was changed; --yes carries a plan out without asking") from None
 
 
-def show_plan(steps: Plan) -> None:
-    """Print a plan. Raises BlockedError when it must not be applied."""
+def show_plan(steps: Plan, files: int = 0) -> None:
+    """Print a plan; `files` rendered ones differ besides. Raises BlockedError when it must not be applied."""
     from gpuyard.cli.plan_output import plan_lines
     from gpuyard.model.errors import BlockedError
 
@@ -158,5 +179,7 @@ def show_plan(steps: Plan) -> None:
     if steps.refusals:
         raise BlockedError(steps.refused)
     if not steps.steps:
-        unless = ", but for what waits" if steps.waits else ""
-        print(f"Nothing to do: the cloud is as the site file says{unless}.")
+        but = [f"{files} rendered files"] if files else []
+        but += ["what waits"] if steps.waits else []
+        unless = f", but for {' and '.join(but)}" if but else ""
+        print(f"Nothing to do on the cloud: it is as the site file says{unless}." if but else NOTHING)

@@ -17,6 +17,7 @@ from openstack.config import OpenStackConfig
 
 from gpuyard.model.errors import GpuyardError, UsageError
 
+FORBIDDEN = 403
 TIMEOUT = 60
 """Seconds to wait for one answer; Placement may think long about a request for many GPUs."""
 
@@ -87,6 +88,8 @@ class CloudApi:
             raise CloudError(f"cloud {self.name}: {_explain(error)}") from None
         if answer.status_code >= 400:
             said = _message(answer)
+            if answer.status_code == FORBIDDEN and "Policy" in said:
+                said += "; it takes the role admin, and these credentials do not have it"
             raise CloudError(
                 f"cloud {self.name}: {method} {service} {path}: {answer.status_code} {said}", answer.status_code
             )

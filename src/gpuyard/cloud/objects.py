@@ -7,11 +7,10 @@ hosts have reported of their provider.yaml.
 3 or 4                                                Nova's service in the catalogue, its region, limits of both kinds
 2                                                     aggregates, nova-compute services
 1 per image that the site names                       its properties
-1 per class and trait of the site's provider.yaml     which hosts have it, with room left
-1, and 1 per host that has no room left or has not    all resource providers; that host's inventory
-reported it
-1, and 1 per class that hosts have and the site not   resource classes; which hosts, and whether it is in use
-1 per 1,000 hypervisors                               whose host is which
+1 per trait of the site's provider.yaml               which hosts have it
+1 per host of the site, 1 per class of ours           its inventory; which other hosts have the class
+1 per host with a class that is not to be there       whether servers consume it
+2, and 1 per 1,000 hypervisors                        resource providers and classes; whose host is which
 ====================================================  =====================================================
 
 None of them grows with the number of GPUs.
@@ -20,8 +19,9 @@ None of them grows with the number of GPUs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from gpuyard.cloud.api import CloudApi, CloudError
@@ -60,8 +60,7 @@ def read_objects(api: CloudApi, compiled: CompiledSite | None = None, look_at_ho
         aggregates = pool.submit(_aggregates, api)
         services = pool.submit(api.get, "compute", "/os-services", binary="nova-compute")
         configs = compiled.provider_configs if compiled and look_at_hosts else None
-        reported = pool.submit(_reported, api, configs) if configs is not None else None
-        in_use = pool.submit(_in_use, api, configs) if configs is not None else None
+        placed = pool.submit(_hosts_in_placement, api, configs) if configs is not None else None
         flavors = list(api.pages("compute", "/flavors/detail", "flavors", is_public="None", limit=1000))
         private = [row["id"] for row in flavors if not row["os-flavor-access:is_public"]]
         access = dict(zip(private, pool.map(lambda identity: _access(api, identity), private), strict=True))
@@ -74,8 +73,9 @@ def read_objects(api: CloudApi, compiled: CompiledSite | None = None, look_at_ho
             images=tuple(found for later in images for found in later.result()),
             hosts=frozenset(row["host"] for row in services.result()["services"]),
             up=frozenset(row["host"] for row in services.result()["services"] if row["state"] == "up"),
-            in_use=in_use.result() if in_use else {},
-            reported=reported.result() if reported else {},
+            in_use=placed.result().in_use if placed else {},
+            totals=placed.result().totals if placed else {},
+            reported=placed.result().reported if placed else {},
         )
 
 
@@ -169,53 +169,67 @@ def _images(api: CloudApi, wanted: ImageObject) -> list[SeenImage]:
     ]
 
 
-def _reported(api: CloudApi, configs: Iterable[ProviderConfig]) -> dict[str, frozenset[str]]:
-    """Class or trait -> those of the hosts that are to report it and do."""
-    wanted: dict[str, set[str]] = {}
-    traits: set[str] = set()
-    for config in configs:
-        traits |= set(config.traits)
-        for name in (*config.inventories, *config.traits):
-            wanted.setdefault(name, set()).add(config.host)
-    reported = {name: _providers_with(api, name, name in traits) & hosts for name, hosts in wanted.items()}
-    # A provider whose inventory is used up is not among those that could serve one more.
-    unsure = {host for name, hosts in wanted.items() if name not in traits for host in hosts - reported[name]}
-    if unsure:
-        ids = {row["name"]: row["uuid"] for row in api.providers() if row["name"] in unsure}
-        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="inventories") as pool:
-            for host, names in zip(ids, pool.map(lambda one: _inventory(api, one), ids.values()), strict=True):
-                for name in names & wanted.keys():
-                    if host in wanted[name]:
-                        reported[name] |= {host}
-    return {name: frozenset(hosts) for name, hosts in reported.items()}
+@dataclass(frozen=True)
+class HostsInPlacement:
+    """What hosts have of their provider.yaml."""
+
+    reported: Mapping[str, frozenset[str]]
+    """Class or trait -> hosts that are to report it and do."""
+    totals: Mapping[str, Mapping[str, int]]
+    in_use: Mapping[str, frozenset[str]]
+    """Host -> classes of ours that servers there consume, and that the site does not have for it."""
 
 
-def _inventory(api: CloudApi, provider: str) -> frozenset[str]:
-    return frozenset(api.get("placement", f"/resource_providers/{provider}/inventories")["inventories"])
-
-
-def _in_use(api: CloudApi, configs: Iterable[ProviderConfig]) -> dict[str, frozenset[str]]:
-    """Host -> classes of a provider.yaml of ours that it has, servers there consume, and the site no longer has."""
+def _hosts_in_placement(api: CloudApi, configs: Sequence[ProviderConfig]) -> HostsInPlacement:
+    """Asks for the inventory of each host that has a provider.yaml, and for whatever else has classes of ours."""
     wanted = {config.host: frozenset(config.inventories) for config in configs}
-    known = api.get("placement", "/resource_classes")["resource_classes"]
-    found: dict[str, set[str]] = {}
-    for name in (row["name"] for row in known if OF_PROVIDER_CONFIGS.match(row["name"])):
-        if all(name in names for names in wanted.values()) and wanted:
-            continue
-        for row in api.providers(resources=f"{name}:1"):
-            if name not in wanted.get(row["name"], frozenset()):
-                usages = api.get("placement", f"/resource_providers/{row['uuid']}/usages")["usages"]
-                if usages.get(name):
-                    found.setdefault(row["name"], set()).add(name)
-    return {host: frozenset(names) for host, names in found.items()}
+    with ThreadPoolExecutor(PARALLEL, thread_name_prefix="inventories") as pool:
+        traits = {trait for config in configs for trait in config.traits}
+        with_trait = dict(zip(traits, pool.map(lambda one: _providers_with(api, required=one), traits), strict=True))
+        # Hosts that the site does not name (any more) are only found while they have room left.
+        known = api.get("placement", "/resource_classes")["resource_classes"]
+        ours = [row["name"] for row in known if OF_PROVIDER_CONFIGS.match(row["name"])]
+        ids = {row["name"]: row["uuid"] for row in api.providers() if row["name"] in wanted}
+        ids |= {name: one for rows in pool.map(lambda c: _strangers(api, c, wanted), ours) for name, one in rows}
+        totals = dict(zip(ids, pool.map(lambda one: _totals(api, one), ids.values()), strict=True))
+        strays = {host: _ours(totals[host]) - wanted.get(host, frozenset()) for host in ids}
+        usages = pool.map(lambda host: _usages(api, ids[host]) if strays[host] else {}, ids)
+        used = {host: frozenset(c for c in strays[host] if row.get(c)) for host, row in zip(ids, usages, strict=True)}
+    reported = {
+        name: {host for host in wanted if name in totals.get(host, {})} for names in wanted.values() for name in names
+    }
+    members = {trait: names & {c.host for c in configs if trait in c.traits} for trait, names in with_trait.items()}
+    return HostsInPlacement(
+        reported={name: frozenset(hosts) for name, hosts in {**reported, **members}.items()},
+        totals={host: totals[host] for host in wanted if host in totals},
+        in_use={host: names for host, names in used.items() if names},
+    )
 
 
-def _providers_with(api: CloudApi, name: str, is_trait: bool) -> set[str]:
-    """Names of the providers that have a trait, or could serve one of a class."""
-    query = {"required": name} if is_trait else {"resources": f"{name}:1"}
+def _strangers(api: CloudApi, name: str, wanted: Mapping[str, object]) -> list[tuple[str, str]]:
+    rows = api.providers(resources=f"{name}:1")
+    return [(row["name"], row["uuid"]) for row in rows if row["name"] not in wanted]
+
+
+def _totals(api: CloudApi, provider: str) -> dict[str, int]:
+    """Class -> what can be had of it in all; one of which everything is reserved has 0."""
+    rows = api.get("placement", f"/resource_providers/{provider}/inventories")["inventories"]
+    return {name: row["total"] - row["reserved"] for name, row in rows.items()}
+
+
+def _ours(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name for name in names if OF_PROVIDER_CONFIGS.match(name))
+
+
+def _usages(api: CloudApi, provider: str) -> dict[str, int]:
+    return dict(api.get("placement", f"/resource_providers/{provider}/usages")["usages"])
+
+
+def _providers_with(api: CloudApi, **query: object) -> frozenset[str]:
+    """Names of the providers that a question means."""
     try:
-        return {row["name"] for row in api.providers(**query)}
+        return frozenset(row["name"] for row in api.providers(**query))
     except CloudError as error:
-        if error.status == BAD_REQUEST:  # Placement does not know it: no nova-compute has reported it
-            return set()
+        if error.status == BAD_REQUEST:  # Placement does not know the word: no nova-compute has reported it
+            return frozenset()
         raise

@@ -7,7 +7,7 @@ from typing import List, Mapping, Optional, Tuple
 
 from gpuyard.host.needs import PCI_ADDRESS, mounted_devices, needed_by_host
 from gpuyard.host.pci_ids import PciIds
-from gpuyard.host.tree import Tree
+from gpuyard.host.tree import Folder, Tree
 from gpuyard.model.host import HostFacts, Inventory
 from gpuyard.model.pci import DeviceType, PciFunction, address_key
 
@@ -28,44 +28,45 @@ def scan(tree: Tree, names: PciIds, facts: Optional[Mapping[str, object]] = None
 
 def _function(tree: Tree, address: str, names: PciIds) -> PciFunction:
     path = tree.resolve(f"{DEVICES}/{address}")
-    vendor, product = _hex(tree, f"{path}/vendor", 4), _hex(tree, f"{path}/device", 4)
-    physical = tree.link(f"{path}/physfn")
-    total_vfs = _int(tree, f"{path}/sriov_totalvfs") or 0
+    here = Folder(tree, path)
+    vendor, product = _hex(here, "vendor", 4), _hex(here, "device", 4)
+    physical = here.link("physfn")
+    total_vfs = _int(here, "sriov_totalvfs") or 0
     above = PCI_ADDRESS.findall(path)[:-1]
-    group = tree.link(f"{path}/iommu_group")
-    numa = _int(tree, f"{path}/numa_node")
+    group = here.link("iommu_group")
+    numa = _int(here, "numa_node")
     return PciFunction(
         address=address,
         vendor_id=vendor,
         product_id=product,
-        class_code=_hex(tree, f"{path}/class", 6),
-        revision=_hex(tree, f"{path}/revision", 2),
-        subsystem_vendor_id=_hex(tree, f"{path}/subsystem_vendor", 4) or None,
-        subsystem_id=_hex(tree, f"{path}/subsystem_device", 4) or None,
+        class_code=_hex(here, "class", 6),
+        revision=_hex(here, "revision", 2),
+        subsystem_vendor_id=_hex(here, "subsystem_vendor", 4) or None,
+        subsystem_id=_hex(here, "subsystem_device", 4) or None,
         vendor_name=names.vendor(vendor),
         product_name=names.product(vendor, product),
-        driver=_basename(tree.link(f"{path}/driver")),
+        driver=_basename(here.link("driver")),
         numa_node=numa if numa is not None and numa >= 0 else None,
         iommu_group=int(posixpath.basename(group)) if group else None,
         device_type=DeviceType.VF if physical else DeviceType.PF if total_vfs else DeviceType.PCI,
         sriov_total_vfs=total_vfs,
-        sriov_num_vfs=_int(tree, f"{path}/sriov_numvfs") or 0,
+        sriov_num_vfs=_int(here, "sriov_numvfs") or 0,
         physical_function=_basename(physical),
-        boot_vga=tree.read(f"{path}/boot_vga") == "1",
-        reset_methods=tuple((tree.read(f"{path}/reset_method") or "").split()),
-        bars=_bars(tree.read(f"{path}/resource") or ""),
+        boot_vga=here.read("boot_vga") == "1",
+        reset_methods=tuple((here.read("reset_method") or "").split()),
+        bars=_bars(here.read("resource") or ""),
         parent=above[-1] if above else None,
     )
 
 
-def _hex(tree: Tree, path: str, digits: int) -> str:
+def _hex(folder: Folder, name: str, digits: int) -> str:
     """A hex attribute without its ``0x``, padded; empty when the kernel does not have it."""
-    text = tree.read(path)
+    text = folder.read(name)
     return text[2:].lower().zfill(digits) if text and text.startswith("0x") else ""
 
 
-def _int(tree: Tree, path: str) -> Optional[int]:
-    text = tree.read(path)
+def _int(folder: Folder, name: str) -> Optional[int]:
+    text = folder.read(name)
     try:
         return int(text) if text is not None else None
     except ValueError:
@@ -125,5 +126,5 @@ def count_list(ranges: str) -> int:
 def _root_disk_gib(tree: Tree) -> int:
     for use, path in mounted_devices(tree):
         if use == "root disk":
-            return (_int(tree, f"{path}/size") or 0) * SECTOR // 1024**3
+            return (_int(Folder(tree, path), "size") or 0) * SECTOR // 1024**3
     return 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from typing import Any, Dict, List, Mapping, Optional, Protocol, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Protocol
 
 from gpuyard.model.errors import UsageError
 
@@ -72,6 +72,30 @@ def open_tree(root: str) -> FileTree:
     return FileTree(root)
 
 
+class Folder:
+    """The files of one folder of a tree, by name; as the tree would read them one by one."""
+
+    def __init__(self, tree: Tree, path: str) -> None:
+        self._tree = tree
+        self._path = path
+        # A site reads hundreds of thousands of attributes from recordings; there the folder is looked up once.
+        self._nodes: Mapping[str, Node] = tree.nodes_at(path) if isinstance(tree, RecordedTree) else {}
+
+    def read(self, name: str) -> Optional[str]:
+        node = self._nodes.get(name)
+        return node if isinstance(node, str) else self._slowly(name, node)
+
+    def _slowly(self, name: str, node: Node) -> Optional[str]:
+        if node is None and self._nodes:
+            return None
+        return self._tree.read(f"{self._path}/{name}")
+
+    def link(self, name: str) -> Optional[str]:
+        if self._nodes and name not in self._nodes:
+            return None
+        return self._tree.link(f"{self._path}/{name}")
+
+
 Node = Any  # str: a file; {LINK: target}: a link; any other dict: a folder
 
 
@@ -81,14 +105,16 @@ class RecordedTree:
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self.nodes = nodes
         self._resolved: Dict[str, str] = {}
-        self._last: Tuple[str, Node] = ("", nodes)
+
+    def nodes_at(self, path: str) -> Mapping[str, Node]:
+        """What is in a folder; nothing when there is none."""
+        node = self._at(path)
+        return node if isinstance(node, dict) and LINK not in node else {}
 
     def _entry(self, path: str) -> Node:
         """What stands at a path itself, also when it is a link; the way there may lead through links."""
         folder, _, name = path.rpartition("/")
-        if folder != self._last[0]:  # a scan reads a dozen files of one folder, one after the other
-            self._last = (folder, self._at(folder) if folder else self.nodes)
-        above = self._last[1]
+        above = self._at(folder) if folder else self.nodes
         return above.get(name) if isinstance(above, dict) else None
 
     def _at(self, path: str) -> Node:

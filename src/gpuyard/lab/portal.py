@@ -44,7 +44,9 @@ def apply_site(lab: Lab, loaded: LoadedSite) -> int:
     seen = read_objects(api, loaded.compiled)
     plan = plan_site(loaded.compiled, seen)
     if plan.refusals:
-        raise BlockedError(plan.refused)
+        other = "made by gpuyard for site" in plan.refused
+        hint = "\nthis lab has served another site: begin anew with --fresh, or in another folder with --state"
+        raise BlockedError(plan.refused + (hint if other else ""))
     apply_plan(api, loaded.compiled, seen, plan, lambda step: None)
     return len(plan.steps)
 

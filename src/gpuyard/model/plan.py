@@ -55,10 +55,10 @@ class Plan:
     """Reasons why the plan must not be applied at all; a plan with refusals changes nothing."""
     notes: Tuple[str, ...] = ()
     """What was seen and deliberately left alone."""
-    waits: Tuple[str, ...] = ()
-    """What is wanted and cannot be done yet, each with what it waits for; a later plan has it as a step."""
     reboot: Tuple[str, ...] = ()
     """What a host needs a reboot for, once the steps are done."""
+    waits: Tuple[str, ...] = ()
+    """What is wanted and cannot be done yet, each with what it waits for; a later plan has it as a step."""
 
     @property
     def empty(self) -> bool:

@@ -59,7 +59,7 @@ class CompiledSite:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is allowed and will surprise somebody."""
-        return tuple(_notes(self.site, self.capacities))
+        return tuple(_notes(self.site, self.capacities, self.gpus))
 
 
 def compile_site(site: Site, inventories: Mapping[str, Inventory]) -> tuple[CompiledSite, list[Problem]]:
@@ -107,7 +107,7 @@ def _too_much_reserved(hosts: Sequence[HostCapacity]) -> list[Problem]:
     ]
 
 
-def _notes(site: Site, hosts: Sequence[HostCapacity]) -> list[str]:
+def _notes(site: Site, hosts: Sequence[HostCapacity], gpus: Sequence[Gpu]) -> list[str]:
     notes = [
         f"host {host.host} keeps {host.reserve} for servers with GPUs, and the largest flavors in all its slots need "
         f"{host.needed}: a free GPU may find no room; write 'reserve: largest-flavors' or more"
@@ -116,6 +116,7 @@ def _notes(site: Site, hosts: Sequence[HostCapacity]) -> list[str]:
     ]
     if any(host.keeps for host in hosts):
         notes += _beside_a_reserve(site)
+    notes += _more_than_there_is(site, gpus)
     foreign = [name for name, flavor in site.flavors.items() if flavor.foreign]
     if foreign and site.isolated:
         notes.append(
@@ -123,6 +124,18 @@ def _notes(site: Site, hosts: Sequence[HostCapacity]) -> list[str]:
             "that gpuyard makes, and these are foreign"
         )
     return notes
+
+
+def _more_than_there_is(site: Site, gpus: Sequence[Gpu]) -> list[str]:
+    there: dict[str, int] = {}
+    for gpu in gpus:
+        there[gpu.pool] = there.get(gpu.pool, 0) + (not gpu.blocked)
+    return [
+        f"project {name} may have {count} GPUs of pool {pool}, and the site offers {there.get(pool, 0)}"
+        for name, project in site.projects.items()
+        for pool, count in project.gpus.items()
+        if count > there.get(pool, 0)
+    ]
 
 
 def _beside_a_reserve(site: Site) -> list[str]:

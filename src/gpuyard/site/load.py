@@ -62,7 +62,8 @@ def _parse(path: Path, text: str, places: bool = False) -> Any:
     try:
         document = YAML(typ="rt").load(text) if places else YAML(typ="safe", pure=True).load(text)
     except DuplicateKeyError as error:
-        raise SiteError([f"{path}:{_line(error)}: {error.problem}; keep one of them"]) from None
+        key = str(error.problem).split('"')[1] if '"' in str(error.problem) else "a key"
+        raise SiteError([f"{path}:{_line(error)}: {key!r} stands here for the second time; keep one of them"]) from None
     except MarkedYAMLError as error:
         raise SiteError([f"{path}:{_line(error)}: not YAML: {error.problem}"]) from None
     except (YAMLError, RecursionError, ValueError) as error:

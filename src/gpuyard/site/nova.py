@@ -75,6 +75,8 @@ def _common(site: Site, encoded: Sequence[EncodedGpu]) -> Iterable[Option]:
     for pool, members in by_pool.items():
         for value in _aliases(site, pool, members):
             yield Option("pci", "alias", compact_json(value), ALIAS_REASON)
+    for extra in site.extra_aliases:
+        yield Option("pci", "alias", compact_json(extra), "other devices, from 'extra_aliases'")
     if site.pci_in_placement == "on":
         reason = "Placement knows each GPU, and limits count them"
         yield Option("filter_scheduler", "pci_in_placement", "true", reason)
@@ -168,6 +170,8 @@ def _compute(site: Site, name: str, mine: Sequence[EncodedGpu]) -> Iterable[Opti
         yield Option("pci", "report_in_placement", "true", reason)
     for item in mine:
         yield Option("pci", "device_spec", compact_json(device_spec(site, item)), SPEC_REASON)
+    for extra in site.hosts[name].extra_device_specs:
+        yield Option("pci", "device_spec", compact_json(extra), "other devices, from 'extra_device_specs'")
     if any(site.pools[item.gpu.pool].live_migratable for item in mine):
         reason = "VFIO devices cannot migrate after the switch to the other host"
         yield Option("libvirt", "live_migration_permit_post_copy", "false", reason)

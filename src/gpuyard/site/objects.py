@@ -303,5 +303,7 @@ class SeenObjects:
     """Those whose nova-compute is up."""
     in_use: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Host -> classes that servers there consume and the site no longer has for it."""
+    totals: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Host -> class -> total of its provider's inventory, where that is known."""
     reported: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Resource class or trait of a provider.yaml -> hosts whose provider in Placement has it."""

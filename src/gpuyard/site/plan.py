@@ -10,6 +10,7 @@ reports yet what it asks for, waits.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import FlavorObject, SeenFlavor, SeenLimit, SeenObjects, owner_mark
 from gpuyard.site.plan_aggregates import plan_aggregates
 from gpuyard.site.plan_images import plan_images
-from gpuyard.site.plan_limits import plan_limits, unwanted_limits
+from gpuyard.site.plan_limits import plan_limits, split_revoked, unwanted_limits
 from gpuyard.site.step_values import ACCESS, PROPERTY, differences, with_prefix
 
 # Nova cannot change these on a flavor that exists; servers keep the flavor that they were made with.
@@ -37,17 +38,21 @@ def plan_site(compiled: CompiledSite, seen: SeenObjects, prune: bool = False) ->
     # Limits first: a flavor whose GPUs have no limit yet would be everybody's without bound.
     parts = [plan_limits(compiled.limits, seen.limits)]
     unreported = unreported_by(compiled, seen)
-    parts += [_plan_flavor(flavor, found.get(flavor.name), unreported) for flavor in ours]
+    taken = {item.flavor.name for item in seen.flavors} - found.keys()  # what is somebody else's is refused below
+    parts += [_plan_flavor(one, found.get(one.name), unreported) for one in ours if one.name not in taken]
     aggregates = plan_aggregates(compiled, seen, unreported, prune)
     parts = [aggregates.opening, *parts, aggregates.closing, plan_images(compiled.images, seen.images)]
     # Limits last: as long as a flavor asks for a class, somebody could have it without bound.
     unwanted = [*_unwanted_flavors(ours, found.values()), *unwanted_limits(compiled.limits, seen.limits, mark)]
-    notes: list[str] = [*compiled.notes, *_foreign_differences(compiled.flavors, seen), *_unreported(compiled, seen)]
-    waits = tuple(_still_in_use(seen))
+    revoked, unwanted = split_revoked(unwanted)
+    parts.append(Plan(tuple(revoked)))
+    notes: list[str] = [*compiled.notes, *_foreign_differences(compiled.flavors, seen)]
+    waits = (*_undeployed(compiled, seen), *_still_in_use(seen))
     if not prune:
         notes += [f"{step.kind} {step.name} is no longer wanted; --prune deletes it" for step in unwanted]
     refusals = (
         *_missing_projects(compiled, seen),
+        *_misspelled_hosts(compiled, seen),
         *_foreign_flavors(ours, seen.flavors, mark),
         *_no_server_limit(compiled, seen.limits),
     )
@@ -70,17 +75,33 @@ def _missing_projects(compiled: CompiledSite, seen: SeenObjects) -> Iterable[str
         yield f"project {name} does not exist in Keystone; create it, or take it out of the site file"
 
 
+def _misspelled_hosts(compiled: CompiledSite, seen: SeenObjects) -> Iterable[str]:
+    """A host that Nova does not know may be one that is to come, but not beside one of nearly the same name."""
+    others = sorted(seen.hosts - compiled.site.hosts.keys())
+    for host in compiled.site.hosts:
+        close = difflib.get_close_matches(host, others, n=1, cutoff=0.8) if host not in seen.hosts else []
+        if close:
+            yield f"no nova-compute has the name {host}, and the site file does not name {close[0]}: is that the host?"
+
+
 def _foreign_flavors(wanted: Sequence[FlavorObject], seen: Sequence[SeenFlavor], mark: str) -> Iterable[str]:
-    names = {flavor.name for flavor in wanted}
-    ids = {flavor_id(flavor.name) for flavor in wanted}
+    by_name = {flavor.name: flavor for flavor in wanted}
+    by_id = {flavor_id(flavor.name): flavor for flavor in wanted}
     for item in seen:
-        if item.flavor.description != mark and (item.flavor.name in names or item.id in ids):
-            owner = item.flavor.description or "somebody else"
-            yield (
-                f"flavor {item.flavor.name} (id {item.id}) exists already and is not of this site ({owner}): rename "
-                f"yours in the site file, delete it, say 'foreign: true' to leave it as it is, or hand it over: "
-                f"openstack flavor set --description '{mark}' {item.id}"
-            )
+        ours = by_name.get(item.flavor.name) or by_id.get(item.id)
+        if item.flavor.description == mark or ours is None:
+            continue
+        owner = item.flavor.description or "somebody else"
+        before, after = describe_flavor(item.flavor), describe_flavor(ours)
+        replaced = [key for key in FIXED if before[key] != after[key]]
+        means = "is then changed to what the site file says"
+        if replaced:
+            means = f"is then replaced, because it differs in {', '.join(replaced)}"
+        yield (
+            f"flavor {item.flavor.name} (id {item.id}) exists already and is not of this site ({owner}): rename "
+            f"yours in the site file, delete it, say 'foreign: true' to leave it as it is, or hand it over (it "
+            f"{means}): openstack flavor set --description '{mark}' {item.id}"
+        )
 
 
 def _foreign_differences(wanted: Sequence[FlavorObject], seen: SeenObjects) -> Iterable[str]:
@@ -99,20 +120,26 @@ def _foreign_differences(wanted: Sequence[FlavorObject], seen: SeenObjects) -> I
             yield f"flavor {flavor.name} is foreign and is not as the site file says: {'; '.join(different)}"
 
 
-def _unreported(compiled: CompiledSite, seen: SeenObjects) -> Iterable[str]:
+def _undeployed(compiled: CompiledSite, seen: SeenObjects) -> Iterable[str]:
     """Hosts whose nova-compute has not read the provider.yaml that the site wants it to have."""
-    by_host: dict[str, list[str]] = {}
+    by_text: dict[str, list[str]] = {}
     for config in compiled.provider_configs:
-        for name in (*config.inventories, *config.traits):
-            if config.host not in seen.reported.get(name, frozenset()):
-                by_host.setdefault(config.host, []).append(name)
-    by_names: dict[tuple[str, ...], list[str]] = {}
-    for host, names in by_host.items():
-        by_names.setdefault(tuple(names), []).append(host)
-    for what, hosts in by_names.items():
+        if config.host not in seen.hosts:
+            continue
+        totals = seen.totals.get(config.host, {})
+        names = (*config.inventories, *config.traits)
+        missing = [name for name in names if config.host not in seen.reported.get(name, frozenset())]
+        other = [
+            f"{name} is {totals[name]} and not {total}"
+            for name, total in config.inventories.items()
+            if name in totals and totals[name] != total
+        ]
+        for text in ([f"{', '.join(missing)} not reported to Placement"] if missing else []) + other:
+            by_text.setdefault(text, []).append(config.host)
+    for text, hosts in by_text.items():
         yield (
-            f"{some_of(hosts)}: {', '.join(what)} not reported to Placement; deploy the rendered provider.yaml and "
-            "restart nova-compute, or no server of a flavor that asks for it starts there"
+            f"provider.yaml of {some_of(hosts)}: {text}; deploy the rendered one and restart nova-compute, or "
+            "servers of flavors that ask for it do not start there as they should"
         )
 
 

@@ -28,7 +28,7 @@ def plan_aggregates(
     compiled: CompiledSite, seen: SeenObjects, unreported: Mapping[str, frozenset[str]], prune: bool
 ) -> AggregatePlans:
     """Steps for aggregates that carry the site's mark; others under a wanted name refuse the plan."""
-    wanted = {one.name: replace(one, hosts=_ready(one, seen)) for one in compiled.aggregates}
+    wanted = {one.name: replace(one, hosts=_ready(one, seen, prune)) for one in compiled.aggregates}
     ours = {item.aggregate.name: item for item in seen.aggregates if _is_ours(item.aggregate, compiled.site.site)}
     unfinished = {item.aggregate.name: item for item in seen.aggregates if _unfinished(item.aggregate)}
     opening: list[Step] = []
@@ -45,6 +45,7 @@ def plan_aggregates(
         else:
             (closing if closes else opening).append(step)
     notes = [*_no_service(compiled, seen), *(_older_servers(step) for step in closing)]
+    notes += [*_kept(compiled, wanted)]
     for name, item in ours.items():
         if name not in wanted:
             steps, note = _unwanted(item, prune)
@@ -55,19 +56,23 @@ def plan_aggregates(
     return AggregatePlans(Plan(tuple(opening)), Plan(tuple(closing), tuple(refusals), tuple(notes), waits=tuple(waits)))
 
 
-def _ready(aggregate: AggregateObject, seen: SeenObjects) -> frozenset[str]:
-    """Its hosts that Nova knows; of one that isolates, those that have the trait, or nothing could start on them."""
+def _ready(aggregate: AggregateObject, seen: SeenObjects, prune: bool) -> frozenset[str]:
+    """Its hosts that Nova knows. Of one that isolates, those that have the trait, or nothing could start on them; and a
+    host that left the site file stays isolated until a prune, in case that it is a slip."""
     hosts = aggregate.hosts & seen.hosts
     for key in aggregate.metadata:
         if key.startswith(ISOLATES):
-            there = {
-                host
-                for item in seen.aggregates
-                if item.aggregate.name == aggregate.name
-                for host in item.aggregate.hosts
-            }
+            same = (item.aggregate.hosts for item in seen.aggregates if item.aggregate.name == aggregate.name)
+            there: frozenset[str] = frozenset().union(*same)
             hosts &= seen.reported.get(key.removeprefix(ISOLATES), frozenset()) | there
+            hosts |= frozenset() if prune else there - aggregate.hosts
     return hosts
+
+
+def _kept(compiled: CompiledSite, wanted: Mapping[str, AggregateObject]) -> Iterable[str]:
+    for one in compiled.aggregates:
+        for host in sorted(wanted[one.name].hosts - one.hosts):
+            yield f"host {host} is no longer in the site file and stays in aggregate {one.name}; --prune takes it out"
 
 
 def _newly_isolates(step: Step, key: str) -> bool:

@@ -9,6 +9,7 @@ from gpuyard.model.plan import Plan, Step, Verb
 from gpuyard.site.objects import LimitObject, SeenLimit
 
 CLASS = "class:CUSTOM_"
+PROJECT_LIMIT = "project limit"
 
 Key = tuple[str | None, str]
 """Project (None for a registered limit) and resource."""
@@ -43,11 +44,18 @@ def unwanted_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit], ma
         yield _delete(limit, "no longer in the site file")
 
 
+def split_revoked(unwanted: Iterable[Step]) -> tuple[list[Step], list[Step]]:
+    """Those that take GPUs from a project that the site file gives none, which must not wait for a prune; the rest."""
+    steps = list(unwanted)
+    revoked = [step for step in steps if step.kind == PROJECT_LIMIT and CLASS in step.name]
+    return revoked, [step for step in steps if step not in revoked]
+
+
 def limit_name(limit: LimitObject) -> tuple[str, str]:
     """Kind and name of a limit in a step."""
     if limit.project is None:
         return "registered limit", limit.resource
-    return "project limit", f"{limit.project} {limit.resource}"
+    return PROJECT_LIMIT, f"{limit.project} {limit.resource}"
 
 
 def _step(wanted: LimitObject, found: SeenLimit | None) -> Step | None:

@@ -64,7 +64,7 @@ def of_validation(error: ValidationError, document: Any) -> list[Problem]:
     """pydantic's errors in our words, each saying what to write."""
     problems = []
     for item in error.errors(include_url=False):
-        place = tuple(part for part in item["loc"] if part != "[key]")
+        place = tuple(part for part in item["loc"] if part not in ("[key]", *TAGS))
         problems.append(Problem(place, _message(item, place, document)))
     return problems
 
@@ -84,12 +84,15 @@ def _message(item: Any, place: Place, document: Any) -> str:
         return f"{given!r} does not look right; write {_PATTERN_HINTS.get(context['pattern'], context['pattern'])}"
     if kind == "literal_error":
         return f"{given!r} is not supported; write {context['expected']}"
-    if kind in ("int_type", "int_parsing"):
+    if kind in ("bool_parsing", "bool_type"):
+        return f"{given!r} is neither true nor false; write one of them"
+    if kind in ("float_parsing", "float_type", "finite_number"):
+        return f"{given!r} is not a number; write one as in 2.0"
+    if kind in ("int_type", "int_parsing", "int_parsing_size"):
         return f"{given!r} is not a whole number; write one without quotes or unit"
-    if kind in ("greater_than_equal", "less_than_equal"):
-        return (
-            f"{given!r} is out of range; write a number that is {_RANGE[kind]} {context.get('ge', context.get('le'))}"
-        )
+    if kind in _RANGE:
+        bound = next(context[key] for key in ("ge", "le", "gt") if key in context)
+        return f"{given!r} is out of range; write a number that is {_RANGE[kind]} {bound}"
     if kind in ("dict_type", "model_type", "model_attributes_type"):
         return f"{given!r} is not a mapping; write 'key: value' lines below it"
     if kind == "list_type":
@@ -99,7 +102,9 @@ def _message(item: Any, place: Place, document: Any) -> str:
     return str(item["msg"])
 
 
-_RANGE = {"greater_than_equal": "at least", "less_than_equal": "at most"}
+_RANGE = {"greater_than_equal": "at least", "less_than_equal": "at most", "greater_than": "more than"}
+TAGS = ("amounts", "word")
+"""What pydantic puts into the place of a value that may be one of two things."""
 _PATTERN_HINTS = {
     r"^[0-9a-f]{4}:[0-9a-f]{4}$": "vendor:product in lower-case hex, as in '10de:1db4' (quote it)",
     r"^[a-z0-9]+(-[a-z0-9]+)*$": "lower-case letters, digits and single dashes, as in 'v100'",

@@ -32,7 +32,7 @@ def site_problems(site: Site, inventories: Mapping[str, Inventory], encoded: Seq
         if flavor.gpus.keys() <= site.pools.keys() and set(flavor.aggregates) <= site.aggregates.keys():
             hosts = {host: one for host, one in facts.items() if may_run_on(flavor, aggregates.get(host, frozenset()))}
             problems += _unrunnable(site, name, flavor, hosts, room)
-    return [*problems, *_owned_properties(site), *_zones(site)]
+    return [*problems, *_owned_properties(site), *_zones(site), *_other_devices(site)]
 
 
 def _unknown_names(site: Site) -> Iterable[Problem]:
@@ -123,6 +123,21 @@ def _owned_properties(site: Site) -> Iterable[Problem]:
                 yield Problem(("flavors", name, "properties", key), "is made from 'gpus'; write that instead")
             elif OWNED.match(key):
                 yield Problem(("flavors", name, "properties", key), "is gpuyard's to set; leave it out")
+
+
+def _other_devices(site: Site) -> Iterable[Problem]:
+    """Entries for devices that are no GPUs: Nova takes one that names no device for all devices."""
+    for index, alias_ in enumerate(site.extra_aliases):
+        name = alias_.get("name")
+        if not name:
+            yield Problem(("extra_aliases", index), "has no 'name'; add one")
+        elif name in {alias(site, pool) for pool in site.pools}:
+            yield Problem(("extra_aliases", index), f"{name!r} is the alias of a pool; give it another name")
+    for host, wish in site.hosts.items():
+        for index, spec in enumerate(wish.extra_device_specs):
+            place = ("hosts", host, "extra_device_specs", index)
+            if "address" not in spec and "devname" not in spec and not {"vendor_id", "product_id"} <= spec.keys():
+                yield Problem(place, "would match every device of the host; name it by 'address' or by both ids")
 
 
 def _zones(site: Site) -> Iterable[Problem]:

@@ -9,7 +9,17 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 
 UNITS_MIB = {"MiB": 1, "GiB": 1024, "TiB": 1024 * 1024}
 SIZE = re.compile(r"^(\d{1,9})\s*([A-Za-z]*)$")
@@ -86,7 +96,13 @@ class Host(Strict):
     """A hypervisor: its GPUs, and how its CPU, RAM and disk are shared between servers with and without GPUs."""
 
     recording: str = Field(description="File that 'gpuyard host record' wrote on this host, relative to this file.")
-    reserve: Reserve | Literal["largest-flavors"] | None = Field(
+    reserve: (
+        Annotated[
+            Annotated[Reserve, Tag("amounts")] | Annotated[Literal["largest-flavors"], Tag("word")],
+            Discriminator(lambda value: "word" if isinstance(value, str) else "amounts"),
+        ]
+        | None
+    ) = Field(
         None,
         description="What is kept for servers with GPUs: amounts, or 'largest-flavors' for as much as the largest "
         "flavors of its GPUs need.",
@@ -103,6 +119,9 @@ class Host(Strict):
     )
     cpu_shared_set: CpuSet | None = Field(None, description="CPUs for shared vCPUs, as in '0-23'.")
     cpu_dedicated_set: CpuSet | None = Field(None, description="CPUs for flavors with hw:cpu_policy=dedicated.")
+    extra_device_specs: list[dict[str, str]] = Field(
+        default_factory=list, description="Further entries of Nova's device_spec, for devices that are no GPUs."
+    )
     inventories: dict[CustomName, Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]] = Field(
         default_factory=dict, description="Further inventories of the host's provider.yaml: class -> total."
     )
@@ -237,6 +256,9 @@ class Site(Strict):
     )
     extra_filters: list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z]+Filter$")]] = Field(
         default_factory=list, description="Scheduler filters besides Nova's default ones and those that GPUs need."
+    )
+    extra_aliases: list[dict[str, str]] = Field(
+        default_factory=list, description="Further aliases of Nova, for devices that are no GPUs."
     )
     hypervisors: Annotated[int, Field(ge=1, strict=True)] | None = Field(
         None, description="Hypervisors of the whole cloud, where it has more than are named below."
