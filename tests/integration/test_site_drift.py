@@ -568,6 +568,7 @@ def test_hosts_that_were_deployed_with_other_options(mixed: Mixed) -> None:
         ("device-not-offered", f"cld-dfa-gpu-03 {AUDIO}"),
         ("provider-config", "hyper18"),
         ("nova-options", "hyper18"),
+        ("waiting", "aggregate gpuyard-mixed"),
     }, seen_before
     assert mixed.found() == [], "the remedy, to deploy the site's options, makes it all go"
 
@@ -656,7 +657,8 @@ def test_a_server_on_a_gpu_that_the_site_does_not_offer_any_more(mixed: Mixed, t
     fewer = Mixed(mixed.api, mixed.exercise, load_site(tmp_path / "site.yaml"), mixed.user)
     boot = mixed.exercise.boot("gpu")
     found = {item.kind: item for item in fewer.found()}
-    assert found.keys() == {"gpu-not-offered-in-use", "provider-config", "flavor-left", "limit-left"}
+    assert found.keys() == {"gpu-not-offered-in-use", "provider-config", "flavor-left", "limit-left", "waiting"}
+    assert "nova-compute does not start without" in found["waiting"].seen
     assert found["gpu-not-offered-in-use"].level == "alarm"
     assert boot.server_id in found["gpu-not-offered-in-use"].seen
     mixed.exercise.clear()

@@ -56,6 +56,7 @@ class CloudApi:
         """Requests made so far."""
         self._hosts_of_nodes: dict[str, str] | None = None
         self._strangers: frozenset[str] = frozenset()
+        self._naming = threading.Lock()
 
     def get(self, service: str, path: str, **query: object) -> dict[str, Any]:
         """The JSON answer. Raises CloudError."""
@@ -122,11 +123,12 @@ class CloudApi:
 
     def _hosts(self, roots: frozenset[str]) -> Mapping[str, str]:
         """Hypervisor's name -> host. Asked again when there is a root provider that was never seen."""
-        if self._hosts_of_nodes is None or roots - self._hosts_of_nodes.keys() - self._strangers:
-            rows = self.pages("compute", "/os-hypervisors/detail", "hypervisors", limit=1000)
-            self._hosts_of_nodes = {row["hypervisor_hostname"]: row["service"]["host"] for row in rows}
-            self._strangers = roots - self._hosts_of_nodes.keys()
-        return self._hosts_of_nodes
+        with self._naming:  # several questions are asked at once, and one of them is enough to learn the names
+            if self._hosts_of_nodes is None or roots - self._hosts_of_nodes.keys() - self._strangers:
+                rows = self.pages("compute", "/os-hypervisors/detail", "hypervisors", limit=1000)
+                self._hosts_of_nodes = {row["hypervisor_hostname"]: row["service"]["host"] for row in rows}
+                self._strangers |= roots - self._hosts_of_nodes.keys()
+            return self._hosts_of_nodes
 
 
 def _by_host(name: str, hosts: Mapping[str, str]) -> str:

@@ -28,6 +28,8 @@ FIXED = ("vcpus", "ram", "disk", "ephemeral", "public")
 RESOURCES = f"{PROPERTY}resources:"
 TRAIT = f"{PROPERTY}trait:"
 ALIAS = "pci_passthrough:alias"
+UNDEPLOYED = "provider.yaml of"
+"""How a plan begins to say what a host's nova-compute has not read, or must not lose."""
 
 
 def plan_site(compiled: CompiledSite, seen: SeenObjects, prune: bool = False) -> Plan:
@@ -46,7 +48,7 @@ def plan_site(compiled: CompiledSite, seen: SeenObjects, prune: bool = False) ->
     unwanted = [*_unwanted_flavors(ours, found.values()), *unwanted_limits(compiled.limits, seen.limits, mark)]
     revoked, unwanted = split_revoked(unwanted)
     parts.append(Plan(tuple(revoked)))
-    notes: list[str] = [*compiled.notes, *_foreign_differences(compiled.flavors, seen)]
+    notes: list[str] = [*compiled.notes, *foreign_differences(compiled.flavors, seen)]
     waits = (*_undeployed(compiled, seen), *_still_in_use(seen))
     if not prune:
         notes += [f"{step.kind} {step.name} is no longer wanted; --prune deletes it" for step in unwanted]
@@ -104,7 +106,7 @@ def _foreign_flavors(wanted: Sequence[FlavorObject], seen: Sequence[SeenFlavor],
         )
 
 
-def _foreign_differences(wanted: Sequence[FlavorObject], seen: SeenObjects) -> Iterable[str]:
+def foreign_differences(wanted: Sequence[FlavorObject], seen: SeenObjects) -> Iterable[str]:
     """What is not as the site file says of flavors that gpuyard leaves alone."""
     by_name = {item.flavor.name: item.flavor for item in seen.flavors}
     for flavor in wanted:
@@ -138,7 +140,7 @@ def _undeployed(compiled: CompiledSite, seen: SeenObjects) -> Iterable[str]:
             by_text.setdefault(text, []).append(config.host)
     for text, hosts in by_text.items():
         yield (
-            f"provider.yaml of {some_of(hosts)}: {text}; deploy the rendered one and restart nova-compute, or "
+            f"{UNDEPLOYED} {some_of(hosts)}: {text}; deploy the rendered one and restart nova-compute, or "
             "servers of flavors that ask for it do not start there as they should"
         )
 
@@ -228,7 +230,7 @@ def _still_in_use(seen: SeenObjects) -> Iterable[str]:
     for host, names in sorted(seen.in_use.items()):
         keep = ", ".join(f"{name}: 1" for name in sorted(names))
         yield (
-            f"provider.yaml of {host}: servers there consume {', '.join(sorted(names))}, which the site no longer has, "
+            f"{UNDEPLOYED} {host}: servers there consume {', '.join(sorted(names))}, which the site no longer has, "
             f"and nova-compute does not start without. Until they are deleted or resized, keep it in the site file: "
             f"hosts: {{{host}: {{inventories: {{{keep}}}}}}}"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 
 from gpuyard.model.plan import Step, Verb
 from gpuyard.site.drift.facts import ALIAS_SPEC, asked_devices
@@ -12,7 +11,7 @@ from gpuyard.site.drift.finding import Drift, Level
 from gpuyard.site.drift.subject import Subject
 from gpuyard.site.encoding import count_class, peer_class, pool_class
 from gpuyard.site.objects import FlavorObject, SeenFlavor, keeps_reserves, owner_mark, site_trait
-from gpuyard.site.plan import plan_site
+from gpuyard.site.plan import UNDEPLOYED, foreign_differences, plan_site
 
 APPLY = "gpuyard site apply, or --fix"
 TAKES_DEVICE = re.compile(r"^resources[\w-]*:(CUSTOM_(?:GPU|PCI)_\w+)$")
@@ -48,6 +47,8 @@ def _planned(subject: Subject) -> Iterable[Drift]:
     yield from (_of_step(step) for step in plan.steps)
     for text in plan.waits:
         name, _, why = text.partition(": ")
+        if name.startswith(UNDEPLOYED) and "servers there consume" not in why:
+            continue  # each host is compared with its provider.yaml anyway
         yield Drift(
             Level.DRIFT, "waiting", name, why, "as the site file says", "the change is not made yet",
             "deploy the rendered provider.yaml and restart nova-compute, then gpuyard site apply",
@@ -67,7 +68,7 @@ def _planned(subject: Subject) -> Iterable[Drift]:
                 Level.NOTE, f"{kind}-left", f"{step.kind} {step.name}", "made by gpuyard for the site",
                 "not in the site file any more", "users still have it", "gpuyard site apply --prune deletes it",
             )  # fmt: skip
-    yield from (_foreign_difference(text) for text in _foreign_notes(subject))
+    yield from (_foreign_difference(text) for text in foreign_differences(compiled.flavors, seen))
 
 
 def _of_step(step: Step) -> Drift:
@@ -87,16 +88,6 @@ def _of_step(step: Step) -> Drift:
 def _values(flat: object, keys: Iterable[str]) -> str:
     assert isinstance(flat, dict)
     return ", ".join(f"{key}: {flat[key]}" if key in flat else f"no {key}" for key in keys)
-
-
-def _foreign_notes(subject: Subject) -> list[str]:
-    """What a plan says about flavors that are as the site file says, though somebody else's: its other notes are about
-    hosts, which have findings of their own, and about the site file itself."""
-    compiled, seen = subject.compiled, subject.world.objects
-    hosts = frozenset(compiled.site.hosts)
-    reported = {name: hosts for c in compiled.provider_configs for name in (*c.inventories, *c.traits)}
-    notes = plan_site(compiled, replace(seen, reported=reported, hosts=seen.hosts | hosts), prune=True).notes
-    return [text for text in notes if text not in compiled.notes]
 
 
 def _foreign_difference(text: str) -> Drift:
