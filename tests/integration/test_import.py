@@ -281,9 +281,7 @@ def test_the_way_on_from_there_with_servers_running(cloud: HandMadeCloud, tmp_pa
     cloud.delete(cloud.boot(V100_FLAVOR))
     edit(file, "gpus: {tesla-v100: 1}\n    foreign: true\n", "gpus: {tesla-v100: 1}\n")
     asked = CliRunner().invoke(app, ["site", "plan", "--site", str(file), "--os-cloud", ADMIN_CLOUD])
-    assert "hand it over: openstack flavor set --description 'made by gpuyard for site mine' gpu_4xlarge" in str(
-        asked.exception
-    )
+    assert "openstack flavor set --description 'made by gpuyard for site mine' gpu_4xlarge" in str(asked.exception)
     description = {"flavor": {"description": "made by gpuyard for site mine"}}
     cloud.operator.request("PUT", "compute", f"/flavors/{V100_FLAVOR}", description)
     assert_nothing_to_do(file)

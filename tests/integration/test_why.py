@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from gpuyard.cli.main import app, run
@@ -18,6 +19,7 @@ from gpuyard.cloud.why_facts import why
 from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.plan import EXAMPLE_SITE
+from gpuyard.lab.portal import apply_site
 from gpuyard.model.errors import UsageError
 from gpuyard.site.load import LoadedSite, load_site
 from tests.integration.conftest import RunningLab
@@ -104,6 +106,7 @@ def test_all_gpus_in_use_names_the_server_and_starts_without_it(cloud: Cloud) ->
     assert kinds(told, HYPER18) == {"gpu"}
     (cause,) = told.hosts[0].causes
     assert "0000:86:00.0 is held by server gpuyard-exercise-why-1 (project demo, user demo)" in cause.text
+    assert told.first == (), "the server gives its limits back"
     (action,) = remedy(told).actions
     assert (action.kind, action.values["server"]) == ("delete-server", holder)
     cloud.carry_out(action)
@@ -118,7 +121,8 @@ def test_a_gpu_of_another_project_is_no_matter_of_limits(cloud: Cloud, operator:
         told = cloud.refuses(both)
         assert kinds(told) == set()
         assert kinds(told, "c4130") == {"gpu"}
-        assert "asks 2 x CUSTOM_GPU_K4200, 1 of 2 can be had" in told.answer
+        assert "only 1 of the 2 GPUs of pool k4200 that it asks is free" in told.answer
+        assert "asks 2 x CUSTOM_GPU_K4200, 1 of 2 can be had" in told.hosts[0].causes[0].text
         cloud.user.request("POST", "compute", f"/servers/{holder}/action", {"shelve": None})
         cloud.exercise.wait_for_status(holder, "SHELVED_OFFLOADED")
         assert cloud.why(both).would_start, "delete or shelve, it says"
@@ -150,7 +154,7 @@ def test_a_gpu_with_a_leftover_allocation(cloud: Cloud, operator: CloudApi) -> N
     try:
         told = cloud.refuses(K40C)
         assert (kinds(told), kinds(told, HYPER18)) == (set(), {"gpu"})
-        assert orphan in told.answer
+        assert orphan in told.hosts[0].causes[0].text
         (action,) = remedy(told).actions
         assert action.kind == "delete-allocation"
         cloud.carry_out(action)
@@ -330,6 +334,8 @@ def test_a_flavor_that_does_not_exist(cloud: Cloud, capsys: pytest.CaptureFixtur
         cloud.why("k40c.3cores")
     with pytest.raises(UsageError, match="no project 'nobody'"):
         why(cloud.operator, cloud.loaded, K40C, "nobody")
+    with pytest.raises(UsageError, match=r"same_group.*it comes out as gpu_pair-a, gpu_pair-b"):
+        cloud.why("gpu_pair")
 
 
 # The host.
@@ -418,11 +424,60 @@ def test_limits_count_as_nova_counts(cloud: Cloud, resource: str) -> None:
         first = cloud.starts("k4200.4cores")
         told = cloud.refuses("k4200.4cores", "403")
         assert (kinds(told), told.where) == ({"quota"}, ("c4130",))
-        (numbers,) = (c.details[0] for c in told.causes if c.details[0]["resource"] == resource)
+        (cause,) = told.causes
+        (numbers,) = (row for row in cause.details if row["resource"] == resource)
         assert (numbers["limit"], numbers["in_use"], numbers["asks"]) == (asks, asks, asks)
         cloud.carry_out(*told.first)
         cloud.exercise.delete([cloud.starts("k4200.4cores"), first])
         assert cloud.why("k4200.4cores").would_start
+
+
+def test_a_limit_that_keystone_does_not_have(lab: RunningLab, cloud: Cloud, operator: CloudApi) -> None:
+    """As before the site was applied."""
+    name = "class:CUSTOM_GPU_K40C_COUNT"
+    for kind in ("limits", "registered_limits"):
+        for row in operator.get("identity", f"/{kind}", resource_name=name)[kind]:
+            operator.request("DELETE", "identity", f"/{kind}/{row['id']}")
+    try:
+        told = cloud.refuses(K40C, "403")
+        (cause,) = told.causes
+        assert "Keystone has no registered limit on it" in cause.text
+        (action,) = told.first
+        assert (action.kind, action.text) == (
+            "register-limit",
+            "run 'gpuyard site apply', which makes the registered limit",
+        )
+    finally:
+        apply_site(lab.lab, cloud.loaded)
+    cloud.starts(K40C)
+
+
+# A site that does not have Placement decide about GPUs.
+
+
+@pytest.mark.parametrize("stage", ["off", "report"])
+def test_without_placement_all_but_the_gpus_is_looked_at(
+    cloud: Cloud, tmp_path: Path, hog: Callable[[str, int, int], str], stage: str
+) -> None:
+    text = EXAMPLE_SITE.read_text().replace("recordings/", f"{EXAMPLE_SITE.parent}/recordings/")
+    document = YAML(typ="safe").load(text)
+    document["pci_in_placement"] = stage
+    document["flavors"] = {name: one for name, one in document["flavors"].items() if not one.get("same_group")}
+    site = tmp_path / "site.yaml"
+    site.write_text(json.dumps(document))
+    loaded = load_site(site)
+    told = why(cloud.operator, loaded, K40C, "demo")
+    assert (told.would_start, told.gpus_looked_at, told.where) == (True, False, (HYPER18,))
+    assert told.answer == f"{K40C} in project demo would start on {HYPER18} if a GPU is free there"
+    assert told.not_looked_at[0].startswith("GPUs (alias k40c): the site does not have Placement decide")
+    cloud.service(HYPER18, status="disabled", disabled_reason="new fan")
+    try:
+        told = why(cloud.operator, loaded, K40C, "demo")
+        assert kinds(told, HYPER18) == {"service-disabled"}
+    finally:
+        cloud.service(HYPER18, status="enabled")
+    hog(HYPER18, 3000, 4)
+    assert kinds(why(cloud.operator, loaded, K40C, "demo"), HYPER18) == {"room"}
 
 
 # All of it.
@@ -486,11 +541,13 @@ def test_the_command(lab: RunningLab, cloud: Cloud) -> None:
     cloud.starts(K40C)
     no = CliRunner().invoke(app, ["gpu", "why", K40C, *common])
     assert no.exit_code == 3
-    assert "  - and then, on hyper18: delete or shelve server gpuyard-exercise-why-1" in no.stdout
+    assert "  - on hyper18: delete or shelve server gpuyard-exercise-why-1" in no.stdout
+    assert CliRunner().invoke(app, ["gpu", "why", K40C, *common, "-f", "table"]).stdout == no.stdout
+    assert CliRunner().invoke(app, ["gpu", "why", K40C, *common, "-f", "text"]).stdout == no.stdout
     data = json.loads(CliRunner().invoke(app, ["gpu", "why", K40C, *common, "-f", "json"]).stdout)
     assert list(data) == [
         "flavor", "project", "would_start", "where", "answer", "causes", "hosts", "hosts_without", "first", "remedies",
-        "doubts", "not_looked_at", "calls",
+        "doubts", "not_looked_at", "calls", "gpus_looked_at",
     ]  # fmt: skip
     assert data["remedies"][0]["actions"][0]["action"] == "delete-server"
     assert "would_start: false" in CliRunner().invoke(app, ["gpu", "why", K40C, *common, "-f", "yaml"]).stdout

@@ -88,7 +88,10 @@ class Cloud:
             elif action.kind == "delete-allocation":
                 self.operator.request("DELETE", "placement", f"/allocations/{values['consumer']}")
             elif action.kind == "raise-limit":
-                self.limit(str(values["resource"]), values["to"])
+                resources = values["resources"]
+                assert isinstance(resources, list)
+                for resource in resources:
+                    self.limit(resource, values["to"])
             elif action.kind == "grant-access":
                 self.grant(str(values["flavor"]))
             else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -254,6 +256,72 @@ def test_the_stage_follows_placement_and_the_scheduler() -> None:
     )
 
 
+NIC = "8086:1572"
+NIC_ALIAS = '{"name": "nic", "vendor_id": "8086", "product_id": "1572", "device_type": "type-PF"}'
+
+
+def with_nics() -> Sysfs:
+    machine = epyc()
+    for number in (0, 1):
+        machine.function(f"0b:00.{number}", NIC, "0200", group=200 + number, sriov_totalvfs="64")
+    return machine
+
+
+def nova_lines(made: Adoption, key: str, service: str = "nova", host: str | None = None) -> list[dict[str, str]]:
+    return [json.loads(line) for line in made.compiled.options_of(service, host).values("pci", key)]
+
+
+def test_what_is_for_other_devices_comes_along() -> None:
+    specs = (
+        'device_spec = [{"address": "0000:0b:00.0", "physical_network": "public", "trusted": true},'
+        ' {"devname": "eth7", "physical_network": "x"}, {"vendor_id": "8086", "product_id": "10ed"}]\n'
+    )
+    absent = '{"name": "a100", "vendor_id": "10de", "product_id": "20f1", "device_type": "type-PF"}'
+    config = f"{LEADERS}{TESLA}{specs}alias = {NIC_ALIAS}\nalias = {absent}\n"
+    server = GpuServer("id", "vm", "demo", "gpu-server", "nic", "nic:1", ("0000:0b:00.0",))
+    facts = CloudFacts(servers=(server,))
+    made = taken(seen(flavor("gpu", "tesla-v100:1")), config, {"gpu-server": with_nics()}, facts)
+    assert made.document["extra_aliases"] == [json.loads(NIC_ALIAS), json.loads(absent)]
+    assert made.document["hosts"]["gpu-server"]["extra_device_specs"] == [
+        {"address": "0000:0b:00.0", "physical_network": "public", "trusted": "true"},
+        {"devname": "eth7", "physical_network": "x"},
+        {"vendor_id": "8086", "product_id": "10ed"},
+    ]
+    assert [one["name"] for one in nova_lines(made, "alias")] == ["tesla-v100", "nic", "a100"]
+    assert len(nova_lines(made, "device_spec", "nova-compute", "gpu-server")) == 7
+    (change,) = made.report.changes
+    assert change.startswith("gpu-server: a nova-compute that reports PCI devices to Placement does not start with dev")
+    assert "aliases for other devices: nic, a100 (under 'extra_aliases')" in made.report.taken
+    assert "entries of device_spec for other devices of gpu-server: 3 (under 'extra_device_specs')" in made.report.taken
+    assert not made.report.dangers
+
+
+def test_what_cannot_come_along_is_named_with_the_reason() -> None:
+    specs = (
+        'device_spec = [{"vendor_id": "8086"}, {"address": {"bus": "0b", "function": "1"}},'
+        ' {"address": "0b:00.1", "physical_network": null}]\n'
+    )
+    made = taken(seen(flavor("gpu", "tesla-v100:1")), f"{LEADERS}{TESLA}{specs}", {"gpu-server": with_nics()})
+    assert made.document["hosts"] == {"gpu-server": {"recording": "gpu-server.json"}}
+    broad, regex, null = made.report.left
+    assert "would match every device of the host" in broad
+    assert "has a value that is not text" in regex
+    assert "has a value that is not text" in null
+    assert (
+        "0b:00.0, 0b:00.1 (no GPU; an entry of its own under hosts.gpu-server.extra_device_specs would keep it)"
+        in (made.report.changes[0])
+    )
+
+
+def test_an_entry_for_what_comes_with_a_gpu_or_for_anothers_gpu_stays_out() -> None:
+    card = Sysfs()
+    card.function("18:00.0", TITAN_XP, "0300", group=18).function("18:00.1", TITAN_XP_AUDIO, "0403", group=18)
+    config = '[pci]\ndevice_spec = [{"address": "18:00.0"}, {"address": "18:00.1"}, {"address": "44:00.0"}]\n' + TESLA
+    objects = seen(flavor("gpu", "tesla-v100:1"), hosts=frozenset({"gpu-server", "titan"}))
+    made = taken(objects, config, {"gpu-server": epyc(), "titan": card})
+    assert not any("extra_device_specs" in host for host in made.document["hosts"].values())
+
+
 def test_servers_are_told_with_what_they_hold_and_what_is_dangerous() -> None:
     servers = tuple(
         GpuServer(f"id-{name}", name, "demo", "gpu-server", "gpu", "tesla-v100:1", addresses)
@@ -303,10 +371,8 @@ def test_without_aliases_each_model_is_a_pool() -> None:
     assert "flavors" not in made.document
 
 
-def test_hosts_without_a_service_and_without_device_spec_are_told() -> None:
-    objects = seen(flavor("gpu", "tesla-v100:1"), hosts=frozenset({"compute-1"}))
-    left = "\n".join(taken(objects, f"[pci]\n{TESLA}").report.left)
-    assert "gpu-server: no nova-compute of this name; the cloud has compute-1" in left
+def test_hosts_without_device_spec_are_told() -> None:
+    left = "\n".join(taken(seen(flavor("gpu", "tesla-v100:1")), f"[pci]\n{TESLA}").report.left)
     assert "gpu-server: no device_spec in the files given" in left
 
 
@@ -344,12 +410,10 @@ def test_a_hosts_own_file_counts_for_what_it_sets() -> None:
 def test_what_nova_would_not_read_is_told_and_the_rest_taken(tmp_path: Path) -> None:
     file = tmp_path / "nova.conf"
     file.write_text(
-        f"no section\n[pci]\ndevice_spec = {{'address': 1}}\nalias = [1]\n{TESLA}"
-        "[filter_scheduler]\npci_in_placement = ja\n"
+        f"[pci]\ndevice_spec = {{'address': 1}}\nalias = [1]\n{TESLA}[filter_scheduler]\npci_in_placement = ja\n"
     )
     config = hand_made(read_config([(None, file)]), ["gpu-server"])
     text = "\n".join(config.complaints)
-    assert f"{file}:1: " in text
     assert "nova-compute does not start with it" in text
     assert "Nova takes no alias at all then" in text
     assert "pci_in_placement is neither true nor false" in text
@@ -362,6 +426,15 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="it is not text in UTF-8"):
         read_config([(None, tmp_path / "binary")])
+    (tmp_path / "override.conf").write_text(f"{{% if x %}}\n[pci]\n{TESLA}{{% endif %}}\n")
+    assert list(hand_made(read_config([(None, tmp_path / "override.conf")]), []).aliases) == ["tesla-v100"]
+
+
+@pytest.mark.parametrize("file", [EXAMPLE_SITE, RECORDINGS / "epyc-v100.json"])
+def test_a_file_that_nova_would_not_read_is_refused(file: Path) -> None:
+    with pytest.raises(UsageError, match="Nova does not read such a file: mend it, or name") as caught:
+        read_config([(None, file)])
+    assert str(caught.value).startswith(f"{file}:")
 
 
 def test_recordings_get_the_names_of_services(tmp_path: Path) -> None:
@@ -375,6 +448,12 @@ def test_recordings_get_the_names_of_services(tmp_path: Path) -> None:
         read_recordings([("other", file), ("other", file)], hosts)
     with pytest.raises(UsageError):
         read_recordings([(None, tmp_path / "missing.json")], hosts)
+    with pytest.raises(
+        UsageError, match=r"no nova-compute service 'foo'; it has gpu-server\.example\.org, other; name"
+    ):
+        read_recordings([("foo", file)], hosts)
+    with pytest.raises(UsageError, match=f"no nova-compute service {name!r}; it has none"):
+        read_recordings([(None, file)], frozenset())
     assert service_name("a.one", {"a.two", "a.three"}) == "a.one"
     assert service_name("a.one", {"a"}) == "a"
 
@@ -426,6 +505,39 @@ def test_nothing_is_asked_of_the_cloud_when_the_file_cannot_be_written(tmp_path:
     assert "is not a folder; make it, or write elsewhere" in str(refused.exception)
     refused = CliRunner().invoke(app, [*common, str(tmp_path / "other.yaml")])
     assert str(refused.exception).startswith("x: cannot be read: No such file")
+
+
+@pytest.fixture
+def no_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cloud that answers with one host and nothing else; the lab's tests ask a real one."""
+    objects = seen(hosts=frozenset({"gpu-server"}))
+    monkeypatch.setattr("gpuyard.cloud.api.connect", lambda cloud: SimpleNamespace(name="mycloud"))
+    monkeypatch.setattr("gpuyard.cloud.objects.read_objects", lambda *given: objects)
+    monkeypatch.setattr("gpuyard.cloud.adopt_facts.read_facts", lambda *given: CloudFacts(microversion="2.104"))
+
+
+@pytest.mark.usefixtures("no_cloud")
+def test_a_dash_is_standard_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nova.conf").write_text(f"{LEADERS}{TESLA}")
+    recording = RECORDINGS / "epyc-v100.json"
+    words = ["site", "import", "--nova-conf", "nova.conf", "--recording", f"gpu-server={recording}", "-o"]
+    done = CliRunner().invoke(app, [*words, "-"])
+    assert done.exit_code == 0, done.exception
+    assert [path.name for path in tmp_path.iterdir()] == ["nova.conf"]
+    assert done.stderr.startswith("Taken over:\n")
+    assert done.stderr.endswith("standard output: written, and it plans to nothing.\n")
+    assert CliRunner().invoke(app, [*words, "site.yaml"]).exit_code == 0
+    assert (tmp_path / "site.yaml").read_text() == done.stdout
+
+
+@pytest.mark.usefixtures("no_cloud")
+def test_nothing_is_written_for_a_host_that_the_cloud_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "nova.conf").write_text(f"{LEADERS}{TESLA}")
+    words = ["site", "import", "--nova-conf", str(tmp_path / "nova.conf"), "-o", str(tmp_path / "site.yaml")]
+    refused = CliRunner().invoke(app, [*words, "--recording", f"foo={RECORDINGS / 'epyc-v100.json'}"])
+    assert isinstance(refused.exception, UsageError)
+    assert not (tmp_path / "site.yaml").exists()
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:

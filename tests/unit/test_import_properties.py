@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from gpuyard.lab.plan import EXAMPLE_SITE, device
 from gpuyard.model.errors import GpuyardError
 from gpuyard.model.host import Inventory
 from gpuyard.site.adopt.config import HandMade, hand_made
-from gpuyard.site.adopt.devices import asks, offers
+from gpuyard.site.adopt.devices import asks, comes_with_gpu, offers
 from gpuyard.site.adopt.document import render
 from gpuyard.site.adopt.model import CloudFacts, GpuServer, Wishes
 from gpuyard.site.adopt.planner import adopt
@@ -40,7 +40,17 @@ from tests.support.services import nova_configuration, objects, request, whiteli
 
 RECORDINGS = EXAMPLE_SITE.parent / "recordings"
 HOSTS = tuple(sorted(path.stem for path in RECORDINGS.glob("*.json")))
-MODELS = ("10de:1db4", "10de:1eb8", "10de:1b02", "10de:10ef", "10de:1005", "10de:0e1a", "10de:1024", "8086:1572")
+MODELS = (
+    "10de:1db4",
+    "10de:1eb8",
+    "10de:1b02",
+    "10de:10ef",
+    "10de:1005",
+    "10de:0e1a",
+    "10de:1024",
+    "8086:1572",
+    "8086:10d3",
+)
 ALIAS_NAMES = ("tesla-v100", "T4", "t4", "GP102_VGA", "GP102_SND", "with.dot", "a b", "x-peer", "é", "1", "off")
 TEXTS = st.text(min_size=1, max_size=12) | st.sampled_from(
     ["true", "off", "0123", "1:2", "a\nb", " x ", "# no", "\x85", "{", "~"]
@@ -77,9 +87,9 @@ SPECS = st.lists(
         {},
         optional={
             "vendor_id": st.sampled_from(["10de", "8086", "*"]),
-            "product_id": st.sampled_from(["1db4", "1eb8", "1b02", "10ef"]),
+            "product_id": st.sampled_from(["1db4", "1eb8", "1b02", "10ef", "10d3"]),
             "address": st.sampled_from(
-                ["27:00.0", "0000:28:00.0", "*:18:00.*", "86:00", {"bus": "[ac].", "function": "0"}]
+                ["27:00.0", "0000:28:00.0", "01:00.0", "*:18:00.*", "86:00", {"bus": "[ac].", "function": "0"}]
             ),
             "managed": st.sampled_from(["yes", "no"]),
             "live_migratable": st.just("yes"),
@@ -211,6 +221,40 @@ def test_a_cloud_is_taken_over_as_it_is_or_refused_with_a_reason(cloud: Cloud) -
         known = flavor.name in made.document.get("flavors", {})
         other_device = all(part.split(":")[0].strip() in config.aliases for part in alias_parts(flavor))
         assert known or other_device or repr(flavor.name) in report or f"flavor {flavor.name} is made by" in report
+
+
+def other_devices(inventories: dict[str, Inventory], config: HandMade) -> set[tuple[str, str]]:
+    """Functions that hosts offer and that are neither GPUs nor come with one."""
+    return {
+        (one.host, one.function.address)
+        for one in offers(inventories, config)
+        if one.entry is not None and not one.function.is_gpu and not comes_with_gpu(one.function, inventories[one.host])
+    }
+
+
+@settings(deadline=None)
+@given(clouds())
+def test_other_devices_stay_offered_or_it_is_said_which_do_not(cloud: Cloud) -> None:
+    wishes = replace(cloud.wishes, site="mine")
+    made = adopt(cloud.seen, cloud.facts, cloud.inventories, cloud.config, wishes)
+    lines = {
+        host: "".join(f"device_spec = {value}\n" for value in options.values("pci", "device_spec"))
+        for host in cloud.inventories
+        for options in [made.compiled.options_of("nova-compute", host)]
+    }
+    files = [ConfigFile(host, read_ini(f"[pci]\n{text}"), host=host) for host, text in lines.items()]
+    deployed = hand_made(files, list(cloud.inventories))
+    before, after = (other_devices(cloud.inventories, one) for one in (cloud.config, deployed))
+    everything = {(one.host, one.function.address) for one in offers(cloud.inventories, deployed) if one.entry}
+    assert everything - after == {(gpu.host, gpu.address) for gpu in made.compiled.gpus if not gpu.blocked}
+    assert after <= before
+    lost = {host for host, _ in before - after}
+    for host in cloud.inventories:
+        told = any(f"under hosts.{host}.extra_device_specs" in line for line in made.report.changes)
+        assert told is (host in lost)
+    aliases = {json.loads(value)["name"].strip() for value in made.compiled.options_of("nova").values("pci", "alias")}
+    for name in cloud.config.aliases.keys() - aliases:
+        assert any(name in line for line in (*made.report.changes, *made.report.left))
 
 
 @settings(deadline=None)

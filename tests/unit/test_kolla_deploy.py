@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -98,6 +99,12 @@ def place(tmp_path: Path) -> Place:
     return place
 
 
+def set_stage(place: Place, stage: str) -> None:
+    path = place.folder / "site.yaml"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pci_in_placement": stage}))
+    subprocess.run([*place.command, "render", *place.options], check=True, capture_output=True)
+
+
 def verbs(calls: list[list[str]]) -> list[str]:
     return [call[0] for call in calls]
 
@@ -119,14 +126,56 @@ def test_what_schedules_comes_before_hypervisors(place: Place) -> None:
 def test_a_failure_stops_there_with_ansibles_reason_and_the_way_on(place: Place) -> None:
     done = place.deploy("--yes", "--limit", "gpu[1:2]", FAIL="nova-cell")
     assert done.returncode == 1
-    assert verbs(place.calls()) == ["prechecks", "reconfigure", "reconfigure", "reconfigure"]
+    assert verbs(place.calls()) == ["prechecks", "reconfigure"]
     assert "  gpu1: nova-cell : Copying over nova.conf: no template, *****\n" in done.stdout
     assert "\ngpuyard: step computes failed (exit code 2)" in done.stderr
     assert done.stderr.endswith("--limit 'gpu[1:2]' --from computes\n")
     again = place.deploy("--yes", "--limit", "gpu[1:2]", "--from", "computes")
     assert again.returncode == 0
-    assert place.calls()[4][3:] == ["--tags", "nova-cell", "--limit", "gpu[1:2]"]
-    assert verbs(place.calls()[4:]) == ["reconfigure"]
+    assert place.calls()[2][3:] == ["--tags", "nova-cell", "--limit", "gpu[1:2]"]
+    assert verbs(place.calls()[2:]) == ["reconfigure"]
+
+
+@pytest.mark.parametrize("stage", ["on", "off"])
+def test_a_limit_keeps_from_the_rest_of_the_cloud_and_says_what_remains(place: Place, stage: str) -> None:
+    set_stage(place, stage)
+    done = place.deploy("--yes", "--limit", "gpu-server")
+    assert done.returncode == 0, done.stderr
+    config = ["--configdir", str(place.kolla)]
+    assert place.calls() == [
+        ["prechecks", *config, "--tags", "nova,placement"],
+        ["reconfigure", *config, "--tags", "nova-cell", "--limit", "gpu-server"],
+    ]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("not in this run, because of --limit: ")]
+    assert len(lines) == (2 if stage == "on" else 4)  # before the question, and at the end
+    remaining = [line.partition("limit: ")[2].split(": gpuyard ")[0] for line in lines[: len(lines) // 2]]
+    assert (
+        remaining
+        == {
+            "on": ["placement, control-plane; before the hypervisors"],
+            "off": ["placement; before the hypervisors", "control-plane; when all hypervisors are done"],
+        }[stage]
+    )
+    for line in lines[: len(lines) // 2]:
+        words = shlex.split(line.partition(": gpuyard site deploy ")[2])
+        assert "--limit" not in words
+        again = subprocess.run([*place.command, "deploy", *words, "--yes"], capture_output=True, text=True)
+        assert again.returncode == 0, again.stderr
+    assert [call[call.index("--tags") + 1] for call in place.calls()[2:]] == ["placement", "nova"]
+
+
+def test_a_step_that_is_named_runs_with_a_limit_too(place: Place) -> None:
+    done = place.deploy("--yes", "control-plane", "computes", "--limit", "gpu-server")
+    assert done.returncode == 0, done.stderr
+    assert [call[-3] for call in place.calls()] == ["nova", "nova-cell"]
+    assert "not in this run" not in done.stdout
+
+
+def test_named_steps_go_on_with_what_is_left_of_them(place: Place) -> None:
+    set_stage(place, "off")
+    done = place.deploy("--yes", "prechecks", "computes", "--limit", "gpu-server", FAIL="nova-cell")
+    assert "go on with: gpuyard site deploy computes --site " in done.stderr
+    assert "--from" not in done.stderr
 
 
 def test_secrets_are_in_no_output_and_no_arguments_and_logs_are_ours_alone(place: Place) -> None:
@@ -148,8 +197,17 @@ def test_nothing_runs_before_the_folder_is_rendered(place: Place) -> None:
     (place.kolla / "config/nova.conf").unlink()
     done = place.deploy("--yes")
     assert done.returncode == 3
-    assert f"run: gpuyard site render --kolla {place.kolla}" in done.stderr
+    command = f"run: gpuyard site render --site {place.folder / 'site.yaml'} --kolla {place.kolla}\n"
+    assert done.stderr.endswith(command)
     assert place.calls() == []
+
+
+def test_a_log_that_cannot_be_written_is_named(place: Place) -> None:
+    (place.folder / "file").write_text("")
+    done = place.deploy("--yes", "--logs", str(place.folder / "file" / "below"))
+    assert (done.returncode, place.calls()) == (2, [])
+    assert "cannot be written: Not a directory; name a folder for the output with --logs" in done.stderr
+    assert "Errno" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -160,6 +218,9 @@ def test_nothing_runs_before_the_folder_is_rendered(place: Place) -> None:
         (("--yes", "nonsense"), {}, 2, "there are prechecks, placement, control-plane, computes"),
         (("--yes", "computes", "--from", "computes"), {}, 2, "not both"),
         (("--yes", "--full", "--tags", "nova"), {}, 2, "leave --tags out"),
+        (("--yes", "--limit", "gpu1", "--tags", "placement"), {}, 2, "there is no step computes with these tags"),
+        (("--yes", "--limit", "gpu1", "--from", "placement"), {}, 2, "step placement is for the whole cloud"),
+        (("--yes", "--limit", "gpu1", "--from", "nonsense"), {}, 2, "there is no step 'nonsense'"),
         (("--yes", "--kolla-ansible", "/nowhere/kolla-ansible"), {}, 2, "is not there"),
         (("--yes", "--inventory", "/nowhere/hosts"), {}, 2, "no such inventory"),
     ],

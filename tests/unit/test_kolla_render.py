@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,17 +14,21 @@ import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from gpuyard.cli.main import app
+from gpuyard.cli.render import changes_of
 from gpuyard.kolla import ini
 from gpuyard.kolla.files import Change, write
 from gpuyard.kolla.folder import read_folder
-from gpuyard.kolla.inventory import KollaInventory, inventory_names, parse_inventory
+from gpuyard.kolla.inventory import KollaInventory, inventory_names, parse_inventory, read_inventory
 from gpuyard.kolla.layers import OLD_NAMES, neighbours, override
 from gpuyard.kolla.plain import OURS, plain_files, plan_plain
 from gpuyard.kolla.render import ROLE_NOTE, Rendering, plan_kolla
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.options import Option
+from gpuyard.site.schema import Host, Overhead, Site
 from tests.support.kolla import kolla_folder, write_override
 from tests.support.services import nova_configuration
 from tests.support.sites import flavor, site, write_site
@@ -142,7 +148,7 @@ def test_jinja2_renders_the_values_as_they_are(parts: list[str]) -> None:
         ("nova.conf", "[pci]\n# mine\nalias = {}\n", 3, "in the same file"),
         ("nova.conf", "[PCI]\nalias={}\n", 2, "in the same file"),
         ("nova.conf", "{% if x %}\n[pci]\nalias: {}\n{% endif %}\n", 3, "in the same file"),
-        ("nova/nova-api.conf", "[pci]\nalias = {}\n", 2, "this hides what gpuyard sets for [pci]alias"),
+        ("nova/nova-api.conf", "[pci]\nalias = {}\n", 2, "this hides what gpuyard sets in /"),
         ("nova/control01/nova.conf", "[filter_scheduler]\nenabled_filters = A\n", 2, "this hides"),
         ("nova/control01/nova.conf", "[scheduler]\nworkers = 3\n", 2, "this hides"),
         ("nova/gpu-server/nova.conf", "[quota]\ndriver = x\n", 2, "this hides"),
@@ -163,6 +169,63 @@ def test_a_key_with_two_owners_is_refused(
     (refusal,) = plan(compiled, folder).refusals
     assert f"{folder / 'config' / path} line {line}" in refusal
     assert words in refusal
+
+
+SHARING = {"overhead": {"ram": "8 GiB", "disk": "20 GiB"}, "cpu_allocation_ratio": 2.0}
+SETS = {"cpu_shared_set": "0-7", "cpu_dedicated_set": "8-15"}
+CPUS = {"overhead": {**SHARING["overhead"], "vcpus": 2}}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "words"),
+    [
+        ("nova.conf", "[pci]\nalias = {}\n", "write your alias under `extra_aliases`"),
+        ("nova.conf", "[DEFAULT]\npci_alias = {}\n", "write your alias under `extra_aliases`"),
+        ("nova.conf", "[pci]\npassthrough_whitelist = {}\n", "under `hosts.HOST.extra_device_specs`"),
+        (f"nova/{HOST}/nova.conf", "[pci]\ndevice_spec = {}\n", f"under `hosts.{HOST}.extra_device_specs`"),
+        ("nova.conf", "[filter_scheduler]\nenabled_filters = A\n", "write your filters under `extra_filters`"),
+        ("nova.conf", "[DEFAULT]\nreserved_host_cpus = 1\n", "as `vcpus` under `hosts.HOST.overhead`"),
+        ("nova.conf", "[DEFAULT]\nreserved_host_memory_mb = 1\n", "as `ram` under `hosts.HOST.overhead`"),
+        ("nova.conf", "[DEFAULT]\nreserved_host_disk_mb = 1\n", "as `disk` under `hosts.HOST.overhead`"),
+        ("nova.conf", "[DEFAULT]\ncpu_allocation_ratio = 4\n", "as `hosts.HOST.cpu_allocation_ratio`"),
+        (f"nova/{HOST}/nova-compute.conf", "[compute]\ncpu_shared_set = 1\n", f"as `hosts.{HOST}.cpu_shared_set`"),
+        ("nova.conf", "[compute]\ncpu_dedicated_set = 1\n", "as `hosts.HOST.cpu_dedicated_set`"),
+        ("nova.conf", "[quota]\ndriver = x\n", "`gpu_quotas` in the site file decides it"),
+        ("nova.conf", "[pci]\nreport_in_placement = no\n", "`pci_in_placement` in the site file decides it"),
+        ("nova.conf", "[DEFAULT]\nram_allocation_ratio = 2\n", "delete the line: the site decides it"),
+    ],
+)
+def test_a_conflict_says_where_in_the_site_file_the_value_belongs(
+    folder: Path, tmp_path: Path, path: str, text: str, words: str
+) -> None:
+    wish = {"recording": f"{HOST}.json", **SHARING, **(CPUS if "host_cpus" in text else SETS)}
+    shared = site(tmp_path, {"hosts": {HOST: wish}}).compiled
+    write_override(folder, path, text)
+    (refusal,) = plan(shared, folder).refusals
+    assert words in refusal
+    assert " for [" not in refusal
+    keys = re.findall(r"`(?:hosts\.[\w-]+\.)?(\w+)`", refusal)
+    assert set(keys) <= {*Site.model_fields, *Host.model_fields, *Overhead.model_fields}
+
+
+@pytest.mark.parametrize("place", ["globals.yml", "globals.d/aa.yml", "globals.d/zz.yml", "inventory"])
+def test_an_own_provider_config_is_refused_also_beside_what_gpuyard_wrote(
+    compiled: CompiledSite, folder: Path, place: str
+) -> None:
+    carry_out(compiled, folder)
+    assert (folder / "globals.d/gpuyard.yml").exists()
+    line = "nova_cell_compute_provider_config: {}\n"
+    hosts = (HOST, "other")
+    if place == "inventory":
+        known = KollaInventory(hosts, {host: {"nova_cell_compute_provider_config": {}} for host in hosts})
+    else:
+        known = KollaInventory(hosts, {})
+        (folder / place).write_text(line)
+    (refusal,) = plan(compiled, folder, known).refusals
+    assert refusal.startswith(
+        f"the inventory, of host {HOST}, (and of 1 more)" if place == "inventory" else str(folder / place)
+    )
+    assert "`inventories` and `traits`" in refusal
 
 
 def test_a_refusal_ends_the_command_before_anything_is_written(folder: Path) -> None:
@@ -435,6 +498,48 @@ def test_check_shows_a_diff_and_exits_with_3_until_there_is_none(folder: Path) -
     assert gpuyard(folder.parent, "-o", str(tree), "--check").returncode == 3
     assert gpuyard(folder.parent, "-o", str(tree)).returncode == 0
     assert gpuyard(folder.parent, "-o", str(tree), "--check").returncode == 0
+
+
+def inventory_program(path: Path, text: str, mode: int = 0o755) -> Path:
+    """Stands in for ansible-inventory."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+    path.chmod(mode)
+    return path
+
+
+def test_a_plan_finds_nothing_where_the_inventory_has_other_names(
+    compiled: CompiledSite, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = json.dumps({"compute": {"hosts": [f"{HOST}.example.org"]}, "_meta": {"hostvars": {}}})
+    program = inventory_program(folder.parent / "bin/ansible-inventory", listed)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    inventory = folder.parent / "multinode"
+    inventory.write_text("")
+    for change in changes_of(compiled, None, folder, [inventory]):
+        write(change)
+    assert changes_of(compiled, None, folder, [inventory]) == ()
+    assert changes_of(compiled, None, folder)
+    with pytest.raises(UsageError, match="--inventory belongs to --kolla"):
+        changes_of(compiled, None, None, [inventory])
+
+
+def test_plan_takes_an_inventory(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["site", "plan", "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert "--inventory" in done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "words"),
+    [("not JSON", 0o755, "printed something that is not JSON"), ("{}", 0o644, "does not run: Permission denied")],
+)
+def test_an_ansible_inventory_that_does_not_answer_is_named(tmp_path: Path, text: str, mode: int, words: str) -> None:
+    program = inventory_program(tmp_path / "bin/ansible-inventory", text, mode)
+    with pytest.raises(GpuyardError) as caught:
+        read_inventory([tmp_path], "compute", program)
+    assert str(caught.value).startswith(str(program))
+    assert words in str(caught.value)
+    assert "Errno" not in str(caught.value)
 
 
 @pytest.mark.parametrize("words", [("--check",), ("-o", "a", "--kolla", "b"), ("-i", "c")])

@@ -54,6 +54,7 @@ def test_notes_alone_are_no_failure(tmp_path: Path) -> None:
     result = run(path)
     assert result.exit_code == 0
     assert ": note: " in result.output
+    assert result.output.splitlines()[-1] == "1 note, no errors and no warnings in 1 file."
 
 
 def test_formats(tmp_path: Path) -> None:
@@ -63,6 +64,8 @@ def test_formats(tmp_path: Path) -> None:
     assert {row["Rule"] for row in rows} <= set(RULES)
     assert run(path, "-f", "value", "-c", "Line").stdout == "2\n2\n2\n"
     assert "| Rule" in run(path, "-c", "rule").stdout
+    assert "| Rule" in run(path, "-f", "table").stdout
+    assert run(path, "-f", "text").stdout == run(path).stdout
     assert json.loads(run(write(tmp_path / "good.conf", GOOD), "-f", "json").stdout) == []
 
 
@@ -86,6 +89,17 @@ def test_a_recorded_host(tmp_path: Path) -> None:
     other = write(tmp_path / "nova/elsewhere/nova-compute.conf", GOOD)
     assert "no file is for the host of" in refused(other, "--recording", RECORDING)
     assert "cannot read" in refused(path, "--recording", tmp_path / "none.json")
+
+
+def test_recordings_of_hosts_with_names(tmp_path: Path) -> None:
+    gpu1 = write(tmp_path / "gpu1/nova.conf", '[pci]\ndevice_spec = {"address": "0000:99:00.0"}\n')
+    gpu2 = write(tmp_path / "gpu2/nova.conf", '[pci]\ndevice_spec = {"address": "0000:27:00.0"}\n')
+    named = ["--recording", f"gpu1={RECORDING}", "--recording", f"gpu2={RECORDING}"]
+    rows = json.loads(run(gpu1, gpu2, *named, "-f", "json").stdout)
+    assert [row["File"] for row in rows if row["Rule"] == "device-spec-matches-nothing"] == [str(gpu1)]
+    assert "gpu1 is given twice" in refused(gpu1, *named[:2], *named[:2])
+    assert "no file is for the host of gpu2" in refused(gpu1, *named)
+    assert "cannot read none" in refused(gpu1, "--recording", "gpu1=none")
 
 
 FLAVORS = [{"Name": "g1", "Properties": {"pci_passthrough:alias": "v100"}}]

@@ -117,7 +117,6 @@ EXPECTED = {
     """,
     "003: a T4": """
         gpu-02/nova.conf:4: warning: renamed-option
-        gpu-02/nova.conf:5: note: no-gpu-quota
         controller/nova.conf:2: note: no-gpu-quota
         controller/nova.conf:5: error: unknown-filter
         controller/nova.conf:5: warning: default-filters-missing
@@ -143,7 +142,6 @@ EXPECTED = {
         compute/nova.conf:2: warning: device-spec-unknown-key
         compute/nova.conf:3: warning: renamed-option
         compute/nova.conf:3: warning: alias-type-missing
-        compute/nova.conf:3: note: no-gpu-quota
     """,
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oslo_config.cfg import ConfigFileValueError
 
 from gpuyard.model.pci import PciFunction
 from gpuyard.site.lint import lint, subject_of
@@ -19,7 +20,7 @@ from gpuyard.site.lint.flavor_checks import counts
 from gpuyard.site.lint.host_checks import normal_name
 from gpuyard.site.lint.layout import config_file, views
 from gpuyard.site.lint.model import View
-from gpuyard.site.lint.names import RENAMED
+from gpuyard.site.lint.names import BOOLEANS, CPU_SETS, FLOATS, INTEGERS, RENAMED
 from gpuyard.site.lint.scheduler import DEFAULTS, FILTERS, REMOVED
 from gpuyard.site.release import RELEASES
 from tests.support.services import nova_configuration, request, whitelist
@@ -250,3 +251,42 @@ def test_the_alias_of_a_flavor_is_read_as_in_nova(value: str) -> None:
         return
     if ours is not None:
         assert ours == theirs
+
+
+VALUES = st.sampled_from(
+    ["4096", "4096 #we only need 4G", "0-22 # rest", "1.5", "-1", "-0.5", "", " ", "nan", "1e3", "1_0", "true", "yes",
+     "true # x", "off ; x", "TRUE", "0-3,^1", "^1", "3-1", "0-3,^0-3", "1,,2,", ",", "^", "-", "1-", "0-1-2", "4 - 6",
+     "x", "#"]
+) | st.text(st.sampled_from("019-^,.# "), max_size=6)  # fmt: skip
+
+
+@pytest.mark.parametrize("place", [*BOOLEANS, *INTEGERS, *FLOATS, *CPU_SETS], ids=lambda place: place[1])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(value=VALUES)
+def test_values_are_refused_as_in_nova(tmp_path: Path, place: tuple[str, str], value: str) -> None:
+    """Integers, floats, truth values by oslo.config with Nova's types; CPU sets by those of Nova that read them."""
+    from nova.virt import hardware
+
+    section, key = place
+    text = f"[{section}]\n{key} = {value}\n"
+    subject, _ = subject_of({"nova.conf": text}, RELEASES["2026.2"])
+    ours = [item for item in lint(subject) if item.rule in ("not-a-value", "comment-behind-value")]
+    with nova_configuration(tmp_path, text) as conf:
+        try:
+            group = conf if section == "DEFAULT" else conf[section]
+            _ = group[key]
+            if place in CPU_SETS:
+                getattr(hardware, f"get_{key}")()
+        except Exception:  # whatever it raises keeps nova-compute from starting
+            assert ours
+        else:
+            assert not ours
+
+
+def test_a_comment_behind_a_value_is_known_as_one(tmp_path: Path) -> None:
+    text = "[DEFAULT]\nreserved_host_memory_mb = 4096 #we only need 4G\nvcpu_pin_set = 0-22 # the rest\n"
+    subject, _ = subject_of({"nova.conf": text}, RELEASES["2026.2"])
+    said = [(item.line, item.fix) for item in lint(subject) if item.rule == "comment-behind-value"]
+    assert said == [(line, "move the comment to a line of its own") for line in (2, 3)]
+    with nova_configuration(tmp_path, text) as conf, pytest.raises(ConfigFileValueError):
+        _ = conf.reserved_host_memory_mb

@@ -90,6 +90,7 @@ ON = "report_in_placement = true\n"
 GOOD_ALIAS = '{"name": "a", "vendor_id": "10de", "product_id": "1db4", "device_type": "type-PCI"}'
 RC_ALIAS = '{"name": "a", "device_type": "type-PCI", "resource_class": "GPU"}'
 AGGREGATES = f"[filter_scheduler]\nenabled_filters = {FILTERS},AggregateInstanceExtraSpecsFilter\n"
+T4_ALIAS = 'alias = {"name": "a", "vendor_id": "10de", "product_id": "1eb8", "device_type": "type-PF"}'
 W, N = Severity.WARNING, Severity.NOTE
 E_ = Severity.ERROR
 
@@ -101,6 +102,19 @@ CASES = [
     Case("repeated-option", f"[pci]\n{ON}report_in_placement = false\n", "set in line 2 already", 3),
     Case("not-a-value", "[pci]\nreport_in_placement = ture\n", "'ture', not a truth value", 2),
     Case("not-a-value", "[DEFAULT]\nram_allocation_ratio = 1,5\n", "'1,5', not a number", 2),
+    Case("not-a-value", "[DEFAULT]\nreserved_host_memory_mb = -1\n", "'-1', less than 0", 2),
+    Case("not-a-value", "[compute]\ncpu_shared_set = 9-4\n", "the range 9-4 runs backwards", 2),
+    Case(
+        "comment-behind-value",
+        "[DEFAULT]\nreserved_host_memory_mb = 4096 #we only need 4G\n",
+        "'4096 #we only need 4G', not a whole number: oslo.config has no comments",
+        2,
+    ),
+    Case("comment-behind-value", "[DEFAULT]\nvcpu_pin_set = 0-22 # rest\n", "move the comment to a line of its own", 2),
+    Case("comment-behind-value", "[pci]\nreport_in_placement = true ; yes\n", "not a truth value", 2),
+    Case("comment-behind-value", "[DEFAULT]\nram_allocation_ratio = 1.0 # no\n", "not a number", 2),
+    Case("device-spec-refused", spec('{"address": "0000:27:00.0"} # the first'), "move the comment to a line", 2),
+    Case("unknown-filter", f"[filter_scheduler]\nenabled_filters = {FILTERS} # all\n", "move the comment to a line", 2),
     Case("option-in-wrong-section", "[DEFAULT]\ndevice_spec = {}\n", "belongs into [pci]", 2),
     Case("option-in-wrong-section", "[DEFAULT]\nalias = {}\n", "belongs into [pci]", 2),
     Case("option-in-wrong-section", "[scheduler]\nenabled_filters = X\n", "belongs into [filter_scheduler]", 2),
@@ -266,10 +280,34 @@ CASES = [
     Case("alias-on-one-service", two(alias(GOOD_ALIAS), f"[pci]\n{SPEC}\n"), "not on nova-compute", 2),
     Case("alias-on-one-service", two("[DEFAULT]\n", f"[pci]\n{ALIAS}\n"), "refused with HTTP 400", 2, severity=E_),
     Case(
-        "alias-on-one-service",
+        "alias-differs",
         two(alias(GOOD_ALIAS), alias(GOOD_ALIAS.replace("1db4", "1db1"))),
-        "is different on",
-        severity=E_,
+        "asks for 10de:1db4 device_type=type-pci here and 10de:1db1 device_type=type-pci on nova-compute",
+        2,
+    ),
+    Case(
+        "alias-differs",
+        {"/a/ctl/nova.conf": alias(GOOD_ALIAS), "/a/gpu1/nova.conf": f"[pci]\n{SPEC}\n{T4_ALIAS}\n"},
+        "10de:1eb8 device_type=type-pf in /a/gpu1/nova.conf (taken for nova-compute's, with a device_spec)",
+        2,
+    ),
+    Case(
+        "alias-on-one-service",
+        {"/a/ctl/nova.conf": f"[pci]\n{ALIAS}\n", "/a/gpu1/nova.conf": f"[pci]\n{SPEC}\n{T4_ALIAS}\n"},
+        "alias 'v100' is not in /a/gpu1/nova.conf (taken for nova-compute's, with a device_spec): resize",
+        2,
+    ),
+    Case(
+        "alias-on-one-service",
+        {"/a/ctl/nova.conf": f"[pci]\n{ALIAS}\n", "/a/gpu1/nova.conf": f"[pci]\n{SPEC}\n{T4_ALIAS}\n"},
+        "alias 'a' is not in /a/ctl/nova.conf (taken for nova-api's, without a device_spec): a server",
+        3,
+    ),
+    Case(
+        "alias-on-one-service",
+        {"/a/ctl/nova.conf": AGGREGATES, "/a/gpu1/nova.conf": f"[pci]\n{SPEC}\n{T4_ALIAS}\n"},
+        "alias 'a' is not in /a/ctl/nova.conf",
+        3,
     ),
     Case(
         "alias-on-one-service",
@@ -421,6 +459,48 @@ enabled_filters = {{ filters }}
 """
     rules = {(item.rule, item.line) for item in findings(Case("", text, ""))}
     assert rules == {("template", None), ("device-spec-unknown-key", 6), ("device-spec-matches-everything", 6)}
+
+
+def test_a_file_that_is_no_ini_file_is_asked_for_once() -> None:
+    text = "\n".join(f"line {number}" for number in range(53))
+    said = [item for item in findings(Case("", text, "")) if item.rule == "not-an-ini-file"]
+    assert [(item.line, item.fix) for item in said] == [
+        (1, "mend the line; oslo.config stops at it"),
+        (2, "mend the line; oslo.config stops at it"),
+        (3, "is this a nova.conf?"),
+    ]
+    assert said[2].reason.endswith(", and 50 more lines like these")
+
+
+def test_what_is_of_the_whole_cloud_is_said_once() -> None:
+    both = f"[filter_scheduler]\nenabled_filters = ComputeFilter\n[pci]\n{ALIAS}\n"
+    files = {
+        "/a/ctl1/nova.conf": both,
+        "/a/ctl2/nova.conf": both,
+        "/a/gpu1/nova.conf": f"{both}{SPEC}\n",
+        "/a/gpu2/nova.conf": f"{both}{SPEC}\n",
+    }
+    said = findings(Case("", files, ""))
+    assert sorted((item.rule, item.file) for item in said) == [
+        ("default-filters-missing", "/a/ctl1/nova.conf"),
+        ("no-gpu-quota", "/a/ctl1/nova.conf"),
+        ("pci-filter-missing", "/a/ctl1/nova.conf"),
+    ]
+    compute = {name: text for name, text in files.items() if "gpu" in name}
+    rules = [item.rule for item in findings(Case("", compute, ""))]
+    assert rules.count("no-gpu-quota") == 1, "a hypervisor's file is better than none"
+
+
+def test_the_sentence_on_a_key_without_a_namespace() -> None:
+    key = {"f": {"gpu": "true"}}
+    for text, middle in (("[DEFAULT]\n", "where {} is enabled, it"), (AGGREGATES, "{} is enabled, and")):
+        (said,) = (
+            one for one in findings(Case("", text, "", flavors=key)) if one.rule == "flavor-key-without-namespace"
+        )
+        assert said.reason == (
+            f"gpu=true has no namespace: {middle.format('AggregateInstanceExtraSpecsFilter')} passes only hosts of "
+            "aggregates with this metadata"
+        )
 
 
 def test_every_rule_has_a_case() -> None:

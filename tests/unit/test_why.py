@@ -251,7 +251,8 @@ def test_what_a_host_is_short_of(room: Room | None, kind: str) -> None:
     assert kinds(flavor(), hosts=(host,), able=able, **NONE) == [kind]
     if kind == "room":
         (cause,) = told(flavor(), hosts=(host,), able=able, **NONE).hosts[0].causes
-        assert cause.text == "not enough VCPU: needs 4, 2 free of (16 - 2 reserved) * 2 = 28, 26 in use: 2 missing"
+        assert cause.text == "not enough vCPUs: 4 asked, 2 free; 26 in use of 28, which is (16 - 2 reserved) * 2"
+        assert cause.fix == "free 2 vCPUs on the host"
 
 
 def test_disk_that_a_provider_shares_is_not_missed() -> None:
@@ -363,14 +364,216 @@ def test_limits() -> None:
     assert kinds(one_gpu(), asker=limits(replace(full, used=3))) == []
     assert kinds(one_gpu(), asker=limits(replace(full, limit=-1))) == []
     said = told(one_gpu(), asker=limits(full), pools={"CUSTOM_GPU_V100": "v100"})
-    assert "its limit is 4, in use 4, asks 1; Nova answers 403" in said.answer
+    assert "its limit is 4, in use 4, asks 1; Nova answers 403" in said.causes[0].text
     (action,) = said.first
-    assert action.values == {"project": "p", "resource": "class:CUSTOM_GPU_V100", "to": 5}
-    assert "projects.p.gpus.v100" in action.text
+    name = "class:CUSTOM_GPU_V100"
+    assert action.values == {"project": "p", "resource": name, "to": 5, "resources": [name]}
+    assert action.text == f"raise the limit of project p on {name} to 5 in Keystone"
     assert kinds(flavor(), asker=limits(Limit("class:MEMORY_MB", 9000, 1000, own=False))) == ["quota"]
 
 
+POOL = {"CUSTOM_GPU_V100": "v100", "CUSTOM_GPU_V100_PEER": "v100", "CUSTOM_GPU_V100_COUNT": "v100"}
+SITE: dict[str, Any] = {"pools": POOL, "counting": frozenset({"CUSTOM_GPU_V100_COUNT"})}
+COUNT, LEADERS = "class:CUSTOM_GPU_V100_COUNT", "class:CUSTOM_GPU_V100"
+
+
+def counted_gpu() -> AskedFlavor:
+    return one_gpu(**{"resources:CUSTOM_GPU_V100_COUNT": "1"})
+
+
+def test_the_limits_of_a_pool_are_one_cause_and_one_line_of_the_site_file() -> None:
+    asker = limits(Limit(LEADERS, 1, 1, own=True), Limit(COUNT, 1, 2, own=True))
+    said = told(counted_gpu(), asker=asker, site_limits={LEADERS: 1, COUNT: 1}, **SITE)
+    (cause,) = said.causes
+    assert "may not have that many GPUs of pool v100: its limit is 1, in use 2, asks 1" in cause.text
+    assert [row["resource"] for row in cause.details] == [COUNT, LEADERS]
+    (action,) = said.first
+    assert action.text == "write projects.p.gpus.v100: 3 in the site file, and run 'gpuyard site apply'"
+    assert (action.values["to"], action.values["resources"]) == (3, [COUNT, LEADERS])
+    assert said.answer.endswith("not start now: the limit of project p on GPUs of pool v100 is reached")
+
+
+def test_a_limit_that_the_site_file_has_raised_already_is_only_to_be_applied() -> None:
+    full = limits(Limit(COUNT, 1, 1, own=True))
+    said = told(counted_gpu(), asker=full, site_limits={COUNT: 2}, **SITE)
+    assert said.first[0].text == "run 'gpuyard site apply': the site file allows 2 already"
+
+
+def test_a_limit_that_is_not_registered_is_not_called_a_limit_of_zero() -> None:
+    none = limits(Limit(COUNT, 0, 0, own=False, registered=False))
+    said = told(counted_gpu(), asker=none, site_limits={COUNT: 2}, **SITE)
+    (cause,) = said.causes
+    assert "Keystone has no registered limit on it" in cause.text
+    assert "the limit of every project is" not in cause.text
+    (action,) = said.first
+    assert (action.kind, action.text) == (
+        "register-limit",
+        "run 'gpuyard site apply', which makes the registered limit",
+    )
+    (action,) = told(counted_gpu(), asker=none, site_limits={COUNT: 0}, **SITE).first
+    assert action.text.startswith("write projects.p.gpus.v100: 1 in the site file")
+    servers = limits(Limit("servers", 0, 0, own=False, registered=False))
+    (action,) = told(flavor(), asker=servers).first
+    assert action.text.startswith("write limits.servers: 1 or more in the site file")
+
+
+@pytest.mark.parametrize(
+    ("resource", "says"),
+    [
+        ("class:MEMORY_MB", "that much RAM: its limit is 9000 MiB, in use 1000 MiB, asks 8192 MiB"),
+        ("class:DISK_GB", "that much disk: its limit is 9000 GiB, in use 9000 GiB, asks 32 GiB"),
+        ("class:VCPU", "that many vCPUs: its limit is 9000, in use 9000, asks 4"),
+    ],
+)
+def test_limits_have_units(resource: str, says: str) -> None:
+    used = 1000 if resource == "class:MEMORY_MB" else 9000
+    said = told(flavor(), asker=limits(Limit(resource, 9000, used, own=True)), site_limits={resource: 9000})
+    assert says in said.causes[0].text
+    key = {"class:MEMORY_MB": "ram: 9192 MiB", "class:DISK_GB": "disk: 9032 GiB", "class:VCPU": "vcpus: 9004"}
+    assert said.first[0].text.startswith(f"write projects.p.{key[resource]} in the site file")
+
+
 # What would help.
+
+
+def holder(name: str, project: str = "id", **more: Any) -> RunningServer:
+    """A server with one GPU, counted for its project."""
+    return RunningServer(f"id-{name}", name, "ACTIVE", "p", "u", {"MEMORY_MB": 10}, project, {COUNT: 1, LEADERS: 1})
+
+
+def all_taken(asker: Asker, *servers: RunningServer) -> Explanation:
+    devices = tuple(device(n, state="claimed", server=server.id) for n, server in enumerate(servers, 1))
+    host = HostFacts("h", "id-h", "h", rooms={}, servers=servers)
+    known = {"asker": asker, "site_limits": {COUNT: 1, LEADERS: 1}, **SITE}
+    return told(counted_gpu(), hosts=(host,), devices=devices, able_devices={}, **known, **NONE)
+
+
+def test_a_server_of_the_project_gives_its_limits_back() -> None:
+    full = limits(Limit(COUNT, 1, 1, own=True), Limit(LEADERS, 1, 1, own=True))
+    said = all_taken(full, holder("g1"))
+    assert [cause.kind for cause in said.causes] == ["quota"]
+    assert (said.first, chosen(said)) == ((), [["g1"]])
+    said = all_taken(full, holder("a", "other"), holder("mine"))
+    assert (said.first, chosen(said)) == ((), [["mine"]]), "rather than one of another project, and a limit to raise"
+    said = all_taken(full, holder("a", "other"))
+    assert ([action.values["to"] for action in said.first], chosen(said)) == ([2], [["a"]])
+
+
+def test_what_a_deletion_leaves_short_is_raised_by_that_much_only() -> None:
+    over = limits(Limit(COUNT, 1, 3, own=True))
+    said = all_taken(over, holder("g1"))
+    assert [action.values["to"] for action in said.first] == [3], "three, less one, and one"
+
+
+def test_limits_that_only_some_remedies_leave_short_stand_with_these() -> None:
+    full = limits(Limit(COUNT, 1, 1, own=True))
+    host = HostFacts("h", "id-h", "h", rooms={}, servers=(holder("mine"),))
+    devices = (device(1, state="claimed", server="id-mine"), device(2, state="held"))
+    known = {"asker": full, "site_limits": {COUNT: 1}, **SITE}
+    said = told(counted_gpu(), hosts=(host,), devices=devices, able_devices={}, **known, **NONE)
+    assert (said.first, chosen(said)) == ((), [["mine"], ["raise-limit", "release-hold"]])
+
+
+def test_a_shelved_server_still_counts_as_one() -> None:
+    said = all_taken(limits(Limit("servers", 1, 1, own=True)), holder("g1"))
+    assert said.remedies[0].actions[0].text.startswith("delete server g1")
+    assert all_taken(limits(), holder("g1")).remedies[0].actions[0].text.startswith("delete or shelve server g1")
+
+
+@given(
+    mine=st.lists(st.booleans(), min_size=1, max_size=4),
+    count=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    leaders=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+)
+def test_what_is_said_leaves_no_limit_short_and_raises_none_for_nothing(
+    mine: list[bool], count: tuple[int, int], leaders: tuple[int, int]
+) -> None:
+    """Carried out on the numbers: the deletions, then the raised limits."""
+    own = {COUNT: count, LEADERS: leaders}
+    asker = limits(*(Limit(name, limit, used, own=True) for name, (limit, used) in own.items()))
+    said = all_taken(asker, *(holder(str(i), "id" if one else "other") for i, one in enumerate(mine)))
+    for remedy in said.remedies:
+        actions = [*said.first, *remedy.actions]
+        freed = sum(a.kind == "delete-server" and mine[int(str(a.values["name"]))] for a in actions)
+        raised = {name: int(str(a.values["to"])) for a in actions if a.kind == "raise-limit" for name in own}
+        now = {name: max(0, used - freed) + 1 for name, (_, used) in own.items()}
+        assert all(now[name] <= max(limit, raised.get(name, 0)) for name, (limit, _) in own.items())
+        if raised:
+            assert any(now[name] > limit for name, (limit, _) in own.items())
+            assert set(raised.values()) == {max(now.values())}
+
+
+def reserved(room: Room, kept: int, **more: Any) -> Explanation:
+    """A server without GPUs on a host that keeps RAM for those with."""
+    asked = flavor(**{"resources:CUSTOM_NOGPU_MEMORY_MB": "8192"})
+    host = HostFacts("h", "id-h", "h", rooms={"CUSTOM_NOGPU_MEMORY_MB": room}, kept={"CUSTOM_NOGPU_MEMORY_MB": kept})
+    known = facts(asked)[0].able
+    able = {key: value for key, value in known.items() if key[0] != "CUSTOM_NOGPU_MEMORY_MB"}
+    return told(asked, hosts=(replace(host, **more),), able=able, **NONE)
+
+
+def test_a_reserve_is_named_with_its_key_and_may_be_smaller() -> None:
+    said = reserved(Room(94208, 0, 1.0, 94208, 90112), 32768)
+    (cause,) = said.hosts[0].causes
+    assert cause.text == (
+        "not enough RAM for servers without GPUs: 8192 MiB asked, 4096 MiB free; 90112 MiB in use of 94208 MiB; "
+        "hosts.h.reserve keeps 32768 MiB for servers with GPUs"
+    )
+    assert cause.fix == (
+        "free 4096 MiB of RAM for servers without GPUs on the host, or write a smaller reserve (hosts.h.reserve)"
+    )
+    assert chosen(said) == [["smaller-reserve"]]
+    assert "hosts.h.reserve with 4096 MiB of RAM less" in said.remedies[0].actions[0].text
+    servers = (server("x", CUSTOM_NOGPU_MEMORY_MB=5000),)
+    assert chosen(reserved(Room(94208, 0, 1.0, 94208, 90112), 32768, servers=servers)) == [["x"], ["smaller-reserve"]]
+    assert chosen(reserved(Room(94208, 0, 1.0, 94208, 90112), 4000)) == [], "no reserve can be less than nothing"
+    assert chosen(reserved(Room(4096, 0, 1.0, 4096, 0), 32768)) == [["smaller-reserve"]], "too big as it is"
+
+
+def test_what_is_over_is_not_called_free() -> None:
+    (cause,) = reserved(Room(4096 + 8192, 0, 1.0, 20000, 12288 + 28672), 1).hosts[0].causes
+    assert "8192 MiB asked, none free, over by 28672 MiB; " in cause.text
+    assert (cause.details[0]["free"], cause.details[0]["over"]) == (0, 28672)
+    assert "-" not in cause.text
+
+
+def test_what_placement_does_not_decide_is_not_looked_at() -> None:
+    asked = one_gpu()
+    known, request = facts(asked, devices=(), able_devices={}, gpu_hosts=frozenset({"h"}))
+    hosts = (*known.hosts, HostFacts("cpu", "id-cpu", "cpu"))
+    request = request.without_devices()
+    said = explain(replace(known, hosts=hosts), request)
+    assert said.answer == "f would start on h if a GPU is free there"
+    assert (said.would_start, said.gpus_looked_at, said.others) == (True, False, ("cpu",))
+    assert said.not_looked_at[0].startswith("GPUs (alias v100): the site does not have Placement decide")
+    assert "Not looked at: GPUs (alias v100)" in "\n".join(lines(said))
+    off = replace(known.hosts[0], enabled=False)
+    said = explain(replace(known, hosts=(off,)), request)
+    assert [cause.kind for cause in said.hosts[0].causes] == ["service-disabled"]
+
+
+def test_the_first_line_is_short_and_counts_what_it_leaves_out() -> None:
+    devices = tuple(device(n, state="claimed", reason="is held by server x") for n in range(1, 5))
+    said = told(one_gpu(), devices=devices, able_devices={}, pools=POOL, pool_sizes={("h", "v100"): 6}, **NONE)
+    assert said.answer == "f would not start now: all GPUs of pool v100 are taken"
+    assert (
+        "0 of 4 can be had (the pool's 2 other GPUs there are peers, which go only with the leader of the same IOMMU "
+        "group): 0000:01:00.0 is held by server x; "
+    ) in said.hosts[0].causes[0].text
+    private = told(replace(one_gpu(), public=False), asker=Asker("x", "p", (Limit("servers", 1, 1, own=True),)))
+    assert private.answer.endswith("(1 more cause below)")
+    two = flavor(**{"pci_passthrough:alias": "v100:2"})
+    able = {("CUSTOM_GPU_V100", frozenset[str]()): frozenset({"h_1"})}
+    some = told(two, devices=devices[:2], able_devices=able, pools=POOL, **NONE)
+    assert some.answer.endswith(": only 1 of the 2 GPUs of pool v100 that it asks is free")
+    held = told(one_gpu(), devices=(device(1, state="held"),), able_devices={}, pools=POOL, **NONE)
+    assert held.answer.endswith(": none of the GPUs of pool v100 can be had")
+
+
+def test_stranded_peers_in_the_plural() -> None:
+    devices = (device(1, state="claimed", reason="is held", stranded=("28:00.0", "c4:00.0")),)
+    (cause,) = told(one_gpu(), devices=devices, able_devices={}, **NONE).hosts[0].causes
+    assert "(so 28:00.0 and c4:00.0 are free and of no use)" in cause.text
 
 
 def server(name: str, status: str = "ACTIVE", **amounts: int) -> RunningServer:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TextIO, TypeVar
 
 import typer
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from gpuyard.site.lint.model import ConfigFile
 
 T = TypeVar("T")
+STDOUT = Path("-")
 NAMED = re.compile(r"^(?P<host>[^/=]+)=(?P<file>.+)$")
 
 
@@ -41,7 +43,9 @@ def import_(
             help="What 'gpuyard host record' wrote; HOST= where nova-compute has another name. Repeatable.",
         ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The site file to write.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="The site file to write; - for standard output.")
+    ],
     cloud: CloudOption = None,
     release: Annotated[
         str | None,
@@ -85,7 +89,7 @@ def import_(
     )
     adoption = adopt(seen, facts, inventories, config, wishes)
     plan = _write_and_plan(api, adoption, output, force)
-    _print(adoption.report)
+    _print(adoption.report, sys.stderr if output == STDOUT else sys.stdout)
     _conclude(plan, output)
 
 
@@ -97,6 +101,8 @@ def named(text: str) -> tuple[str | None, Path]:
 
 def _check_place(output: Path, force: bool) -> None:
     """Before anything else is done: whether the file can be written."""
+    if output == STDOUT:
+        return
     if output.exists() and not force:
         raise UsageError(f"{output} exists; write to another file, or overwrite it with --force")
     if not output.parent.is_dir():
@@ -132,7 +138,7 @@ def _relative(path: Path, output: Path) -> str:
 
 
 def _write_and_plan(api: CloudApi, adoption: Adoption, output: Path, force: bool) -> Plan:
-    """Write the file, and plan what stands in it."""
+    """Write the file, and plan what stands in it; for standard output, what was compiled of the same document."""
     from gpuyard.cloud.objects import read_objects
     from gpuyard.site.adopt.document import render
     from gpuyard.site.load import load_site
@@ -143,7 +149,11 @@ def _write_and_plan(api: CloudApi, adoption: Adoption, output: Path, force: bool
         "It describes the cloud as it was found, so 'gpuyard site plan' shows nothing. Read it before you change it.",
     )
     text = render(adoption.document, adoption.comments, header)
-    compiled = save(text, output, force, load_site).compiled
+    if output == STDOUT:
+        print(text, end="")
+        compiled = adoption.compiled
+    else:
+        compiled = save(text, output, force, load_site).compiled
     return plan_site(compiled, read_objects(api, compiled))
 
 
@@ -174,7 +184,7 @@ def save(text: str, path: Path, force: bool, check: Callable[[Path], T]) -> T:
     return checked
 
 
-def _print(report: Report) -> None:
+def _print(report: Report, to: TextIO) -> None:
     for title, lines in (
         ("Taken over", report.taken),
         ("Not taken over, or not in a site's own words", report.left),
@@ -184,18 +194,19 @@ def _print(report: Report) -> None:
         ("What to do next", report.steps),
     ):
         if lines:
-            print(f"{title}:")
+            print(f"{title}:", file=to)
             for number, line in enumerate(lines, start=1):
-                print(f"  {number}. {line}" if lines is report.steps else f"  - {line}")
+                print(f"  {number}. {line}" if lines is report.steps else f"  - {line}", file=to)
 
 
 def _conclude(plan: Plan, output: Path) -> None:
     """Say whether the file plans to nothing. Raises BlockedError when it does not."""
+    to, name = (sys.stderr, "standard output") if output == STDOUT else (sys.stdout, str(output))
     for note in plan.notes:
-        print(f"note: {note}")
+        print(f"note: {note}", file=to)
     if not plan.steps and not plan.refusals and not plan.waits:
-        print(f"{output}: written, and it plans to nothing.")
+        print(f"{name}: written, and it plans to nothing.", file=to)
         return
     lines = [*(f"- {step} ({step.reason})" for step in plan.steps)]
     lines += [f"- {text}" for text in (*plan.waits, *plan.refusals)]
-    raise BlockedError("\n".join([f"{output}: written, and a plan of it would change something:", *lines]))
+    raise BlockedError("\n".join([f"{name}: written, and a plan of it would change something:", *lines]))

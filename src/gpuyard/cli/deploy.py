@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_KOLLA = Path("/etc/kolla")
 INTERRUPTED = 130
+PROGRAM = "kolla-ansible"
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +35,12 @@ def deploy(
     ] = DEFAULT_KOLLA,
     inventory: InventoryOption = None,
     limit: Annotated[
-        str, typer.Option("--limit", metavar="PATTERN", help="Only these hypervisors, as Ansible's pattern.")
+        str,
+        typer.Option(
+            "--limit",
+            metavar="PATTERN",
+            help="Only these hypervisors, as Ansible's pattern; without a STEP only prechecks and computes run.",
+        ),
     ] = "",
     tags: Annotated[
         str, typer.Option("--tags", metavar="TAGS", help="Kolla's tags.", show_default="nova,placement")
@@ -46,7 +52,7 @@ def deploy(
         str, typer.Option("--from", metavar="STEP", help="Go on with this step, after one that failed.")
     ] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    program: Annotated[str, typer.Option("--kolla-ansible", metavar="PROGRAM", help="The program.")] = "kolla-ansible",
+    program: Annotated[str, typer.Option("--kolla-ansible", metavar="PROGRAM", help="The program.")] = PROGRAM,
     logs: Annotated[
         Path | None,
         typer.Option(
@@ -58,7 +64,7 @@ def deploy(
 
     Stops at the first step that fails, with Ansible's reason. Exit code 3 when the folder is not as the site file says.
     """
-    from gpuyard.kolla.deploy import Wish, all_steps, chosen
+    from gpuyard.kolla.deploy import Wish, all_steps, chosen, within_limit
     from gpuyard.kolla.folder import read_folder
     from gpuyard.kolla.render import compute_group
     from gpuyard.kolla.run import find_program
@@ -70,19 +76,25 @@ def deploy(
     compiled = load_site(site).compiled
     decides = compiled.site.pci_in_placement == "on"
     wish = Wish(kolla, tuple(inventory or ()), limit, tags, full, decides)
-    todo = chosen(all_steps(wish, compute_group(read_folder(kolla))), steps or (), first)
+    every = all_steps(wish, compute_group(read_folder(kolla)))
+    some = bool(limit and not full and not steps)
+    todo = chosen(within_limit(every, first) if some else every, steps or (), first)
     found = find_program(program)
     _check(compiled.site.release, found)
     beside = found.parent / "ansible-inventory"
     rendering = rendering_of(compiled, kolla, wish.inventories, beside if beside.exists() else None)
-    _must_be_rendered([str(change.path) for change in rendering.changes], wish)
+    _must_be_rendered([str(change.path) for change in rendering.changes], wish, site)
     show_notes(rendering.notes)
+    common = _common(wish, site, program, logs)
+    remaining = _remaining(every, wish, common) if some else []
     for step in todo:
         print(f"{step.name}: {_shown(found, step)}  ({step.reason})")
+    print(*remaining, sep="\n", end="\n" if remaining else "")
     if not yes and not _confirmed(f"Run {len(todo)} steps with {found}?"):
         print("Nothing was run.")
         raise typer.Exit(1)
-    _run(found, todo, kolla, logs or _state() / "deploy", _again(wish, site))
+    _run(found, todo, kolla, logs or _state() / "deploy", _ways_on(todo, wish, common, named=bool(steps)))
+    print(*remaining, sep="\n", end="\n" if remaining else "")
 
 
 def _check(release: str, program: Path) -> None:
@@ -95,30 +107,57 @@ def _check(release: str, program: Path) -> None:
         raise BlockedError(wrong)
 
 
-def _must_be_rendered(paths: Sequence[str], wish: Wish) -> None:
+def _must_be_rendered(paths: Sequence[str], wish: Wish, site: Path) -> None:
     import shlex
 
     from gpuyard.model.errors import BlockedError
 
     if paths:
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        command = shlex.join(["gpuyard", "site", "render", "--kolla", str(wish.kolla), *_inventories(wish)])
+        command = shlex.join(["gpuyard", "site", "render", *_folder(wish, site)])
         raise BlockedError(f"{paths[0]}{more} would change: the folder is not as the site file says; run: {command}")
 
 
-def _inventories(wish: Wish) -> list[str]:
-    return [word for path in wish.inventories for word in ("-i", str(path))]
+def _folder(wish: Wish, site: Path) -> list[str]:
+    """The options that say what is deployed from where."""
+    words = [] if site == DEFAULT_SITE else ["--site", str(site)]
+    return [*words, "--kolla", str(wish.kolla), *(word for path in wish.inventories for word in ("-i", str(path)))]
 
 
-def _again(wish: Wish, site: Path) -> str:
-    """The command that goes on; what is missing is the name of the step."""
+def _common(wish: Wish, site: Path, program: str, logs: Path | None) -> list[str]:
+    """The options of this run that another one for the same site needs too."""
+    words = _folder(wish, site)
+    words += [] if program == PROGRAM else ["--kolla-ansible", program]
+    words += [] if logs is None else ["--logs", str(logs)]
+    return [*words, *(["--tags", wish.tags] if wish.tags else [])]
+
+
+def _ways_on(steps: Sequence[DeployStep], wish: Wish, common: Sequence[str], named: bool) -> list[str]:
+    """For each step the command that goes on there: with the rest of those that were named, or with all."""
     import shlex
 
-    words = ["gpuyard", "site", "deploy", "--kolla", str(wish.kolla), *_inventories(wish)]
-    words += [] if site == DEFAULT_SITE else ["--site", str(site)]
-    for option, value in (("--limit", wish.limit), ("--tags", wish.tags)):
-        words += [option, value] if value else []
-    return shlex.join([*words, *(["--full"] if wish.full else []), "--from"])
+    words = [*common, *(["--limit", wish.limit] if wish.limit else []), *(["--full"] if wish.full else [])]
+    ways = []
+    for number, step in enumerate(steps):
+        rest = [one.name for one in steps[number:]]
+        ways.append(shlex.join(["gpuyard", "site", "deploy", *(rest if named else []), *words]))
+        ways[-1] += "" if named else f" --from {step.name}"
+    return ways
+
+
+def _remaining(every: Sequence[DeployStep], wish: Wish, common: Sequence[str]) -> list[str]:
+    """Lines about the steps that --limit leaves out, with the command for each of them."""
+    import shlex
+
+    from gpuyard.kolla.deploy import left_out
+
+    before, after = left_out(every)
+    lines = []
+    for names, when in ((before, "before the hypervisors"), (after, "when all hypervisors are done")):
+        if names:
+            command = shlex.join(["gpuyard", "site", "deploy", *names, *common])
+            lines.append(f"not in this run, because of --limit: {', '.join(names)}; {when}: {command}")
+    return lines
 
 
 def _shown(program: Path, step: DeployStep) -> str:
@@ -140,8 +179,8 @@ def _confirmed(question: str) -> bool:
         raise UsageError("nobody answered, so nothing was run; --yes runs without asking") from None
 
 
-def _run(program: Path, steps: Sequence[DeployStep], kolla: Path, logs: Path, again: str) -> None:
-    """Run the steps. Raises GpuyardError at the first that fails."""
+def _run(program: Path, steps: Sequence[DeployStep], kolla: Path, logs: Path, ways_on: Sequence[str]) -> None:
+    """Run the steps. Raises GpuyardError at the first that fails, with its one of `ways_on`."""
     import time
     from datetime import datetime
 
@@ -160,7 +199,7 @@ def _run(program: Path, steps: Sequence[DeployStep], kolla: Path, logs: Path, ag
         done = run_program(program, step.words, log, redact, _progress(head, begin))
         _clear()
         took = _minutes(time.monotonic() - begin)
-        go_on = f"go on with: {again} {step.name}"
+        go_on = f"go on with: {ways_on[number - 1]}"
         if done.code == 0:
             print(f"{head}: done in {took}", flush=True)
             continue

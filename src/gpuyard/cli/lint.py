@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 COLUMNS = ("Severity", "File", "Line", "Rule", "Reason", "Fix")
 
 
+class LintFormat(StrEnum):
+    """Text, as compilers write it, or the formats of lists."""
+
+    TEXT = "text"
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+    CSV = "csv"
+    VALUE = "value"
+
+
 class Service(StrEnum):
     COMPUTE = "nova-compute"
     API = "nova-api"
@@ -37,8 +48,12 @@ def lint(
         str, typer.Option("--release", metavar="RELEASE", help="The cloud's OpenStack release.")
     ] = "2026.2",
     recordings: Annotated[
-        list[Path] | None,
-        typer.Option("--recording", metavar="HOST.json", help="A recorded host that the files are for; repeatable."),
+        list[str] | None,
+        typer.Option(
+            "--recording",
+            metavar="[HOST=]FILE",
+            help="A recorded host that the files are for; HOST= where the files have another name. Repeatable.",
+        ),
     ] = None,
     flavors: Annotated[
         str | None,
@@ -47,7 +62,7 @@ def lint(
     cloud: Annotated[
         str | None, typer.Option("--os-cloud", metavar="CLOUD", help="Read the flavors of this cloud of clouds.yaml.")
     ] = None,
-    format_: Annotated[Format | None, typer.Option("-f", "--format", help="Output format; text when left out.")] = None,
+    format_: Annotated[LintFormat, typer.Option("-f", "--format", help="Output format.")] = LintFormat.TEXT,
     columns: ColumnOption = None,
 ) -> None:
     """Say what would go wrong with GPUs in any nova.conf: with file, line, reason and fix."""
@@ -76,21 +91,24 @@ def lint(
         raise BlockedError(", ".join(words))
 
 
-def _show(findings: Sequence[Finding], files: int, format_: Format | None, columns: Sequence[str] | None) -> None:
-    if format_ is not None or columns:
+def _show(findings: Sequence[Finding], files: int, format_: LintFormat, columns: Sequence[str] | None) -> None:
+    if format_ is not LintFormat.TEXT or columns:
         rows = [
             dict(
                 zip(COLUMNS, (item.severity.value, item.file, item.line, item.rule, item.reason, item.fix), strict=True)
             )
             for item in findings
         ]
-        print_list(rows, COLUMNS, format_ or Format.TABLE, columns)
+        print_list(rows, COLUMNS, Format.TABLE if format_ is LintFormat.TEXT else Format(format_.value), columns)
         return
     for item in findings:
         print(f"{item.place}: {item.severity}: {item.reason} [{item.rule}]")
         print(f"    -> {item.fix}")
+    where = f"{files} file{'' if files == 1 else 's'}"
     if not findings:
-        print(f"Nothing found in {files} file{'' if files == 1 else 's'}.")
+        print(f"Nothing found in {where}.")
+    elif all(item.severity == "note" for item in findings):
+        print(f"{len(findings)} note{'' if len(findings) == 1 else 's'}, no errors and no warnings in {where}.")
 
 
 def _texts(paths: Sequence[Path]) -> dict[str, str]:
@@ -133,10 +151,19 @@ def _text(file: Path) -> str:
     return text
 
 
-def _recorded(paths: Sequence[Path]) -> dict[str, Inventory]:
+def _recorded(texts: Sequence[str]) -> dict[str, Inventory]:
+    """Recordings by the name that was given, or by the file's. Raises UsageError for a name that comes twice."""
+    from gpuyard.cli.adopt import named
     from gpuyard.host.recording import replay_file
 
-    return {str(path): replay_file(path) for path in paths}
+    found: dict[str, Inventory] = {}
+    for text in texts:
+        host, path = named(text)
+        name = host or str(path)
+        if name in found:
+            raise UsageError(f"--recording {text}: {name} is given twice; give one recording for each host")
+        found[name] = replay_file(path)
+    return found
 
 
 def _flavors(source: str | None, cloud: str | None) -> tuple[tuple[FlavorText, ...], str]:

@@ -67,12 +67,18 @@ def render(
             print(f"### {name}\n{text}")
 
 
-def changes_of(compiled: CompiledSite, output: Path | None, kolla: Path | None) -> Sequence[Change]:
-    """What 'render' would write into folders that were rendered before."""
+def changes_of(
+    compiled: CompiledSite, output: Path | None, kolla: Path | None, inventories: Sequence[Path] = ()
+) -> Sequence[Change]:
+    """What 'render' would write into folders that were rendered before. Raises UsageError for inventories without a
+    Kolla folder, BlockedError when the site and the folder contradict each other."""
     from gpuyard.kolla.plain import plain_files, plan_plain
+    from gpuyard.model.errors import UsageError
 
+    if inventories and kolla is None:
+        raise UsageError("--inventory belongs to --kolla")
     plain = plan_plain(plain_files(compiled), output) if output is not None else ()
-    return (*plain, *(rendering_of(compiled, kolla, ()).changes if kolla is not None else ()))
+    return (*plain, *(rendering_of(compiled, kolla, inventories).changes if kolla is not None else ()))
 
 
 def rendering_of(

@@ -19,7 +19,10 @@ WOULD_NOT_START = 3
 
 
 class WhyFormat(StrEnum):
+    """An answer is no list: ``table``, the word of other commands for what people read, is the text here."""
+
     TEXT = "text"
+    TABLE = "table"
     JSON = "json"
     YAML = "yaml"
 
@@ -36,7 +39,9 @@ def why(
     ] = None,
     site: SiteOption = DEFAULT_SITE,
     cloud: CloudOption = None,
-    format_: Annotated[WhyFormat, typer.Option("-f", "--format", help="Output format.")] = WhyFormat.TEXT,
+    format_: Annotated[
+        WhyFormat, typer.Option("-f", "--format", help="Output format; table is text too.")
+    ] = WhyFormat.TEXT,
 ) -> None:
     """Say whether a server of a flavor would start now and where, or why not, host by host, and what would help.
 
@@ -47,7 +52,7 @@ def why(
     from gpuyard.site.load import load_site
 
     explanation = ask(connect(cloud), load_site(site), flavor, project, zone)
-    if format_ is WhyFormat.TEXT:
+    if format_ in (WhyFormat.TEXT, WhyFormat.TABLE):
         print("\n".join(lines(explanation)))
     elif format_ is WhyFormat.JSON:
         print(json.dumps(as_data(explanation), indent=2))
@@ -78,14 +83,12 @@ def lines(explanation: Explanation) -> Iterable[str]:
         yield f"No GPU of the kind: {', '.join(explanation.others)}"
     if not explanation.would_start:
         yield from _remedies(explanation)
-    for title, texts in (
-        ("May still stand in the way", explanation.doubts),
-        ("Not looked at", explanation.not_looked_at),
-    ):
-        if texts:
-            yield ""
-            yield f"{title}:"
-            yield from (f"  - {text}" for text in texts)
+    if explanation.doubts:
+        yield ""
+        yield "May still stand in the way:"
+        yield from (f"  - {text}" for text in explanation.doubts)
+    yield ""
+    yield f"Not looked at: {'; '.join(explanation.not_looked_at)}"
 
 
 def _causes(causes: Iterable[Cause]) -> Iterable[str]:
@@ -129,6 +132,7 @@ def as_data(explanation: Explanation) -> dict[str, Any]:
         "doubts": list(explanation.doubts),
         "not_looked_at": list(explanation.not_looked_at),
         "calls": explanation.calls,
+        "gpus_looked_at": explanation.gpus_looked_at,
     }
 
 

@@ -173,7 +173,10 @@ class CloserLook:
         )
         project = self._names.get(("project", row["tenant_id"]), row["tenant_id"])
         user = self._names.get(("user", row["user_id"]), "")
-        return RunningServer(row["id"], row["name"], row["status"], project, user, asked.amounts)
+        counted = asked.counted(True)
+        return RunningServer(
+            row["id"], row["name"], row["status"], project, user, asked.amounts, row["tenant_id"], counted
+        )
 
     def _known(self, device: Device, statuses: Mapping[str, GpuStatus], facts: Facts) -> Device:
         """A device with its state, where it was looked at closer and cannot be had."""

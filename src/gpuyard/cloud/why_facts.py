@@ -7,6 +7,7 @@ of hosts that fail on GPUs or on room, and of a few of them at most, why_closer.
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -15,12 +16,13 @@ from typing import Any
 from gpuyard.cloud.api import CloudApi, CloudError
 from gpuyard.cloud.objects import DOMAIN, compute_service, region_of
 from gpuyard.cloud.why_closer import PAGE, CloserLook, flavor_of
-from gpuyard.model.errors import GpuyardError, UsageError
+from gpuyard.model.errors import UsageError
 from gpuyard.model.gpu import Gpu
 from gpuyard.model.world import Provider
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.encoding import count_class, set_trait
 from gpuyard.site.load import LoadedSite
+from gpuyard.site.nova import alias
 from gpuyard.site.release import RELEASES
 from gpuyard.site.why.explain import explain
 from gpuyard.site.why.facts import (
@@ -83,11 +85,8 @@ class FactsReader:
         sharing = run(self._with, required=SHARES)
         flavor = self._flavor(name)
         request = request_of(flavor, self._aliases)
-        if request.devices and _option(self._loaded.compiled, "filter_scheduler", "pci_in_placement") != "true":
-            raise GpuyardError(
-                f"{flavor.name} asks for GPUs, and the site does not have Placement decide about them "
-                f"(pci_in_placement): who has which cannot be seen from outside"
-            )
+        if _option(self._loaded.compiled, "filter_scheduler", "pci_in_placement") != "true":
+            request = request.without_devices()
         limits = run(self._limits, asker.result(), request) if asker else None
         self._providers = {
             r["name"]: Provider(r["uuid"], r["name"], r["root_provider_uuid"]) for r in providers.result()
@@ -126,7 +125,10 @@ class FactsReader:
             zone=zone,
             pools={gpu.resource_class: gpu.pool for gpu in self._loaded.compiled.gpus}
             | {count_class(pool): pool for pool in self._loaded.site.pools},
+            pool_sizes=Counter((gpu.host, gpu.pool) for gpu in self._loaded.compiled.gpus),
             counting=frozenset(map(count_class, self._loaded.site.pools)),
+            site_limits=_site_limits(self._loaded.compiled, limits.result().name) if limits else {},
+            gpu_hosts=_gpu_hosts(self._loaded.compiled, request),
             **_options(self._loaded.compiled),
         )
         return _with_candidates(facts, [later.result() for later in candidates]), request
@@ -161,6 +163,12 @@ class FactsReader:
         rows = self._rows("compute", "/flavors/detail", "flavors", is_public="None", limit=PAGE)
         found = [row for row in rows if row["name"] == name] or [row for row in rows if row["id"] == name]
         if not found:
+            sets = _sets_of(self._loaded.compiled, name)
+            if sets:
+                raise UsageError(
+                    f"flavor {name} takes whole IOMMU groups (same_group): it comes out as {', '.join(sets)}; "
+                    "ask for one of them"
+                )
             close = difflib.get_close_matches(name, [row["name"] for row in rows], n=1)
             hint = f"did you mean {close[0]!r}?" if close else "see 'openstack flavor list --all'"
             raise UsageError(f"cloud {self._api.name} has no flavor {name!r}; {hint}")
@@ -203,12 +211,12 @@ class FactsReader:
             row["resource_name"]: row["default_limit"] for row in registered.result() if row["region_id"] == region
         }
         mine = {row["resource_name"]: row["resource_limit"] for row in own.result() if row["region_id"] == region}
-        for name in _unregistered(self._loaded.compiled):
-            default.setdefault(name, 0)
+        missing = set(_unregistered(self._loaded.compiled)) - default.keys() - mine.keys()
+        default |= dict.fromkeys(missing, 0)
         return replace(
             asker,
             limits=tuple(
-                Limit(name, mine.get(name, default.get(name, -1)), used.get(name, 0), name in mine)
+                Limit(name, mine.get(name, default.get(name, -1)), used.get(name, 0), name in mine, name not in missing)
                 for name in request.counted(True)
             ),
         )
@@ -228,6 +236,7 @@ class FactsReader:
     ) -> Iterable[HostFacts]:
         """Every hypervisor, and every root provider of which Nova knows none."""
         by_host = {row["host"]: row for row in services}
+        kept = {one.host: one.reserve.classes for one in self._loaded.compiled.capacities if one.keeps}
         known = set()
         for row in hypervisors:
             service = by_host.get(row["service"]["host"], {})
@@ -243,6 +252,7 @@ class FactsReader:
                 zone=service.get("zone", ""),
                 hypervisor_type=row["hypervisor_type"],
                 numa_nodes=self._numa_nodes(row["service"]["host"]),
+                kept=kept.get(row["service"]["host"], {}),
             )
         for provider in self._providers.values():
             if provider.id == provider.root_id and provider.id not in known | sharing:
@@ -314,6 +324,30 @@ def _unregistered(compiled: CompiledSite) -> list[str]:
     """Resources that nobody gets while no limit is registered for them."""
     named = _option(compiled, "quota", "unified_limits_resource_list") or DEFAULT_REQUIRED
     return [name.strip() for name in named.split(",")]
+
+
+def _site_limits(compiled: CompiledSite, project: str) -> dict[str, int]:
+    """Resource -> the limit that the site file gives a project: its own, or the one of every project."""
+    registered = {limit.resource: limit.value for limit in compiled.limits if limit.project is None}
+    return registered | {limit.resource: limit.value for limit in compiled.limits if limit.project == project}
+
+
+def _gpu_hosts(compiled: CompiledSite, request: Request) -> frozenset[str] | None:
+    """The hosts with GPUs that Placement is not asked for; None when there are none to ask, or of no pool."""
+    pools = {alias(compiled.site, pool): pool for pool in compiled.site.pools}
+    asked = [pools.get(need.alias) for need in request.unplaced]
+    if not asked or None in asked:
+        return None
+    hosts = [{gpu.host for gpu in compiled.gpus if gpu.pool == pool} for pool in asked]
+    return frozenset(set.intersection(*hosts))
+
+
+def _sets_of(compiled: CompiledSite, name: str) -> list[str]:
+    """The flavors that one with ``same_group`` comes out as; none of another."""
+    flavor = compiled.site.flavors.get(name)
+    if flavor is None or not flavor.same_group:
+        return []
+    return [made.name for made in compiled.flavors if made.name.rpartition("-")[0] == name]
 
 
 def _amounts(request: Request) -> set[tuple[str, int]]:

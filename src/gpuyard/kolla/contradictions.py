@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpuyard.kolla.variables import Variable, Variables
+from gpuyard.kolla.variables import Variables
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.release import RELEASES
 
@@ -111,14 +111,16 @@ def _release(compiled: CompiledSite, variables: Variables) -> Iterable[str]:
             )
 
 
-def owner_of_provider_config(variables: Variables, ours: str) -> tuple[str, ...]:
-    """Somebody else sets the variable that carries the provider configuration."""
-    return tuple(
-        f"{variable.place}: {PROVIDER_CONFIG} is set, and so it is by gpuyard, for the site's hosts: "
-        "only one of the two would reach nova-compute; take it out there"
-        for variable in _set_elsewhere(variables, ours)
+def owner_of_provider_config(variables: Variables) -> tuple[str, ...]:
+    """The operator sets the variable that carries the provider configuration."""
+    found = variables.all(PROVIDER_CONFIG)
+    if not found:
+        return ()
+    more = f" (and of {len(found) - 1} more)" if len(found) > 1 else ""
+    return (
+        (
+            f"{found[0].place}{more}: {PROVIDER_CONFIG} is set, and so it is by gpuyard, for the site's hosts: only "
+            "one of the two would reach nova-compute; take it out there, and write what is in it under the hosts' "
+            "`inventories` and `traits` in the site file"
+        ),
     )
-
-
-def _set_elsewhere(variables: Variables, ours: str) -> Iterable[Variable]:
-    return (variable for variable in variables.all(PROVIDER_CONFIG) if variable.source != ours)

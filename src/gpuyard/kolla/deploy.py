@@ -16,6 +16,9 @@ RELEASE_OF = {20: "2025.1", 21: "2025.2", 22: "2026.1", 23: "2026.2"}
 """Major version of kolla-ansible -> the OpenStack release that it deploys."""
 
 FULL = "full"
+COMPUTES = "computes"
+WITHIN_LIMIT = ("prechecks", COMPUTES)
+"""Steps that change nothing but the hypervisors that --limit names."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def all_steps(wish: Wish, compute_group: str) -> tuple[DeployStep, ...]:
     if others:
         steps.append(_step(wish, others.replace(",", "-"), "the services beside Nova", "reconfigure", "--tags", others))
     if cell:
-        first, last = "computes", "control-plane"
+        first, last = COMPUTES, "control-plane"
         reasons = {
             first: "hypervisors first: what the scheduler looks for must have been reported to Placement",
             last: "then the services that schedule",
@@ -94,6 +97,25 @@ def chosen(steps: Sequence[DeployStep], names: Sequence[str], first: str = "") -
     if names:
         return tuple(step for step in steps if step.name in names)
     return tuple(steps[known.index(first) if first else 0 :])
+
+
+def within_limit(steps: Sequence[DeployStep], first: str = "") -> tuple[DeployStep, ...]:
+    """What runs with --limit when no step is named: nothing that reaches beyond the hypervisors that it names, so no
+    services of the whole cloud. Raises UsageError when nothing is left, or `first` is not among it."""
+    inside = tuple(step for step in steps if step.name in WITHIN_LIMIT)
+    if COMPUTES not in [step.name for step in inside]:
+        raise UsageError(f"--limit names hypervisors, and there is no step {COMPUTES} with these tags; leave it out")
+    if first and first in [step.name for step in steps] and first not in WITHIN_LIMIT:
+        raise UsageError(f"step {first} is for the whole cloud, and --limit only for some of it; leave --limit out")
+    return inside
+
+
+def left_out(steps: Sequence[DeployStep]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The steps that `within_limit` leaves out: those that come before the hypervisors, and those that come after."""
+    names = [step.name for step in steps]
+    place = names.index(COMPUTES)
+    before, after = names[:place], names[place + 1 :]
+    return tuple(name for name in before if name not in WITHIN_LIMIT), tuple(after)
 
 
 def wrong_release(version: str, release: str) -> str:

@@ -11,6 +11,8 @@ from gpuyard.kolla.variables import Variable, custom_config, read_variables
 from gpuyard.model.errors import UsageError
 
 OWN_VARIABLES = "globals.d/gpuyard.yml"
+OURS = "# Written by 'gpuyard site render --kolla'"
+"""How gpuyard's own file of variables begins."""
 OVERRIDES = (
     "global.conf",
     "nova.conf",
@@ -31,6 +33,7 @@ class KollaFolder:
     custom: Path
     """node_custom_config: the overrides are here."""
     variables: Mapping[str, Variable]
+    """The operator's: what gpuyard's own file sets would hide what he sets too."""
     overrides: Mapping[str, str]
     """Path below `custom` -> text."""
     own_variables: str | None
@@ -59,11 +62,11 @@ def read_folder(path: Path) -> KollaFolder:
 
 
 def _variable_files(path: Path) -> Iterator[tuple[str, str]]:
-    """As kolla-ansible passes them."""
+    """As kolla-ansible passes them, without gpuyard's own."""
     more = (file for file in sorted((path / "globals.d").glob("*")) if file.suffix in (".yml", ".yaml", ".json"))
     for file in (path / "globals.yml", *more):
         text = read_text(file)
-        if text is not None:
+        if text is not None and not (file == path / OWN_VARIABLES and text.startswith(OURS)):
             yield str(file), text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,13 +44,21 @@ def read_inventory(files: Sequence[Path], group: str, program: Path | None = Non
         raise GpuyardError(
             f"{words[0]} is not in PATH; run this where kolla-ansible is installed (activate its virtual environment)"
         ) from None
+    except OSError as error:
+        raise GpuyardError(f"{words[0]} does not run: {error.strerror}; install kolla-ansible again") from None
     except subprocess.TimeoutExpired:
         raise GpuyardError(f"{words[0]} did not answer within {SECONDS:.0f} s") from None
     if done.returncode:
         reason = next(iter(done.stderr.strip().splitlines()[-1:]), f"exit code {done.returncode}")
         hint = "; ANSIBLE_VAULT_PASSWORD_FILE names the file with the password" if "vault" in done.stderr else ""
         raise UsageError(f"ansible-inventory cannot read {', '.join(map(str, files))}: {reason}{hint}")
-    return parse_inventory(json.loads(done.stdout), group)
+    try:
+        document = json.loads(done.stdout)
+    except ValueError:
+        raise GpuyardError(
+            f"{words[0]} printed something that is not JSON; run it yourself: {shlex.join(words)}"
+        ) from None
+    return parse_inventory(document, group)
 
 
 def parse_inventory(document: Mapping[str, Any], group: str) -> KollaInventory:

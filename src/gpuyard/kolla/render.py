@@ -9,15 +9,17 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ruamel.yaml import YAML
 
 from gpuyard.kolla import ini
 from gpuyard.kolla.contradictions import PROVIDER_CONFIG, contradictions, doubts, owner_of_provider_config
 from gpuyard.kolla.files import Change
-from gpuyard.kolla.folder import OWN_VARIABLES, KollaFolder
+from gpuyard.kolla.folder import OURS, OWN_VARIABLES, KollaFolder
 from gpuyard.kolla.inventory import KollaInventory, inventory_names
 from gpuyard.kolla.layers import OLD_NAMES, neighbours, override
+from gpuyard.kolla.site_words import in_the_site
 from gpuyard.kolla.variables import Variables
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.options import Option
@@ -49,7 +51,6 @@ NAMES_NOTE = (
     "by exactly that name; --inventory FILE compares them"
 )
 
-OURS = "# Written by 'gpuyard site render --kolla'"
 VARIABLES_HEADER = f"{OURS}; what is changed in here is lost. Kolla gives each nova-compute its own entry.\n"
 PROVIDER_CONFIGS = "gpuyard_provider_config"
 
@@ -172,19 +173,21 @@ def _conflicts(
                     continue  # the same values: whichever is read
                 said.add((other, setting.line))
                 place = f"{folder.custom / other} line {halves[other].line(setting.line)}"
-                yield _conflict(place, setting, hit, str(folder.custom / path), others[other], old)
+                why = _why(hit, folder.custom / path, others[other], old)
+                host = path.split("/")[1] if path.count("/") == other.count("/") == 2 else "HOST"
+                yield f"{place} sets [{setting.section}]{setting.key}: {why}; {in_the_site(*hit, host)}"
 
 
-def _conflict(place: str, setting: ini.Setting, ours: tuple[str, str], file: str, later: bool | None, old: bool) -> str:
+def _why(ours: tuple[str, str], file: Path, later: bool | None, old: bool) -> str:
+    """`later` is whether the operator's file is read after gpuyard's `file`; None when it is the same one."""
     section, key = ours
-    why = {
-        None: f"gpuyard sets it in the same file, for [{section}]{key}",
-        True: f"this hides what gpuyard sets for [{section}]{key} in {file}",
-        False: f"what gpuyard sets for [{section}]{key} in {file} hides this",
-    }[later]
     if old:
-        why = f"it is an old name of [{section}]{key}, which gpuyard sets in {file}, and Nova knows both"
-    return f"{place} sets [{setting.section}]{setting.key}: {why}; delete the line, or say it in the site file"
+        return f"it is an old name of [{section}]{key}, which gpuyard sets in {file}, and Nova knows both"
+    return {
+        None: "gpuyard sets it in the same file",
+        True: f"this hides what gpuyard sets in {file}",
+        False: f"what gpuyard sets in {file} hides this",
+    }[later]
 
 
 def _normal(section: str, key: str) -> tuple[str, str]:
@@ -258,7 +261,7 @@ def _provider_change(
         if after is None:
             return [], ()
         return [], (f"{path} was not written by gpuyard, which needs a file of that name; rename it",)
-    refusals = owner_of_provider_config(variables, str(path)) if after is not None else ()
+    refusals = owner_of_provider_config(variables) if after is not None else ()
     return ([Change(path, before, after)] if before != after else []), refusals
 
 

@@ -61,8 +61,12 @@ def version(program: Path) -> str:
             stdin=subprocess.DEVNULL,
             env=environment(program, os.environ),
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise GpuyardError(f"{program} --version: {error}") from None
+    except OSError as error:
+        raise GpuyardError(f"{program} --version: {error.strerror}; name one that runs with --kolla-ansible") from None
+    except subprocess.TimeoutExpired:
+        raise GpuyardError(
+            f"{program} --version did not answer within {VERSION_SECONDS:.0f} s; run it yourself to see why"
+        ) from None
     if done.returncode:
         reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise GpuyardError(f"{program} --version: {reason[0]}")
@@ -76,10 +80,18 @@ def run_program(
     redact: Redactor,
     on_task: Callable[[str], None],
 ) -> Finished:
-    """Run it to its end. SIGINT and SIGTERM go on to it and what it started; a third one kills it."""
-    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """Run it to its end. SIGINT and SIGTERM go on to it and what it started; a third one kills it.
+
+    Raises UsageError when the log cannot be written, GpuyardError when the program does not start.
+    """
     reader = OutputReader()
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise UsageError(
+            f"{log}: cannot be written: {error.strerror}; name a folder for the output with --logs"
+        ) from None
     with os.fdopen(descriptor, "w", encoding="utf-8", buffering=1) as stream, _signals() as signals:
         child = _start(program, words)
         signals.go_to(child.pid)

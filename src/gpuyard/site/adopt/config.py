@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuyard.model.errors import UsageError
 from gpuyard.site.lint.alias import Alias, aliases
 from gpuyard.site.lint.device_spec import Entry, device_specs, settings_of
-from gpuyard.site.lint.ini import read_ini
+from gpuyard.site.lint.ini import read_ini, without_template
 from gpuyard.site.lint.model import ConfigFile, View
 
 
@@ -28,7 +28,11 @@ class HandMade:
 
 
 def read_config(named: Iterable[tuple[str | None, Path]]) -> list[ConfigFile]:
-    """Read files, each with the host that it is of; None: of all. Raises UsageError for one that cannot be read."""
+    """Read files, each with the host that it is of; None: of all.
+
+    Commands of Jinja2, as in overrides for Kolla, are passed over. Raises UsageError for a file that cannot be read, or
+    that Nova would not read.
+    """
     files = []
     for host, path in named:
         try:
@@ -36,7 +40,14 @@ def read_config(named: Iterable[tuple[str | None, Path]]) -> list[ConfigFile]:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
             raise UsageError(f"{path}: cannot be read: {reason}; name a nova.conf with --nova-conf") from None
-        files.append(ConfigFile(str(path), read_ini(text), host=host))
+        ini = read_ini(without_template(text))
+        if ini.problems:
+            first = ini.problems[0]
+            raise UsageError(
+                f"{path}:{first.line}: {first.message}; Nova does not read such a file: mend it, or name a nova.conf "
+                "with --nova-conf"
+            )
+        files.append(ConfigFile(str(path), ini, host=host))
     return files
 
 
@@ -47,11 +58,7 @@ def hand_made(files: Sequence[ConfigFile], hosts: Collection[str]) -> HandMade:
     """
     shared = _view(None, files)
     own = {host: _view(host, files) for host in hosts}
-    complaints = [
-        f"{file.path}:{problem.line}: {problem.message}; Nova does not read such a file"
-        for file in files
-        for problem in file.ini.problems
-    ]
+    complaints: list[str] = []
     entries: dict[str, tuple[Entry, ...] | None] = {}
     for host, mine in own.items():
         view = next((one for one in (mine, shared) if settings_of(one)), None)

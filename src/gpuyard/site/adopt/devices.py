@@ -54,6 +54,14 @@ def _of_host(host: str, inventory: Inventory, config: HandMade) -> Iterable[Offe
                 break
 
 
+def comes_with_gpu(function: PciFunction, inventory: Inventory) -> bool:
+    """Whether it shares its card or its IOMMU group with a GPU of the host."""
+    return any(
+        gpu.card == function.card or (gpu.iommu_group is not None and gpu.iommu_group == function.iommu_group)
+        for gpu in inventory.gpus
+    )
+
+
 def asks(alias: Alias, offer: Offer, in_placement: bool) -> bool:
     """Whether a server that asks for the alias may get the function."""
     if not same_ids(alias, offer.function) or not same_type(alias, offer.function) or not same_moves(alias, offer):

@@ -16,11 +16,13 @@ from gpuyard.site.problems import Place
 WIDTH = 118
 NO_FOLD = 1_000_000
 """ruamel folds long texts at a width; a folded line is hard to search for."""
-BLOCK_DEPTH = {"hosts": 1, "pools": 2, "flavors": 2, "projects": 1}
+BLOCK_DEPTH = {"hosts": 1, "pools": 2, "flavors": 2, "projects": 1, "extra_aliases": 1}
 """How deep below a section each key has a line of its own; what is below that stands on one line."""
 LONG = "properties"
 """Has a line for each key wherever it stands."""
-QUOTED = ("release", "pci_in_placement", "models", LONG)
+ENTRIES = "extra_device_specs"
+"""Has a line for each entry, and its host one for each key."""
+QUOTED = ("release", "pci_in_placement", "models", "extra_aliases", ENTRIES, LONG)
 """Texts that older readers of YAML take for numbers and truth values: 2026.2, off, 1002:7408, true."""
 
 
@@ -28,7 +30,7 @@ def render(document: Mapping[str, Any], comments: Mapping[Place, str], header: S
     """The text of a site file."""
     root = CommentedMap()
     for key, value in document.items():
-        root[key] = _node(value, BLOCK_DEPTH.get(key, 0), key in QUOTED)
+        root[key] = _node(value, _depth(key, value), key in QUOTED)
     _comment(root, (), comments, 0)
     yaml = YAML(typ="rt")
     yaml.width = NO_FOLD
@@ -36,6 +38,10 @@ def render(document: Mapping[str, Any], comments: Mapping[Place, str], header: S
     text = io.StringIO()
     yaml.dump(root, text)
     return "".join(f"# {line}".rstrip() + "\n" for line in header) + text.getvalue()
+
+
+def _depth(key: str, value: Any) -> int:
+    return 3 if key == "hosts" and any(ENTRIES in host for host in value.values()) else BLOCK_DEPTH.get(key, 0)
 
 
 def _node(value: Any, depth: int, quoted: bool) -> Any:

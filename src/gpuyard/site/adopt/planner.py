@@ -21,6 +21,7 @@ from gpuyard.site.adopt.flavors import (
     why_left_out,
 )
 from gpuyard.site.adopt.model import Adoption, CloudFacts, Wishes
+from gpuyard.site.adopt.others import Others, key_of, others_of
 from gpuyard.site.adopt.pools import Pools, adopted_pools
 from gpuyard.site.adopt.report import report
 from gpuyard.site.adopt.servers import Look
@@ -46,6 +47,8 @@ class Drafts:
     """By the pool's key, its alias."""
     flavors: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    others: dict[str, str] = field(default_factory=dict)
+    """Aliases and device_spec of other devices, by `key_of`."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Draft:
     stage: str
     pools: Pools
     flavors: Sequence[AdoptedFlavor]
+    others: Others
     document: Mapping[str, Any]
 
 
@@ -76,7 +80,7 @@ def adopt(
         if compiled is not None:
             break
         _learn(draft, problems, refused)
-    look = Look(inventories, config, offered, facts, compiled.gpus)
+    look = Look(inventories, config, offered, facts, compiled.gpus, draft.others)
     comments = dict(_comments(draft, compiled))
     lines = report(look, seen, draft.stage, draft.pools, draft.flavors, _left_out(seen, wishes, refused, draft))
     return Adoption(draft.document, comments, compiled, lines)
@@ -113,8 +117,9 @@ def _draft(
     pools = adopted_pools(inventories, config, offered, stage, wishes.release, order, refused.pools)
     adopter = FlavorAdopter(pools, seen.aggregates, seen.projects, facts.swap, refused.flavors)
     flavors = [adopter.adopt(flavor) for flavor in chosen(seen, pools, wishes) if not _why_not(flavor, refused)]
-    document = _document(seen, wishes, stage, pools, flavors)
-    return Draft(stage, pools, flavors, document)
+    others = others_of(inventories, config, offered, pools, refused.others)
+    document = _document(seen, wishes, stage, pools, flavors, others)
+    return Draft(stage, pools, flavors, others, document)
 
 
 def _by_use(seen: SeenObjects, config: HandMade) -> list[str]:
@@ -146,7 +151,12 @@ def _left_out(seen: SeenObjects, wishes: Wishes, refused: Drafts, draft: Draft) 
 
 
 def _document(
-    seen: SeenObjects, wishes: Wishes, stage: str, pools: Pools, flavors: Sequence[AdoptedFlavor]
+    seen: SeenObjects,
+    wishes: Wishes,
+    stage: str,
+    pools: Pools,
+    flavors: Sequence[AdoptedFlavor],
+    others: Others,
 ) -> dict[str, Any]:
     projects: dict[str, dict[str, Any]] = {
         name: {} for one in flavors for name in sorted(one.flavor.projects) if name in seen.projects
@@ -163,13 +173,19 @@ def _document(
         "release": wishes.release,
         "pci_in_placement": stage,
         "gpu_quotas": False,
-        "hosts": {host: {"recording": file} for host, file in wishes.recordings.items()},
+        "extra_aliases": [dict(raw) for raw in others.aliases],
+        "hosts": {host: _host(file, others.specs.get(host, ())) for host, file in wishes.recordings.items()},
         "pools": {pool.name: pool.document for pool in pools.items},
         "flavors": {one.name: one.document for one in flavors},
         "projects": {name: _ordered(projects[name]) for name in sorted(projects)},
         "limits": _ordered(limits),
     }
-    return {key: value for key, value in document.items() if value != {}}
+    return {key: value for key, value in document.items() if value not in ({}, [])}
+
+
+def _host(recording: str, specs: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    more = {"extra_device_specs": [dict(raw) for raw in specs]} if specs else {}
+    return {"recording": recording, **more}
 
 
 def _amount(item: SeenLimit, key: str) -> Any:
@@ -205,12 +221,24 @@ def _learn(draft: Draft, problems: Iterable[Problem], refused: Drafts) -> None:
             refused.flavors[str(name)] = _reason(problem)
         elif kind == "flavors" and any(one.name == name for one in draft.flavors):
             refused.left_out[str(name)] = _reason(problem)
+        elif other := _other(draft, problem.place):
+            refused.others[other] = _reason(problem)
         else:
             continue
         known = True
     if not known:
         text = "; ".join(f"{'.'.join(map(str, one.place))}: {one.message}" for one in problems)
         raise UsageError(f"no site can be made of this cloud: {text}{_because(refused)}")
+
+
+def _other(draft: Draft, place: Place) -> str:
+    """The alias or entry of another device that a problem is about, by `key_of`; empty when it is about none."""
+    match place:
+        case ("extra_aliases", int(index), *_):
+            return key_of(None, draft.others.aliases[index])
+        case ("hosts", str(host), "extra_device_specs", int(index), *_):
+            return key_of(host, draft.others.specs[host][index])
+    return ""
 
 
 def _because(refused: Drafts) -> str:
@@ -228,6 +256,8 @@ def _comments(draft: Draft, compiled: CompiledSite) -> Iterable[tuple[Place, str
         ("gpu_quotas",),
         "Nobody counts GPUs yet. 'true' gives each project the GPUs that 'projects' says, and none to others.",
     )
+    if draft.others.aliases:
+        yield ("extra_aliases",), "For devices that are no GPUs, as they were found: Nova has one list of aliases."
     yield ("hosts",), "Hypervisors, each with what 'gpuyard host record' wrote on it."
     yield ("pools",), "What flavors ask for, made of Nova's aliases."
     for pool in draft.pools.items:

@@ -11,7 +11,7 @@ from typing import Any
 from gpuyard.model.host import Inventory
 from gpuyard.model.pci import PciFunction
 from gpuyard.site.adopt.config import HandMade
-from gpuyard.site.adopt.devices import Offer, asks, same_ids
+from gpuyard.site.adopt.devices import Offer, asks, comes_with_gpu, same_ids
 from gpuyard.site.lint.alias import Alias
 from gpuyard.site.lint.device_spec import truth
 from gpuyard.site.release import RELEASES
@@ -181,14 +181,7 @@ class _Builder:
 
     def _with_gpus(self, reached: Iterable[Offer]) -> bool:
         """Whether each of them shares its card or its IOMMU group with a GPU."""
-        return all(
-            any(
-                gpu.card == one.function.card
-                or (gpu.iommu_group is not None and gpu.iommu_group == one.function.iommu_group)
-                for gpu in self._inventories[one.host].gpus
-            )
-            for one in reached
-        )
+        return all(comes_with_gpu(one.function, self._inventories[one.host]) for one in reached)
 
     def _unreached(self, name: str, lines: Sequence[Alias]) -> Use:
         ids = ", ".join(f"{line.raw.get('vendor_id', '*')}:{line.raw.get('product_id', '*')}" for line in lines)

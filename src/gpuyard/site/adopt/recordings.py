@@ -24,7 +24,7 @@ def read_recordings(named: Iterable[tuple[str | None, Path]], hosts: Collection[
     """Read recordings, each with the name of its host, or None for the name that it was recorded under.
 
     `hosts` are those of the nova-compute services. Raises UsageError for a file that is no recording, one without a
-    name, and two of one host.
+    name or of a host that is not among them, and two of one host.
     """
     found: dict[str, Recorded] = {}
     for name, path in named:
@@ -33,6 +33,12 @@ def read_recordings(named: Iterable[tuple[str | None, Path]], hosts: Collection[
         if not given:
             raise UsageError(f"{path}: the recording has no host name; give it one: --recording HOST={path}")
         host = service_name(given, hosts)
+        if host not in hosts:
+            have = ", ".join(sorted(hosts)[:8]) + (", ..." if len(hosts) > 8 else "")
+            raise UsageError(
+                f"{path}: the cloud has no nova-compute service {given!r}; it has {have or 'none'}; name the "
+                f"recording's host: --recording HOST={path}"
+            )
         if host in found:
             raise UsageError(f"{path}: {found[host].path} is a recording of {host} too; leave one of them out")
         found[host] = Recorded(host, path, inventory)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from gpuyard.site.adopt.flavors import AdoptedFlavor
 from gpuyard.site.adopt.model import Report
 from gpuyard.site.adopt.pools import Kind, Pools
-from gpuyard.site.adopt.servers import Look, class_changes, dangers, offer_changes, server_lines
+from gpuyard.site.adopt.servers import Look, class_changes, dangers, devname_changes, offer_changes, server_lines
 from gpuyard.site.objects import SeenObjects, owner_mark
 
 GPU_LIMITS = ("class:CUSTOM_", "class:VGPU", "class:PGPU")
@@ -34,7 +34,7 @@ def report(
         left=(*left_out, *_left(look, seen, pools, flavors)),
         dangers=tuple(dangers(look)),
         servers=tuple(server_lines(look)),
-        changes=(*offer_changes(look), *class_changes(look), *_lost_aliases(look, pools)),
+        changes=(*offer_changes(look), *class_changes(look), *devname_changes(look), *_lost_aliases(look, pools)),
         steps=tuple(_steps(stage, flavors)),
     )
 
@@ -58,6 +58,10 @@ def _taken(look: Look, pools: Pools, flavors: Sequence[AdoptedFlavor]) -> Iterab
     others = len(flavors) - len(with_gpus) - len(raw)
     if others:
         yield f"flavors without GPUs: {others}"
+    if look.others.names:
+        yield f"aliases for other devices: {', '.join(look.others.names)} (under 'extra_aliases')"
+    for host, specs in look.others.specs.items():
+        yield f"entries of device_spec for other devices of {host}: {len(specs)} (under 'extra_device_specs')"
 
 
 def _left(look: Look, seen: SeenObjects, pools: Pools, flavors: Sequence[AdoptedFlavor]) -> Iterable[str]:
@@ -71,9 +75,10 @@ def _left(look: Look, seen: SeenObjects, pools: Pools, flavors: Sequence[Adopted
     for name, use in pools.uses.items():
         if use.kind is Kind.LOST:
             yield f"alias {name} has no pool: {use.reason}"
+    yield from look.others.left
     yield from pools.cautions
     yield from _offered_without_pool(look)
-    yield from _unknown_hosts(look, seen)
+    yield from _without_recording(look)
     yield from _others_objects(seen, flavors)
 
 
@@ -88,11 +93,8 @@ def _offered_without_pool(look: Look) -> Iterable[str]:
         yield f"GPUs {ids} are in no pool, because no alias with a pool asks for them: {found[0]}{more}"
 
 
-def _unknown_hosts(look: Look, seen: SeenObjects) -> Iterable[str]:
-    for host in look.inventories:
-        if host not in seen.hosts:
-            have = ", ".join(sorted(seen.hosts)[:8]) or "none"
-            yield f"{host}: no nova-compute of this name; the cloud has {have}. Name it with --recording HOST=FILE"
+def _without_recording(look: Look) -> Iterable[str]:
+    """Hosts with devices of which nothing is known."""
     busy = {server.host for server in look.facts.servers} | {host for host, gpus in look.facts.reported.items() if gpus}
     for host in sorted(busy - look.inventories.keys()):
         yield f"{host} has servers with PCI devices or reports devices, and no recording of it was given"
@@ -117,12 +119,10 @@ def _others_objects(seen: SeenObjects, flavors: Sequence[AdoptedFlavor]) -> Iter
 
 def _lost_aliases(look: Look, pools: Pools) -> Iterable[str]:
     """Aliases that the site's options do not have: Nova refuses flavors that ask for them."""
-    lost = [name for name in look.config.aliases if pools.uses[name].kind is not Kind.POOL]
+    kept = look.others.names
+    lost = [name for name in look.config.aliases if pools.uses[name].kind is not Kind.POOL and name not in kept]
     if lost:
-        yield (
-            f"aliases that are gone: {', '.join(lost)}; Nova refuses servers of flavors that still ask for them. Keep "
-            "the lines of those for other devices"
-        )
+        yield f"aliases that are gone: {', '.join(lost)}; Nova refuses servers of flavors that still ask for them"
 
 
 def _steps(stage: str, flavors: Sequence[AdoptedFlavor]) -> Iterable[str]:

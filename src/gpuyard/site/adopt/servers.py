@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuyard.model.gpu import Gpu
 from gpuyard.model.host import Inventory
 from gpuyard.model.pci import PciFunction
 from gpuyard.site.adopt.config import HandMade
-from gpuyard.site.adopt.devices import Offer, asks
+from gpuyard.site.adopt.devices import Offer, asks, comes_with_gpu
 from gpuyard.site.adopt.model import CloudFacts, GpuServer
+from gpuyard.site.adopt.others import Others
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Look:
     facts: CloudFacts
     gpus: Sequence[Gpu]
     """Of the new site."""
+    others: Others = field(default_factory=Others)
+    """What the new site has for other devices."""
 
     def function(self, host: str, address: str) -> PciFunction | None:
         inventory = self.inventories.get(host)
@@ -121,6 +124,8 @@ def _held_but_not_offered(look: Look) -> Iterable[str]:
             gpu = look.site_gpu(server.host, address)
             what = f"{server.title} holds {server.host} {function.short_address} {function.model}"
             if not function.is_gpu:
+                if any(look.others.keeps(one) for one in look.offers_of(server.host) if one.function == function):
+                    continue
                 yield (f"{what}, which the site does not offer: it is no GPU; the server keeps it while it stays there")
             elif gpu is None:
                 yield f"{what}, which is in no pool: the site would no longer offer it"
@@ -160,10 +165,10 @@ def offer_changes(look: Look) -> Iterable[str]:
     by_reason: dict[str, list[str]] = {}
     for (host, address), offer in now.items():
         gpu = look.site_gpu(host, address)
-        if gpu is not None and not gpu.blocked:
+        if (gpu is not None and not gpu.blocked) or look.others.keeps(offer):
             continue
         if not offer.function.is_gpu:
-            reason = "no GPU; what comes with a GPU is bound together with it"
+            reason = _no_gpu(look, offer)
         else:
             reason = gpu.blocked if gpu is not None else "in no pool"
         by_reason.setdefault(f"{host}: {reason}", []).append(offer.function.short_address)
@@ -173,6 +178,23 @@ def offer_changes(look: Look) -> Iterable[str]:
     for gpu in look.gpus:
         if not gpu.blocked and look.config.entries.get(gpu.host) is not None and (gpu.host, gpu.address) not in now:
             yield f"not offered now, and would be by the site: {gpu.host} {gpu.address} {gpu.model} (pool {gpu.pool})"
+
+
+def _no_gpu(look: Look, offer: Offer) -> str:
+    if comes_with_gpu(offer.function, look.inventories[offer.host]):
+        return "no GPU; what comes with a GPU is bound together with it"
+    return f"no GPU; an entry of its own under hosts.{offer.host}.extra_device_specs would keep it"
+
+
+def devname_changes(look: Look) -> Iterable[str]:
+    """Entries that nova-compute refuses as soon as it reports PCI devices to Placement."""
+    for host, entries in look.others.kept.items():
+        for entry in entries:
+            if entry.address is None:
+                yield (
+                    f"{host}: a nova-compute that reports PCI devices to Placement does not start with device_spec "
+                    f"{entry}: write its 'address' under extra_device_specs before 'pci_in_placement: report'"
+                )
 
 
 def class_changes(look: Look) -> Iterable[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpuyard.site.lint.alias import Alias, aliases, each_once
 from gpuyard.site.lint.device_spec import ANY, Entry, device_specs, settings_of
 from gpuyard.site.lint.host_checks import normal_name
 from gpuyard.site.lint.model import API, COMPUTE, Finding, Severity, Subject, View
+from gpuyard.site.lint.roles import looks_like
 from gpuyard.site.lint.rules import found
 
 PLACED = ("filter_scheduler", "pci_in_placement")
@@ -92,36 +93,60 @@ def _repeated(name: str, same: Sequence[Alias], placed: bool | None) -> Iterator
 
 
 def _between(subject: Subject) -> Iterator[Finding]:
-    """nova-api and every nova-compute must have the same aliases."""
-    apis = [view for view in subject.views if view.service == API]
-    computes = [view for view in subject.views if view.service == COMPUTE]
-    for api in apis:
-        for compute in computes:
+    """nova-api and every nova-compute must have the same aliases. Where no name says whose a file is, its content
+    does."""
+    apis = [view for view in subject.views if looks_like(view) == API]
+    for api in [view for view in apis if view.service or aliases(view).set] or apis:
+        for compute in (view for view in subject.views if looks_like(view) == COMPUTE):
             yield from _compare(api, compute)
-    if not apis and not computes:  # files whose service nobody knows: some with aliases, some with device_spec alone
-        unknown = subject.views
-        having = [view for view in unknown if aliases(view).items]
-        lacking = [view for view in unknown if device_specs(view).set and not aliases(view).set]
-        for view in lacking if having else ():
-            names = ", ".join(alias.name for alias in aliases(having[0]).items)
-            reason = f"it has no alias, and {having[0].files[-1].path} has {names}: resize and migration fail"
-            yield found("alias-on-one-service", settings_of(view)[0], reason, "write the same alias lines here")
 
 
 def _compare(api: View, compute: View) -> Iterator[Finding]:
     here, there = aliases(api).named(), aliases(compute).named()
+    sure = compute.service is not None and api.service is not None
+    on_api, on_compute = _who(api), _who(compute)
     fix = "write the same alias lines for nova-api and every nova-compute"
+    if here and not aliases(compute).set and not sure:
+        reason = f"it has no alias, and {api.files[-1].path} has {', '.join(here)}: resize and migration fail"
+        yield found("alias-on-one-service", settings_of(compute)[0], reason, "write the same alias lines here")
+        return
     for name, items in here.items():
         if name not in there:
-            reason = f"alias {name!r} is not on {compute.name}: resize and migration of its servers fail"
+            reason = f"alias {name!r} is not {on_compute}: resize and migration of its servers fail"
             yield found("alias-on-one-service", items[0].source, reason, fix)
-        elif [alias.wish for alias in items] != [alias.wish for alias in there[name]]:
-            reason = f"alias {name!r} is different on {compute.name} ({there[name][0].source})"
-            yield found("alias-on-one-service", items[0].source, reason, fix, severity=Severity.ERROR)
+        elif _wishes(items) != _wishes(there[name]):
+            what = f"{_asks(items)} here and {_asks(there[name])} {on_compute} ({there[name][0].source})"
+            reason = f"alias {name!r} asks for {what}: the scheduler and the host do not mean the same devices"
+            yield found("alias-differs", items[0].source, reason, fix)
     for name, items in there.items():
         if name not in here:
-            reason = f"alias {name!r} is not on nova-api: a server of a flavor with it is refused with HTTP 400"
-            yield found("alias-on-one-service", items[0].source, reason, fix, severity=Severity.ERROR)
+            reason = f"alias {name!r} is not {on_api}: a server of a flavor with it is refused with HTTP 400"
+            severity = Severity.ERROR if sure else None
+            yield found("alias-on-one-service", items[0].source, reason, fix, severity=severity)
+
+
+def _who(view: View) -> str:
+    """``on nova-compute on gpu1``; of a guess, how it was made."""
+    if view.service is not None:
+        return f"on {view.name}"
+    why = f"{COMPUTE}'s, with a device_spec" if looks_like(view) == COMPUTE else f"{API}'s, without a device_spec"
+    return f"in {view.files[-1].path} (taken for {why})"
+
+
+def _wishes(items: Sequence[Alias]) -> list[list[tuple[str, str]]]:
+    return sorted(sorted(alias.wish.items()) for alias in items)
+
+
+def _asks(items: Sequence[Alias]) -> str:
+    """What an alias asks for, without its name."""
+    return " or ".join(
+        " ".join([f"{w.get('vendor_id', '*')}:{w.get('product_id', '*')}", *_more(w)])
+        for w in (alias.wish for alias in items)
+    )
+
+
+def _more(wish: Mapping[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in wish.items() if key not in ("name", "vendor_id", "product_id")]
 
 
 def _without_device(subject: Subject) -> Iterator[Finding]:

@@ -153,6 +153,6 @@ def _plain(key: str, value: str, place: str, subject: Subject) -> Iterator[Findi
         fix = "write hw:hide_hypervisor_id"
     else:
         fix = f"write aggregate_instance_extra_specs:{key}"
-    which = f"{AGGREGATE_FILTER} is enabled" if enabled else f"with {AGGREGATE_FILTER}"
-    reason = f"{key}={value} has no namespace: {which}, and passes only hosts of aggregates with this metadata"
+    which = f"{AGGREGATE_FILTER} is enabled, and" if enabled else f"where {AGGREGATE_FILTER} is enabled, it"
+    reason = f"{key}={value} has no namespace: {which} passes only hosts of aggregates with this metadata"
     yield found("flavor-key-without-namespace", place, reason, fix, severity=severity)

@@ -107,8 +107,8 @@ def _layer(file: ConfigFile) -> tuple[int, int, int, int]:
 def with_inventories(given: Sequence[View], recorded: Mapping[str, Inventory]) -> tuple[tuple[View, ...], list[str]]:
     """Put each recorded host into the view of its nova-compute; and the recordings that fit none of them.
 
-    A view fits a recording when it is of that host. One recording alone goes to every nova-compute whose host is not
-    known, because the files say nothing that speaks against it.
+    A view fits a recording when it is of that host, or its folder has the host's name. One recording alone goes to
+    every nova-compute whose host is not known, because the files say nothing that speaks against it.
     """
     used: set[str] = set()
     result = []
@@ -122,11 +122,12 @@ def with_inventories(given: Sequence[View], recorded: Mapping[str, Inventory]) -
 
 
 def _host_name(view: View, recorded: Mapping[str, Inventory]) -> str | None:
-    host = view.host or view.text(DEFAULT, "host")
-    for name, inventory in recorded.items():
-        names = (name, inventory.facts.hostname, inventory.facts.hostname.split(".")[0])
-        if host is not None and (host in names or host.split(".")[0] in names):
-            return name
+    hosts = (view.host,) if view.host else (view.text(DEFAULT, "host"), PurePosixPath(view.files[-1].folder).name)
+    for host in filter(None, hosts):
+        for name, inventory in recorded.items():
+            names = (name, inventory.facts.hostname, inventory.facts.hostname.split(".")[0])
+            if host in names or host.split(".")[0] in names:
+                return name
     if len(recorded) == 1 and view.host is None:
         return next(iter(recorded))
     return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuyard.site.lint import alias, device_spec
@@ -68,20 +69,20 @@ SECTIONS = {
 """The section of options that are looked for; these names mean nothing anywhere else in Nova's files."""
 PCI_OPTIONS = ("device_spec", "alias", "report_in_placement", "passthrough_whitelist")
 BOOLEANS = (("pci", "report_in_placement"), ("filter_scheduler", "pci_in_placement"))
-NUMBERS = (
-    (DEFAULT, "ram_allocation_ratio"),
-    (DEFAULT, "initial_ram_allocation_ratio"),
-    (DEFAULT, "reserved_host_cpus"),
+INTEGERS = ((DEFAULT, "reserved_host_cpus"), (DEFAULT, "reserved_host_memory_mb"), (DEFAULT, "reserved_host_disk_mb"))
+FLOATS = tuple(
+    (DEFAULT, f"{kind}{what}_allocation_ratio") for kind in ("", "initial_") for what in ("ram", "cpu", "disk")
 )
-SINGLE = (*BOOLEANS, *NUMBERS, ("filter_scheduler", "enabled_filters"), (DEFAULT, "host"), (DEFAULT, "vcpu_pin_set"),
-          ("compute", "cpu_dedicated_set"), ("compute", "cpu_shared_set"), ("quota", "driver"))  # fmt: skip
+CPU_SETS = ((DEFAULT, "vcpu_pin_set"), ("compute", "cpu_dedicated_set"), ("compute", "cpu_shared_set"))
+SINGLE = (*BOOLEANS, *INTEGERS, *FLOATS, *CPU_SETS, ("filter_scheduler", "enabled_filters"), (DEFAULT, "host"),
+          ("quota", "driver"))  # fmt: skip
+MOST_PROBLEMS = 3
+"""Lines that are told of a file that is not read; with more it is something else."""
 
 
 def check_file(file: ConfigFile) -> Iterator[Finding]:
     """What is wrong with one file whoever reads it."""
-    for problem in file.ini.problems:
-        fix = "mend the line; oslo.config stops at it"
-        yield found("not-an-ini-file", file.path, problem.message, fix, line=problem.line)
+    yield from _not_ini(file)
     if file.template:
         reason = "it is a template: values that Kolla fills in are not judged, and both ways of a condition are"
         yield found("template", file.path, reason, "look at what Kolla made of it: /etc/kolla/SERVICE/nova.conf")
@@ -98,6 +99,17 @@ def check_file(file: ConfigFile) -> Iterator[Finding]:
             reason = f"{setting} is set in line {seen[setting.place].setting.line} already; this one counts"
             yield found("repeated-option", item, reason, "keep one of them")
         seen[setting.place] = item
+
+
+def _not_ini(file: ConfigFile) -> Iterator[Finding]:
+    problems = file.ini.problems
+    more = len(problems) - MOST_PROBLEMS
+    for number, problem in enumerate(problems[:MOST_PROBLEMS], start=1):
+        message, fix = problem.message, "mend the line; oslo.config stops at it"
+        if more > 0 and number == MOST_PROBLEMS:
+            message += f", and {more} more line{'' if more == 1 else 's'} like these"
+            fix = "is this a nova.conf?"
+        yield found("not-an-ini-file", file.path, message, fix, line=problem.line)
 
 
 def _name(item: Located) -> Iterator[Finding]:
@@ -131,16 +143,74 @@ def _fix(renamed: Renamed, value: str) -> str:
 
 
 def _value(item: Located) -> Iterator[Finding]:
-    place, value = item.setting.place, item.value
     if item.setting.open:
         return
-    if place in BOOLEANS and value.lower() not in (*TRUE, *FALSE):
-        yield found("not-a-value", item, f"{item.setting} is {value!r}, not a truth value", "write true or false")
-    elif place in NUMBERS:
+    setting, value = item.setting, item.value
+    what = not_a(setting.place, value)
+    if what is None:
+        return
+    before = re.split("[#;]", value, maxsplit=1)[0]
+    if before != value and before.strip() and not_a(setting.place, before.strip()) is None:
+        reason = (
+            f"{setting} is {value!r}, {what}: oslo.config has no comments behind a value, and the service that reads "
+            "it does not start"
+        )
+        yield found("comment-behind-value", item, reason, "move the comment to a line of its own")
+    else:
+        fix = "write true or false" if setting.place in BOOLEANS else "write " + RIGHT[_kind(setting.place)]
+        yield found("not-a-value", item, f"{setting} is {value!r}, {what}", fix)
+
+
+RIGHT = {"integer": "a whole number", "float": "a number", "cpus": "CPUs as in 4-11,^6"}
+
+
+def _kind(place: tuple[str, str]) -> str:
+    return "integer" if place in INTEGERS else "float" if place in FLOATS else "cpus" if place in CPU_SETS else ""
+
+
+def not_a(place: tuple[str, str], value: str) -> str | None:
+    """What a value is not that the option must be, by Nova's own rules; None when Nova takes it."""
+    if place in BOOLEANS:
+        return None if value.lower() in (*TRUE, *FALSE) else "not a truth value"
+    kind = _kind(place)
+    if kind == "cpus":
+        return _not_cpus(value)
+    if not kind or not value.strip():
+        return None
+    try:
+        number = int(value) if kind == "integer" else float(value)
+    except ValueError:
+        return f"not {RIGHT[kind]}"
+    return "less than 0" if number < 0 else None
+
+
+def _not_cpus(text: str) -> str | None:
+    """As parse_cpu_spec of nova/virt/hardware.py, and those who call it."""
+    chosen: list[tuple[int, int]] = []
+    without: list[tuple[int, int]] = []
+    for rule in filter(None, map(str.strip, text.split(","))):
+        first, dash, last = rule.removeprefix("^").partition("-")
         try:
-            float(value)
+            low = int(first)
+            high = int(last) if dash else low
         except ValueError:
-            yield found("not-a-value", item, f"{item.setting} is {value!r}, not a number", "write a number")
+            return "not a set of CPUs"
+        if high < low:
+            return f"and the range {rule} runs backwards"
+        (without if rule.startswith("^") else chosen).append((low, high))
+    if not text or any(_left(one, without) for one in chosen):
+        return None
+    return "which leaves no CPU"
+
+
+def _left(chosen: tuple[int, int], without: Sequence[tuple[int, int]]) -> bool:
+    """Whether a range has a number that none of the others has."""
+    low, high = chosen
+    for start, end in sorted(without):
+        if start > low:
+            break
+        low = max(low, end + 1)
+    return low <= high
 
 
 def check_view(view: View) -> Iterator[Finding]:

@@ -16,6 +16,10 @@ RULES = {
         Rule("default-section-case", E, "`[default]` is not `[DEFAULT]`: what stands in it is not read."),
         Rule("repeated-option", W, "An option that takes one value is set twice in one file; the last one counts."),
         Rule("not-a-value", E, "The option cannot have this value: the service fails when it reads it."),
+        Rule(
+            "comment-behind-value", E,
+            "oslo.config knows comments only on lines of their own: one behind a value is part of it.",
+        ),
         Rule("option-in-wrong-section", E, "An option stands in a section where no service looks for it."),
         Rule("unknown-option", E, "`[pci]` has an option that no service reads, often a misspelled one."),
         Rule("renamed-option", W, "An option still works under its old name, and will not for ever."),
@@ -50,7 +54,8 @@ RULES = {
         Rule("alias-type-missing", W, "An `alias` without `device_type` never matches a GPU with SR-IOV."),
         Rule("alias-type-never-matches", E, "The `device_type` of an `alias` is not that of the devices it asks for."),
         Rule("alias-without-device", W, "No `device_spec` offers what an `alias` asks for."),
-        Rule("alias-on-one-service", W, "An `alias` is not the same on nova-api and nova-compute."),
+        Rule("alias-on-one-service", W, "An `alias` is on nova-api and not on nova-compute, or the other way round."),
+        Rule("alias-differs", E, "An `alias` of one name asks for other devices on nova-api than on nova-compute."),
         # The scheduler.
         Rule("removed-filter", E, "A filter does not exist any more, and nova-scheduler does not start."),
         Rule("unknown-filter", E, "A filter does not exist, and nova-scheduler does not start."),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from gpuyard.site.lint import alias, device_spec
 from gpuyard.site.lint.model import SCHEDULER, Finding, Located, Severity, Subject, View
+from gpuyard.site.lint.roles import of_controller
 from gpuyard.site.lint.rules import found
 
 SECTION, OPTION, AVAILABLE = "filter_scheduler", "enabled_filters", "available_filters"
@@ -47,11 +48,20 @@ ALL = "nova.scheduler.filters.all_filters"
 
 
 def check(subject: Subject) -> Iterator[Finding]:
-    for view in subject.of(SCHEDULER):
-        setting = view.last(SECTION, OPTION)
-        if setting is not None and not setting.setting.open:
-            yield from _enabled(view, setting)
+    told = set()
+    for view, setting in _lists(subject):
+        if setting.setting.open or setting.value in told:
+            continue
+        told.add(setting.value)  # a copy of it in another file needs no word of its own
+        yield from _enabled(view, setting)
     yield from _pci_filter(subject)
+
+
+def _lists(subject: Subject) -> list[tuple[View, Located]]:
+    """The lists of filters that nova-scheduler may read; those of hypervisors only where there is no other."""
+    return [(v, setting) for v in of_controller(subject, SCHEDULER) if (setting := v.last(SECTION, OPTION))] or [
+        (v, setting) for v in subject.of(SCHEDULER) if (setting := v.last(SECTION, OPTION))
+    ]
 
 
 def _enabled(view: View, setting: Located) -> Iterator[Finding]:
@@ -88,6 +98,8 @@ def mended(names: Sequence[str]) -> list[str]:
 
 
 def _hint(name: str) -> str:
+    if "#" in name:
+        return "move the comment to a line of its own: it is part of the list"
     short = name.strip("\"' ").rsplit(".", 1)[-1]
     if short in FILTERS:
         return f"write {short}: the name of the class alone, without quotes"
@@ -106,9 +118,12 @@ def _pci_filter(subject: Subject) -> Iterator[Finding]:
         return
     fix = f"set [{SECTION}]{OPTION} = {','.join((*DEFAULTS, PCI_FILTER))}"
     schedulers = subject.of(SCHEDULER)
-    wrong = [(view, setting) for view in schedulers if (setting := view.last(SECTION, OPTION))]
+    wrong = _lists(subject)
+    told = set()
     for view, setting in wrong:
-        if not setting.setting.open and PCI_FILTER not in (view.names(SECTION, OPTION) or []):
+        known = setting.setting.open or setting.value in told
+        if not known and PCI_FILTER not in (view.names(SECTION, OPTION) or []):
+            told.add(setting.value)
             reason = f"there are GPUs to give away ({users[0][1]}), and {PCI_FILTER} is not in the list"
             yield found("pci-filter-missing", setting, reason, f"add {PCI_FILTER}")
     if not wrong and schedulers:

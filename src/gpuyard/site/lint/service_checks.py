@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from gpuyard.site.lint.alias import aliases
@@ -19,6 +20,7 @@ from gpuyard.site.lint.model import (
     Subject,
     View,
 )
+from gpuyard.site.lint.roles import of_controller
 from gpuyard.site.lint.rules import found
 
 REPORTED, PLACED = ("pci", "report_in_placement"), ("filter_scheduler", "pci_in_placement")
@@ -30,8 +32,8 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield from _cpus(view)
         if device_specs(view).set:
             yield from _memory(view)
-    for view in subject.of(API):
-        yield from _quota(view, subject)
+    quotas = (one for view in of_controller(subject, API) for one in _quota(view, subject))
+    yield from itertools.islice(quotas, 1)  # it is of the whole cloud, and not of a file
     yield from _placement(subject)
     yield from _two_computes(subject)
 

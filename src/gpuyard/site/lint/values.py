@@ -51,6 +51,8 @@ def _explain(text: str, error: json.JSONDecodeError) -> tuple[str, str]:
     near = f"at {text[error.pos : error.pos + 20].splitlines()[0]!r}" if here.strip() else "at its end"
     if not text.strip():
         return "it is empty", "remove the line, or write a JSON object"
+    if here in ("#", ";"):
+        return f"{near} it has a comment, and JSON knows none", "move the comment to a line of its own, not indented"
     if here == "'":
         return f"{near} it has single quotes", "write double quotes: JSON knows only those"
     if (here in ("}", "]") and before.endswith(",")) or "trailing comma" in error.msg:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpuyard.site.why.facts import Aggregate, Cause, Device, Facts, HostFacts, Room
 from gpuyard.site.why.request import PINNED, SHARED, DeviceNeed, Request
+from gpuyard.site.why.words import amount, amount_of, and_list, words
 
 NUMA_FILTER = "NUMATopologyFilter"
 AGGREGATE_FILTER = "AggregateInstanceExtraSpecsFilter"
@@ -50,30 +51,6 @@ def _classes(request: Request) -> set[str]:
     return names | request.amounts.keys() - {PINNED} | {need.resource_class for need in request.devices}
 
 
-def of_project(facts: Facts, request: Request) -> list[Cause]:
-    """Limits that one more server would exceed."""
-    if facts.asker is None:
-        return []
-    asked = request.counted(facts.counts_devices)
-    causes = []
-    for item in sorted(facts.asker.limits, key=lambda limit: limit.resource):
-        asks = asked.get(item.resource, 0)
-        if not asks or item.limit < 0 or item.used + asks <= item.limit:
-            continue
-        wanted = item.used + asks
-        whose = f"its limit is {item.limit}" if item.own else f"the limit of every project is {item.limit}"
-        text = (
-            f"project {facts.asker.name} may not have that much {item.resource}: {whose}, in use {item.used}, "
-            f"asks {asks}; Nova answers 403"
-        )
-        fix = f"raise the limit of project {facts.asker.name} on {item.resource} to {wanted}"
-        if item.used:
-            fix += ", or delete a server of the project" + ("" if item.resource == "servers" else " that uses it")
-        numbers = {"resource": item.resource, "limit": item.limit, "in_use": item.used, "asks": asks, "own": item.own}
-        causes.append(Cause("quota", text, fix, (numbers,)))
-    return causes
-
-
 def of_host(facts: Facts, request: Request, host: HostFacts) -> list[Cause]:
     """All that stands in the way on one host. When Placement names the host for the whole request, what was read a
     moment before or after does not count."""
@@ -92,11 +69,13 @@ def of_host(facts: Facts, request: Request, host: HostFacts) -> list[Cause]:
 
 def candidates_of(facts: Facts, request: Request) -> tuple[list[HostFacts], list[HostFacts]]:
     """Hosts that could be meant, and those that have no GPU of the kind, whatever its state."""
+    if facts.gpu_hosts is not None:
+        names = facts.gpu_hosts
+        return [h for h in facts.hosts if h.name in names], [h for h in facts.hosts if h.name not in names]
     if not request.devices:
         return list(facts.hosts), []
     wanted = [matching(facts.devices, need, None) for need in request.devices]
-    names = [{device.host for device in devices} for devices in wanted]
-    meant = set().union(*names)
+    meant = {device.host for devices in wanted for device in devices}
     return [h for h in facts.hosts if h.name in meant], [h for h in facts.hosts if h.name not in meant]
 
 
@@ -122,60 +101,82 @@ def _of_service(host: HostFacts) -> list[Cause]:
 def _of_placement(facts: Facts, request: Request, host: HostFacts) -> list[Cause]:
     causes = _of_devices(facts, request, host)
     told = facts.counting if causes else frozenset()  # with the GPUs, what counts them is short too
-    for name, amount in sorted(request.amounts.items()):
-        if name not in told | facts.unknown_classes and not _has_room(facts, host, name, amount):
-            causes.append(_of_amount(host, name, amount))
+    for name, needs in sorted(request.amounts.items()):
+        if name not in told | facts.unknown_classes and not _has_room(facts, host, name, needs):
+            causes.append(_of_amount(facts, host, name, needs))
     for trait in sorted(request.traits - facts.unknown_traits):
         if host.provider not in facts.with_trait.get(trait, frozenset()):
             fix = f"openstack resource provider trait set --trait {trait} {host.provider} (and those it has), or "
             text = f"the flavor requires trait {trait}, which the host does not have"
             causes.append(Cause("trait", text, fix + "take it out of the flavor"))
     for group in request.groups:
-        known = {name: amount for name, amount in group.amounts.items() if name not in facts.unknown_classes}
-        missing = [f"{amount} {name}" for name, amount in sorted(known.items()) if not _able(facts, host, name, amount)]
+        known = {name: needs for name, needs in group.amounts.items() if name not in facts.unknown_classes}
+        missing = [f"{needs} {name}" for name, needs in sorted(known.items()) if not _able(facts, host, name, needs)]
         if missing:
             text = f"the flavor's group {group.suffix!r} wants {', '.join(missing)} of one provider, and none has it"
             causes.append(Cause("group", text, "take the group out of the flavor, or give the host what it asks"))
     return causes
 
 
-def _has_room(facts: Facts, host: HostFacts, name: str, amount: int) -> bool:
+def _has_room(facts: Facts, host: HostFacts, name: str, needs: int) -> bool:
     """Whether the host has an amount; for pinned CPUs Nova asks for shared ones too, see Request.queries."""
-    return _able(facts, host, name, amount) or (name == PINNED and _able(facts, host, SHARED, amount))
+    return _able(facts, host, name, needs) or (name == PINNED and _able(facts, host, SHARED, needs))
 
 
-def _able(facts: Facts, host: HostFacts, name: str, amount: int) -> bool:
+def _able(facts: Facts, host: HostFacts, name: str, needs: int) -> bool:
     """Whether a host has an amount, or a provider that shares with hosts (of those it is not asked which)."""
-    able = facts.able.get((name, amount), frozenset())
+    able = facts.able.get((name, needs), frozenset())
     return host.provider in able or bool(able & facts.sharing)
 
 
-def _of_amount(host: HostFacts, name: str, amount: int) -> Cause:
+def _of_amount(facts: Facts, host: HostFacts, name: str, needs: int) -> Cause:
     smaller = "use a smaller flavor or another host"
+    what, asked = words(facts, name), amount(name, needs)
     if host.rooms is None or name not in host.rooms:
-        return Cause("room", f"not enough {name}: needs {amount}", "free some on the host, or use a smaller flavor")
+        text = f"not enough {what}: {asked} asked"
+        return Cause("room", text, "free some on the host, or use a smaller flavor", (), f"not enough {what}")
     room = host.rooms[name]
     if room is None:
         fix = "give the host an inventory of it (provider.yaml of nova-compute), or take it out of the flavor"
-        return Cause("class", f"the host reports no {name}, and the flavor needs {amount}", fix)
+        return Cause("class", f"the host reports no {name}, and the flavor needs {needs}", fix)
     numbers = {
-        "class": name, "needs": amount, "free": room.free, "total": room.total, "reserved": room.reserved,
-        "ratio": room.ratio, "max_unit": room.max_unit, "used": room.used, "missing": amount - room.free,
+        "class": name, "needs": needs, "free": max(0, room.free), "over": max(0, -room.free), "total": room.total,
+        "reserved": room.reserved, "ratio": room.ratio, "max_unit": room.max_unit, "used": room.used,
+        "missing": needs - room.free,
     }  # fmt: skip
-    shown = f"({room.total} - {room.reserved} reserved) * {room.ratio:g} = {room.capacity}"
-    if amount > room.capacity:
-        text = f"too big for the host: needs {amount} {name}, and it has {shown} when it is empty"
-        return Cause("too-big", text, smaller, (numbers,))
-    if amount > room.max_unit:
-        text = f"needs {amount} {name}, and one server may have {room.max_unit} at most (max_unit)"
+    kept, fewer = _kept(host, name), ""
+    if kept:
+        smaller += f", or write a smaller reserve (hosts.{host.name}.reserve)"
+        fewer = f", or write a smaller reserve (hosts.{host.name}.reserve)"
+    if needs > room.capacity:
+        asked = amount_of(facts, name, needs)
+        text = f"too big for the host: {asked} asked, and it has {_capacity(name, room)} when it is empty"
+        return Cause("too-big", text + kept, smaller, (numbers,), f"not enough {what}, even when it is empty")
+    if needs > room.max_unit:
+        most = amount(name, room.max_unit)
+        text = f"{amount_of(facts, name, needs)} asked, and one server may have {most} at most (max_unit)"
         return Cause("max-unit", text, smaller, (numbers,))
-    if amount <= room.free:
-        return Cause("room", f"had not enough {name} a moment ago: needs {amount}, {room.free} are free", "ask again")
-    text = (
-        f"not enough {name}: needs {amount}, {room.free} free of {shown}, {room.used} in use: "
-        f"{amount - room.free} missing"
-    )
-    return Cause("room", text, f"free {amount - room.free} {name} on the host", (numbers,))
+    if needs <= room.free:
+        text = f"had not enough {what} a moment ago: {asked} asked, {amount(name, room.free)} free"
+        return Cause("room", text, "ask again")
+    has = f"{amount(name, room.free)} free" if room.free >= 0 else f"none free, over by {amount(name, -room.free)}"
+    text = f"not enough {what}: {asked} asked, {has}; {amount(name, room.used)} in use of {_capacity(name, room)}"
+    fix = f"free {amount_of(facts, name, needs - room.free)} on the host{fewer}"
+    return Cause("room", text + kept, fix, (numbers,), f"not enough {what}")
+
+
+def _capacity(name: str, room: Room) -> str:
+    """``94208 MiB``, with the arithmetic where there is one: ``28, which is (16 - 2 reserved) * 2``."""
+    whole = amount(name, room.capacity)
+    if not room.reserved and room.ratio == 1:
+        return whole
+    less = f"({room.total} - {room.reserved} reserved)" if room.reserved else str(room.total)
+    return f"{whole}, which is {less}" + (f" * {room.ratio:g}" if room.ratio != 1 else "")
+
+
+def _kept(host: HostFacts, name: str) -> str:
+    kept = host.kept.get(name, 0)
+    return f"; hosts.{host.name}.reserve keeps {amount(name, kept)} for servers with GPUs" if kept else ""
 
 
 def matching(devices: Iterable[Device], need: DeviceNeed, host: str | None) -> list[Device]:
@@ -220,24 +221,49 @@ def _of_devices(facts: Facts, request: Request, host: HostFacts) -> list[Cause]:
     for need in sorted(short - {n for n in short if n.resource_class in facts.unknown_classes}, key=str):
         asks = request.devices.count(need)
         index = request.devices.index(need)
-        causes.append(_of_need(need, asks, mine[index], free[index]))
+        causes.append(_of_need(facts, host, need, asks, mine[index], free[index]))
     return causes
 
 
-def _of_need(need: DeviceNeed, asks: int, devices: Sequence[Device], free: Sequence[str]) -> Cause:
+def _of_need(
+    facts: Facts, host: HostFacts, need: DeviceNeed, asks: int, devices: Sequence[Device], free: Sequence[str]
+) -> Cause:
     if len(devices) < asks:
         text = f"asks {asks} x {need} for one server, and the host has {len(devices)}"
         return Cause("gpu-count", text, "use a flavor with fewer GPUs, or another host")
     taken = [device for device in devices if device.provider not in free]
     listed = "; ".join(f"{device.address} {device.reason or device.state}" for device in taken)
-    stranded = [address for device in taken for address in device.stranded]
-    text = f"asks {asks} x {need}, {len(free)} of {len(devices)} can be had: {listed}"
+    stranded = tuple(address for device in taken for address in device.stranded)
+    text = (
+        f"asks {asks} x {need}, {len(free)} of {len(devices)} can be had{_peers(facts, host, need, devices)}: {listed}"
+    )
     if stranded:
-        text += f" (so {', '.join(stranded)} is free and of no use)"
+        text += f" (so {and_list(stranded)} {'is' if len(stranded) == 1 else 'are'} free and of no use)"
     details = tuple(
         {"address": d.address, "state": d.state, "reason": d.reason, "server": d.server or None} for d in taken
     )
-    return Cause("gpu", text, _gpu_fix(taken), details)
+    return Cause("gpu", text, _gpu_fix(taken), details, _short(facts, need, asks, taken, len(free)))
+
+
+def _peers(facts: Facts, host: HostFacts, need: DeviceNeed, devices: Sequence[Device]) -> str:
+    """The pool's other GPUs on the host, which this need does not mean."""
+    others = facts.pool_sizes.get((host.name, facts.pools.get(need.resource_class, "")), 0) - len(devices)
+    if others <= 0 or need.traits:
+        return ""
+    what = "GPU there is a peer, which goes" if others == 1 else "GPUs there are peers, which go"
+    return f" (the pool's {others} other {what} only with the leader of the same IOMMU group)"
+
+
+def _short(facts: Facts, need: DeviceNeed, asks: int, taken: Sequence[Device], free: int) -> str:
+    pool = facts.pools.get(need.resource_class)
+    which = f"GPUs of pool {pool}" if pool else str(need)
+    if need.traits and pool:
+        which += f" with {and_list(sorted(need.traits))}"
+    if free:
+        return f"only {free} of the {asks} {which} that it asks {'is' if free == 1 else 'are'} free"
+    if all(device.state in ("claimed", "taken", "orphan") for device in taken):
+        return f"all {which} are taken"
+    return f"none of the {which} can be had"
 
 
 GPU_FIXES = {
@@ -377,8 +403,8 @@ def match(value: str, wanted: str) -> bool:
 def shortage(rooms: Mapping[str, Room | None], amounts: Mapping[str, int]) -> dict[str, int]:
     """Class -> how much is missing, of the classes that were looked at."""
     found = {}
-    for name, amount in amounts.items():
+    for name, needs in amounts.items():
         room = rooms.get(name)
-        if room is not None and amount > room.free:
-            found[name] = amount - room.free
+        if room is not None and needs > room.free:
+            found[name] = needs - room.free
     return found

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from gpuyard.site.why.causes import candidates_of, of_flavor, of_host, of_project
+from gpuyard.site.why.causes import candidates_of, of_flavor, of_host
 from gpuyard.site.why.facts import Cause, Explanation, Facts, HostAnswer
-from gpuyard.site.why.remedies import of_hosts, whatever_the_host
+from gpuyard.site.why.quota import of_project
+from gpuyard.site.why.remedies import remedies
 from gpuyard.site.why.request import Request
 
 NOT_LOOKED_AT = (
@@ -49,6 +50,7 @@ def explain(facts: Facts, request: Request) -> Explanation:
     global_causes = (*of_flavor(facts, request), *of_project(facts, request))
     known = () if request.problems else meant  # of an alias that nobody knows, no host can be said to have it
     answers = tuple(HostAnswer(host.name, tuple(of_host(facts, request, host))) for host in known)
+    first, then = remedies(facts, request, global_causes, answers)
     return Explanation(
         flavor=facts.flavor.name,
         project=facts.asker.name if facts.asker else None,
@@ -56,11 +58,20 @@ def explain(facts: Facts, request: Request) -> Explanation:
         causes=(*global_causes, *_no_host(request, answers, global_causes)),
         hosts=answers,
         others=tuple(host.name for host in without) if not request.problems else (),
-        first=whatever_the_host(facts, global_causes),
-        remedies=of_hosts(facts, request, answers),
+        first=first,
+        remedies=then,
         doubts=tuple(_doubts(facts, request, answers)),
-        not_looked_at=NOT_LOOKED_AT,
+        not_looked_at=(*([_unplaced(request)] if request.unplaced else []), *NOT_LOOKED_AT),
+        gpus_looked_at=not request.unplaced,
         calls=facts.calls,
+    )
+
+
+def _unplaced(request: Request) -> str:
+    names = ", ".join(dict.fromkeys(need.alias for need in request.unplaced))
+    return (
+        f"GPUs (alias {names}): the site does not have Placement decide about them (pci_in_placement), so who has "
+        "which cannot be seen from outside"
     )
 
 
@@ -77,22 +88,32 @@ def _answer(facts: Facts, request: Request, causes: Sequence[Cause], answers: Se
     where = [answer.host for answer in answers if answer.fits]
     if not causes and where:
         shown = where[0] if len(where) == 1 else f"one of {', '.join(where)}"
-        return f"{name} would start on {shown}"
+        return f"{name} would start on {shown}" + (" if a GPU is free there" if request.unplaced else "")
+    return f"{name} would not start now: {_reason(request, causes, answers)}"
+
+
+def _reason(request: Request, causes: Sequence[Cause], answers: Sequence[HostAnswer]) -> str:
+    """Why not, short enough for one line; all of it follows below."""
     if causes:
-        return f"{name} would not start now: {causes[0].text}" + _more(len(causes) - 1)
+        return _first(causes, "")
     if not answers:
         what = ", ".join(sorted({str(need) for need in request.devices})) or "nova-compute"
-        return f"{name} would not start now: no host has {what}"
+        return f"no host has {what}"
     if len(answers) == 1:
         (only,) = answers
-        return f"{name} would not start now: {only.host}: {only.causes[0].text}" + _more(len(only.causes) - 1)
+        return _first(only.causes, "" if only.causes[0].kind == "gpu" else f"{only.host}: ")
+    alike = {tuple((cause.kind, cause.short) for cause in answer.causes) for answer in answers}
+    if len(alike) == 1 and answers[0].causes[0].kind == "gpu":
+        return _first(answers[0].causes, "")
     kinds = Counter(kind for answer in answers for kind in dict.fromkeys(cause.kind for cause in answer.causes))
     shown = ", ".join(f"{SHORT.get(kind, kind)} ({number})" for kind, number in kinds.most_common())
-    return f"{name} would not start now: none of {len(answers)} hosts takes it: {shown}"
+    return f"none of {len(answers)} hosts takes it: {shown}"
 
 
-def _more(number: int) -> str:
-    return f", and {number} more" if number else ""
+def _first(causes: Sequence[Cause], where: str) -> str:
+    more = len(causes) - 1
+    below = f" ({more} more cause{'' if more == 1 else 's'} below)" if more else ""
+    return f"{where}{causes[0].short or causes[0].text}{below}"
 
 
 def _doubts(facts: Facts, request: Request, answers: Sequence[HostAnswer]) -> Iterable[str]:

@@ -34,6 +34,8 @@ class Cause:
     fix: str
     details: tuple[Mapping[str, object], ...] = ()
     """Of ``gpu``: the GPUs; of ``room`` and ``quota``: the numbers."""
+    short: str = ""
+    """For the first line of the answer, where the text is too long for one."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,10 @@ class RunningServer:
     project: str
     user: str
     amounts: Mapping[str, int] = field(default_factory=dict)
+    """Of its host."""
+    project_id: str = ""
+    counted: Mapping[str, int] = field(default_factory=dict)
+    """Of its project's limits, by the names of these."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,8 @@ class HostFacts:
     rooms: Mapping[str, Room | None] | None = None
     """By resource class, None for one that it does not report; None when it was not looked at closer."""
     servers: tuple[RunningServer, ...] | None = None
+    kept: Mapping[str, int] = field(default_factory=dict)
+    """Class of servers without GPUs -> what the site's ``reserve`` of the host keeps from them."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +140,8 @@ class Limit:
     used: int
     own: bool
     """The project's own, and not the registered one of every project."""
+    registered: bool = True
+    """False: Keystone has no limit of this name, and Nova then gives nobody any."""
 
 
 @dataclass(frozen=True)
@@ -181,8 +191,15 @@ class Facts:
     """Whether this release of Nova counts PCI devices against limits."""
     pools: Mapping[str, str] = field(default_factory=dict)
     """Resource class of GPUs, or one that counts them -> the site's pool."""
+    pool_sizes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Host and pool -> how many GPUs of the pool the site file has there, whatever their class."""
     counting: frozenset[str] = frozenset()
     """Resource classes of hosts that only count their GPUs; they are short when the GPUs are."""
+    site_limits: Mapping[str, int] = field(default_factory=dict)
+    """Resource -> the limit that the project has once the site file is applied; only what the site file states."""
+    gpu_hosts: frozenset[str] | None = None
+    """Where Placement does not decide about GPUs: the hosts with GPUs of the pools that are asked; None where it does,
+    or where the site knows no such pool."""
     calls: int = 0
 
 
@@ -236,6 +253,8 @@ class Explanation:
     doubts: tuple[str, ...] = ()
     """What may still stand in the way of this flavor."""
     not_looked_at: tuple[str, ...] = ()
+    gpus_looked_at: bool = True
+    """False where the flavor asks for GPUs and Placement does not decide about them."""
     calls: int = 0
 
     @property

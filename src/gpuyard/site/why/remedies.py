@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from gpuyard.site.why.causes import available, matching, shortage, unmet
-from gpuyard.site.why.facts import Action, Asker, Cause, Device, Facts, HostAnswer, HostFacts, Remedy, RunningServer
+from gpuyard.site.why.facts import Action, Cause, Device, Facts, HostAnswer, HostFacts, Remedy, RunningServer
+from gpuyard.site.why.quota import counted_of, exceeded, raising
 from gpuyard.site.why.request import Request
+from gpuyard.site.why.words import OTHERS, WORDS, amount
 
 MOST = 3
 """Remedies that are told."""
@@ -25,49 +27,67 @@ class Freeing:
     amounts: Mapping[str, int]
     price: tuple[int, ...]
     """Less is better."""
+    project_id: str = ""
+    counted: Mapping[str, int] = field(default_factory=dict)
+    """What its project gets back of its limits."""
 
 
-def whatever_the_host(facts: Facts, causes: Iterable[Cause]) -> tuple[Action, ...]:
-    """The actions for what stands in the way on every host."""
-    return tuple(action for cause in causes for action in _global(facts, cause))
+def remedies(
+    facts: Facts, request: Request, causes: Iterable[Cause], answers: Sequence[HostAnswer]
+) -> tuple[tuple[Action, ...], tuple[Remedy, ...]]:
+    """What must be done wherever the server is to run, and then the cheapest remedies of hosts, one or two a host; none
+    of these when a host has room already.
+
+    A server of the project gives its share of the limits back when it is deleted; only what is short then is raised.
+    """
+    always = tuple(action for cause in causes if cause.kind != "quota" for action in _global(facts, cause))
+    hosts = {host.name: host for host in facts.hosts}
+    found: list[_Found] = []
+    if not any(answer.fits for answer in answers):
+        found = [one for answer in answers for one in _of_host(facts, request, hosts[answer.host], answer)]
+    raises = [raising(facts, request, _freed(facts, one.freed)) for one in found]
+    common = [action for action in raises[0] if all(action in other for other in raises)] if raises else None
+    first = (*always, *(raising(facts, request) if common is None else common))
+    made = [
+        Remedy(
+            one.host, (*one.others, *(a for a in raised if a not in (common or ())), *_deletions(facts, request, one))
+        )
+        for one, raised in zip(found, raises, strict=True)
+    ]
+    return first, tuple(sorted(made, key=lambda remedy: len(remedy.actions))[:MOST])
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A remedy of one host before it is known what it does to limits."""
+
+    host: str
+    others: tuple[Action, ...]
+    freed: tuple[Freeing, ...] = ()
+
+
+def _freed(facts: Facts, freed: Iterable[Freeing]) -> dict[str, int]:
+    return counted_of(facts.asker, ((one.project_id, one.counted) for one in freed))
+
+
+def _deletions(facts: Facts, request: Request, one: _Found) -> Iterable[Action]:
+    """The actions that free something; a shelved server still counts as one."""
+    only_deleted = "servers" in exceeded(facts, request)
+    for freeing in one.freed:
+        mine = only_deleted and facts.asker is not None and freeing.project_id == facts.asker.id
+        text = freeing.action.text
+        yield replace(freeing.action, text=text.replace("delete or shelve", "delete", 1)) if mine else freeing.action
 
 
 def _global(facts: Facts, cause: Cause) -> Iterable[Action]:
-    if cause.kind == "quota" and facts.asker:
-        (numbers,) = cause.details
-        yield _raise_limit(
-            facts, facts.asker, str(numbers["resource"]), _int(numbers, "in_use") + _int(numbers, "asks")
-        )
-    elif cause.kind == "access" and facts.asker:
+    if cause.kind == "access" and facts.asker:
         text = f"openstack flavor set --project {facts.asker.name} {facts.flavor.name}"
         yield Action("grant-access", text, {"project": facts.asker.name, "flavor": facts.flavor.name})
     else:
         yield Action(cause.kind, cause.fix)
 
 
-def _int(numbers: Mapping[str, object], key: str) -> int:
-    value = numbers[key]
-    assert isinstance(value, int)
-    return value
-
-
-def _raise_limit(facts: Facts, asker: Asker, resource: str, to: int) -> Action:
-    pool = facts.pools.get(resource.removeprefix("class:"))
-    where = f" (site file: projects.{asker.name}.gpus.{pool})" if pool else ""
-    text = f"raise the limit of project {asker.name} on {resource} to {to}{where}"
-    return Action("raise-limit", text, {"project": asker.name, "resource": resource, "to": to})
-
-
-def of_hosts(facts: Facts, request: Request, answers: Sequence[HostAnswer]) -> tuple[Remedy, ...]:
-    """The cheapest remedies, one or two a host; none when a host has room already."""
-    if any(answer.fits for answer in answers):
-        return ()
-    hosts = {host.name: host for host in facts.hosts}
-    found = [remedy for answer in answers for remedy in _of_host(facts, request, hosts[answer.host], answer)]
-    return tuple(sorted(found, key=lambda remedy: len(remedy.actions))[:MOST])
-
-
-def _of_host(facts: Facts, request: Request, host: HostFacts, answer: HostAnswer) -> Iterable[Remedy]:
+def _of_host(facts: Facts, request: Request, host: HostFacts, answer: HostAnswer) -> Iterable[_Found]:
     others: list[Action] = []
     for cause in answer.causes:
         if cause.kind not in FREEABLE:
@@ -75,20 +95,25 @@ def _of_host(facts: Facts, request: Request, host: HostFacts, answer: HostAnswer
             if action is None:
                 return
             others.append(action)
-    if not any(cause.kind in FREEABLE for cause in answer.causes):
-        yield Remedy(host.name, tuple(others))
+    freeable = [cause for cause in answer.causes if cause.kind in FREEABLE]
+    if not freeable:
+        yield _Found(host.name, tuple(others))
         return
     servers = list(_servers(facts, host))
     for pool in (servers, [*_leftovers(facts, request, host), *servers]):
-        chosen = _cheapest(facts, request, host, pool)
-        remedy = Remedy(host.name, (*others, *(freeing.action for freeing in chosen)))
+        chosen = _cheapest(facts, request, host, pool, spare_limits=pool is servers)
         if chosen and (pool is servers or any(freeing.action.kind != "delete-server" for freeing in chosen)):
-            yield remedy
+            yield _Found(host.name, tuple(others), tuple(chosen))
+    smaller = [_smaller_reserve(host, cause) for cause in freeable]
+    if all(smaller):
+        yield _Found(host.name, (*others, *(action for action in smaller if action)))
 
 
 def _of_cause(host: HostFacts, cause: Cause) -> Action | None:
     """The action that takes a cause away by a change of the host or of the flavor; None when nothing simple does."""
-    if cause.kind in ("too-big", "max-unit", "gpu-count", "device-type", "no-service", "placement"):
+    if cause.kind == "too-big":
+        return _smaller_reserve(host, cause)
+    if cause.kind in ("max-unit", "gpu-count", "device-type", "no-service", "placement"):
         return None
     kind = {
         "service-disabled": "enable-service",
@@ -96,6 +121,20 @@ def _of_cause(host: HostFacts, cause: Cause) -> Action | None:
         "service-down": "start-service",
     }
     return Action(kind.get(cause.kind, cause.kind), cause.fix, {"host": host.name})
+
+
+def _smaller_reserve(host: HostFacts, cause: Cause) -> Action | None:
+    """Keeping less for servers with GPUs, where that is enough; None where it is not."""
+    numbers = cause.details[0] if cause.details else {}
+    name, missing = str(numbers.get("class", "")), numbers.get("missing")
+    if not isinstance(missing, int) or missing > host.kept.get(name, 0):
+        return None
+    key = f"hosts.{host.name}.reserve"
+    text = (
+        f"write a smaller reserve: {key} with {amount(name, missing)} of {WORDS[name][0].removesuffix(f' {OTHERS}')} "
+        "less, and deploy it (servers with GPUs may then lack that)"
+    )
+    return Action("smaller-reserve", text, {"host": host.name, "key": key, "class": name, "less": missing})
 
 
 def _servers(facts: Facts, host: HostFacts) -> Iterable[Freeing]:
@@ -107,7 +146,9 @@ def _servers(facts: Facts, host: HostFacts) -> Iterable[Freeing]:
         providers = frozenset(held.get(server.id, ()))
         idle = IDLE.index(server.status) if server.status in IDLE else len(IDLE)
         price = (idle, len(providers), sum(server.amounts.values()))
-        yield Freeing(_delete(server, host), providers, server.amounts, price)
+        yield Freeing(
+            _delete(server, host), providers, server.amounts, price, server.project_id, {"servers": 1, **server.counted}
+        )
 
 
 def _delete(server: RunningServer, host: HostFacts) -> Action:
@@ -139,20 +180,28 @@ def _leftovers(facts: Facts, request: Request, host: HostFacts) -> Iterable[Free
             yield Freeing(action, frozenset({device.provider}), {}, (0, 1, 0))
 
 
-def _cheapest(facts: Facts, request: Request, host: HostFacts, pool: Sequence[Freeing]) -> list[Freeing]:
+def _cheapest(
+    facts: Facts, request: Request, host: HostFacts, pool: Sequence[Freeing], spare_limits: bool
+) -> list[Freeing]:
     """The fewest of the pool that free enough: one when one does, else the best one after the other, without those
-    that turn out not to be needed. Empty when all of them together are not enough."""
+    that turn out not to be needed. With `spare_limits` one that leaves fewer limits to raise goes before others. Empty
+    when all of them together are not enough."""
+
+    def price(freed: Sequence[Freeing]) -> tuple[int, tuple[int, ...]]:
+        raised = len(exceeded(facts, request, _freed(facts, freed))) if spare_limits else 0
+        return raised, freed[-1].price
+
     enough = [one for one in pool if not _lacks(facts, request, host, [one])]
     if enough:
-        return [min(enough, key=lambda one: one.price)]
+        return [min(enough, key=lambda one: price([one]))]
     chosen: list[Freeing] = []
     while lacking := _lacks(facts, request, host, chosen):
         left = [one for one in pool if one not in chosen]
         if not left:
             return []
-        best = min(left, key=lambda one: (_lacks(facts, request, host, [*chosen, one]), one.price))
+        best = min(left, key=lambda one: (_lacks(facts, request, host, [*chosen, one]), price([*chosen, one])))
         if _lacks(facts, request, host, [*chosen, best]) == lacking:
-            best = min(left, key=lambda one: one.price)  # no step helps alone; it may with the next
+            best = min(left, key=lambda one: price([*chosen, one]))  # no step helps alone; it may with the next
         chosen.append(best)
     for one in list(chosen):
         rest = [other for other in chosen if other is not one]

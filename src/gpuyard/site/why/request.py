@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuyard.site.why.facts import AskedFlavor, Cause
 
@@ -78,6 +78,8 @@ class Request:
     forbidden: frozenset[str] = frozenset()
     groups: tuple[OwnGroup, ...] = ()
     devices: tuple[DeviceNeed, ...] = ()
+    unplaced: tuple[DeviceNeed, ...] = ()
+    """Devices that Placement is not asked for: only PciPassthroughFilter decides about them."""
     group_policy: str | None = None
     numa: str = ""
     """The extra spec that has Nova want a NUMA topology; empty when none does."""
@@ -103,6 +105,10 @@ class Request:
             for name, amount in part.items():
                 total[f"class:{name}"] = total.get(f"class:{name}", 0) + amount
         return total
+
+    def without_devices(self) -> Request:
+        """The same where Nova does not ask Placement for devices (``pci_in_placement`` is off)."""
+        return replace(self, devices=(), unplaced=self.devices)
 
     def queries(self) -> list[dict[str, str]]:
         """The parameters of Nova's ``GET /allocation_candidates``: one query, or two where pinned CPUs are asked."""
