@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 NOTHING = "Nothing to do: the cloud is as the site file says."
 
-app = typer.Typer(help="Check the site file, plan and apply it.", no_args_is_help=True)
-render.register(app)
-deploy.register(app)
-app.command("lint")(lint.lint)
-app.command("import")(adopt.import_)
-app.command("drift")(drift.drift)
-app.command("rollout")(rollout.rollout)
+app = typer.Typer(help="The site as code: check, plan, apply, watch, deploy.", no_args_is_help=True)
 
 PruneOption = Annotated[bool, typer.Option("--prune", help="Also delete what is ours and no longer in the site file.")]
 
@@ -183,3 +177,11 @@ def show_plan(steps: Plan, files: int = 0) -> None:
         but += ["what waits"] if steps.waits else []
         unless = f", but for {' and '.join(but)}" if but else ""
         print(f"Nothing to do on the cloud: it is as the site file says{unless}." if but else NOTHING)
+
+
+app.command("drift")(drift.drift)
+render.register(app)
+deploy.register(app)
+app.command("rollout")(rollout.rollout)
+app.command("lint")(lint.lint)
+app.command("import")(adopt.import_)
