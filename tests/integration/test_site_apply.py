@@ -264,7 +264,7 @@ def test_a_plan_takes_a_bounded_number_of_calls(operator: CloudApi, example: Com
     ours = sum(bool(OF_PROVIDER_CONFIGS.match(row["name"])) for row in known)
     traits = {trait for config in example.provider_configs for trait in config.traits}
     hosts = len(example.provider_configs)
-    assert made <= 1 + (2 + private) + 4 + 2 + len(example.images) + len(traits) + hosts + ours + 3
+    assert made <= 1 + (2 + private) + 4 + 2 + len(example.images) + len(traits) + hosts + ours + 4
     assert made < 40
 
 

@@ -229,6 +229,17 @@ def test_a_host_is_in_one_availability_zone(tmp_path: Path) -> None:
     assert refusal.endswith("it cannot be in gpu (aggregate big) as well")
 
 
+def test_nova_does_not_change_the_zone_of_a_host_with_servers(tmp_path: Path) -> None:
+    zoned = compiled(tmp_path, aggregates={"big": {"hosts": ["gpu-server"], "availability_zone": "gpu"}})
+    plain = compiled(tmp_path, aggregates={"big": {"hosts": ["gpu-server"]}})
+    busy = frozenset({"gpu-server"})
+    for before, after in ((plain, zoned), (zoned, plain)):
+        assert plan_site(after, seen(before)).refusals == ()
+        (refusal,) = plan_site(after, seen(before, busy=busy)).refusals
+        assert "it changes the availability zone of gpu-server, which has servers" in refusal
+    assert plan_site(zoned, seen(zoned, busy=busy)).refusals == ()
+
+
 def test_images(tmp_path: Path) -> None:
     wanted = compiled(tmp_path, images={"cuda": {"big_bars": True, "properties": {"hw_video_model": "none"}}})
     properties = {"hw_machine_type": "q35", "hw_firmware_type": "uefi", "hw_video_model": "none"}

@@ -5,7 +5,7 @@ hosts have reported of their provider.yaml.
 1                                                     projects of the default domain
 1 per 1,000 flavors, and 1 per private flavor         flavors and who may use them
 3 or 4                                                Nova's service in the catalogue, its region, limits of both kinds
-2                                                     aggregates, nova-compute services
+2, and 1 per 1,000 hypervisors                        aggregates, nova-compute services, hosts with servers
 1 per image that the site names                       its properties
 1 per trait of the site's provider.yaml               which hosts have it
 1 per host of the site, 1 per class of ours           its inventory; which other hosts have the class
@@ -61,6 +61,7 @@ def read_objects(api: CloudApi, compiled: CompiledSite | None = None, look_at_ho
         services = pool.submit(api.get, "compute", "/os-services", binary="nova-compute")
         configs = compiled.provider_configs if compiled and look_at_hosts else None
         placed = pool.submit(_hosts_in_placement, api, configs) if configs is not None else None
+        busy = pool.submit(_busy, api) if compiled else None
         flavors = list(api.pages("compute", "/flavors/detail", "flavors", is_public="None", limit=1000))
         private = [row["id"] for row in flavors if not row["os-flavor-access:is_public"]]
         access = dict(zip(private, pool.map(lambda identity: _access(api, identity), private), strict=True))
@@ -73,10 +74,17 @@ def read_objects(api: CloudApi, compiled: CompiledSite | None = None, look_at_ho
             images=tuple(found for later in images for found in later.result()),
             hosts=frozenset(row["host"] for row in services.result()["services"]),
             up=frozenset(row["host"] for row in services.result()["services"] if row["state"] == "up"),
+            busy=busy.result() if busy else frozenset(),
             in_use=placed.result().in_use if placed else {},
             totals=placed.result().totals if placed else {},
             reported=placed.result().reported if placed else {},
         )
+
+
+def _busy(api: CloudApi) -> frozenset[str]:
+    """Hosts that have servers."""
+    rows = api.pages("compute", "/os-hypervisors/detail", "hypervisors", limit=1000)
+    return frozenset(row["service"]["host"] for row in rows if row["running_vms"])
 
 
 def _access(api: CloudApi, identity: str) -> list[str]:

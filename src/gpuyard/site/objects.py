@@ -301,6 +301,8 @@ class SeenObjects:
     """Hosts that have a nova-compute service."""
     up: frozenset[str] = frozenset()
     """Those whose nova-compute is up."""
+    busy: frozenset[str] = frozenset()
+    """Those that have servers."""
     in_use: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Host -> classes that servers there consume and the site no longer has for it."""
     totals: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -53,6 +53,7 @@ def plan_aggregates(
             (opening if _isolating(item.aggregate) else closing).extend(steps)
             notes += note
     refusals = [*_foreign(wanted, seen, ours, unfinished), *_zones(wanted, seen)]
+    refusals += [text for step in (*opening, *closing) for text in _moves_servers(step, seen)]
     return AggregatePlans(Plan(tuple(opening)), Plan(tuple(closing), tuple(refusals), tuple(notes), waits=tuple(waits)))
 
 
@@ -118,6 +119,18 @@ def _step(wanted: AggregateObject, found: SeenAggregate | None) -> Step | None:
         )
         return Step(Verb.REPLACE, KIND, wanted.name, reason, before, after)
     return Step(Verb.UPDATE, KIND, wanted.name, "differs from the site file", before, after)
+
+
+def _moves_servers(step: Step, seen: SeenObjects) -> Iterable[str]:
+    """Nova does not change the availability zone of a host that has servers."""
+    before, after = part(step.before, HOST).keys(), part(step.after, HOST).keys()
+    old, new = step.before.get(ZONE), step.after.get(ZONE)
+    moved = before | after if old != new else before ^ after if new else frozenset()
+    for host in sorted(moved & seen.busy):
+        yield (
+            f"{step}: it changes the availability zone of {host}, which has servers, and Nova does not do that: "
+            "migrate or delete them first, or leave the zone as it is"
+        )
 
 
 def _unwanted(item: SeenAggregate, prune: bool) -> tuple[list[Step], list[str]]:
