@@ -19,6 +19,9 @@ from gpuyard.lab.settings import Lab
 
 PATIENCE_S = 180.0
 WSGI_THREADS = 8
+# Clients keep connections open for minutes after their last request. At its own limit, 100, waitress would not look at
+# new ones until then.
+CONNECTIONS = 2000
 
 
 def log(message: str) -> None:
@@ -76,6 +79,7 @@ def serve_wsgi(application: Any, lab: Lab, name: str) -> None:
     log(f"{name} listens on port {lab.port(name)}")
     waitress.serve(
         application, host=ADDRESS, port=lab.port(name), threads=WSGI_THREADS, ident=None,
+        connection_limit=CONNECTIONS, asyncore_use_poll=True,
         clear_untrusted_proxy_headers=True, channel_timeout=300,
     )  # fmt: skip
 
