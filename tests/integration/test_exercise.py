@@ -57,6 +57,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=30,
     deadline=None,

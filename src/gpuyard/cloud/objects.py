@@ -61,7 +61,7 @@ def read_objects(api: CloudApi, compiled: CompiledSite | None = None, look_at_ho
         services = pool.submit(api.get, "compute", "/os-services", binary="nova-compute")
         configs = compiled.provider_configs if compiled and look_at_hosts else None
         placed = pool.submit(_hosts_in_placement, api, configs) if configs is not None else None
-        busy = pool.submit(_busy, api) if compiled else None
+        busy = pool.submit(_busy, api) if configs is not None else None
         flavors = list(api.pages("compute", "/flavors/detail", "flavors", is_public="None", limit=1000))
         private = [row["id"] for row in flavors if not row["os-flavor-access:is_public"]]
         access = dict(zip(private, pool.map(lambda identity: _access(api, identity), private), strict=True))
