@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from bench.table import Measured, milliseconds, show
@@ -55,7 +56,7 @@ def measure(lab: Lab, loaded: LoadedSite) -> None:
         told = why(operator, loaded, flavor, USER_PROJECT)
         assert told.would_start == title.startswith("yes"), told.answer
         calls[title] = told.calls
-        taken = milliseconds(lambda flavor=flavor: why(operator, loaded, flavor, USER_PROJECT), RUNS)  # type: ignore[misc]
+        taken = milliseconds(partial(why, operator, loaded, flavor, USER_PROJECT), RUNS)
         rows.append(Measured(f"connected, {title}", "ms", taken, LIMIT_MS))
     rows.append(Measured("the whole command, no: in use", "ms", milliseconds(lambda: command(lab), 5), LIMIT_MS))
     show("gpuyard gpu why", rows)

@@ -21,6 +21,7 @@ from gpuyard.cli.main import app
 from gpuyard.lab import control, processes
 from gpuyard.lab.credentials import DEMO, passwords
 from gpuyard.lab.errors import LabError, LabSettingsError
+from gpuyard.lab.http import call
 from gpuyard.lab.identity import BASE_LIMITS
 from gpuyard.lab.plan import EXAMPLE_SITE, LabDevice, LabHost, LabPlan
 from gpuyard.lab.settings import LabSettings
@@ -39,6 +40,16 @@ class TestTheLabOfTheExampleSite:
         assert status.healthy
         assert set(status.hosts) == set(load_site(EXAMPLE_SITE).inventories)
         assert status.memory_mib < MEMORY_LIMIT_MIB
+
+    def test_connections_that_clients_leave_open_keep_nobody_out(self, lab: RunningLab) -> None:
+        """With the server's own limit, 100, the next request would wait until they time out, for minutes."""
+        address = ("127.0.0.1", lab.lab.port("placement"))
+        idle = [socket.create_connection(address, timeout=5) for _ in range(150)]
+        try:
+            assert call("GET", lab.lab.url("placement") + "/", timeout_s=10).body["versions"]
+        finally:
+            for one in idle:
+                one.close()
 
     def test_status_is_a_table_and_an_exit_code(self, lab: RunningLab) -> None:
         result = CliRunner().invoke(app, ["lab", "status", "--state", str(lab.settings.state), "-f", "json"])

@@ -89,11 +89,7 @@ def each_once(given: Iterable[View]) -> Iterator[tuple[Alias, bool]]:
 
 
 def settings_of(view: View) -> list[Located]:
-    found: list[Located] = []
-    for file in view.files:
-        for section, key in reversed(NAMES):
-            found += [item for item in view.all(section, key) if item.file is file]
-    return found
+    return view.under(NAMES)
 
 
 def aliases(view: View) -> Aliases:

@@ -223,12 +223,7 @@ class DeviceSpecs:
 
 
 def settings_of(view: View) -> list[Located]:
-    """The settings under all names, file by file and the older names first, as oslo.config adds them up."""
-    found: list[Located] = []
-    for file in view.files:
-        for section, key in reversed(NAMES):
-            found += [item for item in view.all(section, key) if item.file is file]
-    return found
+    return view.under(NAMES)
 
 
 def device_specs(view: View) -> DeviceSpecs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar, cast
@@ -117,6 +117,15 @@ class View:
         """For messages: ``nova-compute on gpu1``."""
         who = self.service or "Nova"
         return f"{who} on {self.host}" if self.host else who
+
+    def under(self, names: Sequence[tuple[str, str]]) -> list[Located]:
+        """The settings under all names of an option, newest name first: file by file and the older names first, as
+        oslo.config adds them up."""
+        found: list[Located] = []
+        for file in self.files:
+            for section, key in reversed(names):
+                found += [item for item in self.all(section, key) if item.file is file]
+        return found
 
     def all(self, section: str, *keys: str) -> Iterator[Located]:
         """Every setting of one of the keys, in the order in which oslo.config adds up their values."""
