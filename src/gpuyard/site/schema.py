@@ -21,6 +21,9 @@ from pydantic import (
     model_validator,
 )
 
+from gpuyard.model.booking import Rules
+from gpuyard.site.booking_rules import BookingRules, SiteBooking, resolve
+
 UNITS_MIB = {"MiB": 1, "GiB": 1024, "TiB": 1024 * 1024}
 SIZE = re.compile(r"^(\d{1,9})\s*([A-Za-z]*)$")
 
@@ -159,6 +162,7 @@ class Pool(Strict):
         description="GPUs with BARs of 32 GiB and more: give guests the host's address width. Their images need "
         "hw_machine_type=q35 and hw_firmware_type=uefi, which a flavor cannot say.",
     )
+    booking: BookingRules | None = Field(None, description="Rules of bookings of this pool, before the site's.")
 
 
 class Flavor(Strict):
@@ -213,8 +217,11 @@ class Project(Limits):
     """What a project may use at once. What is left out: the default of every project; of GPUs, none."""
 
     gpus: dict[PoolName, Annotated[int, Field(ge=0, strict=True)]] = Field(
-        default_factory=dict, description="Most GPUs of a pool at once. A pool that is not named here: none."
+        default_factory=dict,
+        description="Most GPUs of a pool at once. A pool that is not named here: none. Where GPUs can be booked: most "
+        "without a booking.",
     )
+    booking: BookingRules | None = Field(None, description="Rules of bookings of this project, before its pools'.")
 
 
 AggregateName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]
@@ -270,6 +277,12 @@ class Site(Strict):
     images: dict[str, Image] = Field(default_factory=dict, description="By name, as Glance has them.")
     projects: dict[str, Project] = Field(default_factory=dict)
     limits: Limits = Limits()
+    booking: SiteBooking | None = Field(None, description="GPUs can be booked, by these rules.")
+
+    def rules(self, pool: str, project: str = "") -> Rules:
+        """What holds for bookings of a project in a pool."""
+        own = self.projects.get(project)
+        return resolve(self.booking, self.pools[pool].booking, own.booking if own else None)
 
     @property
     def isolated(self) -> bool:

@@ -1,0 +1,296 @@
+"""May this be booked? The one answer for people, admins and CI: yes with the lanes, or no with reasons and what else.
+
+Pure. The lanes of a pool and a timetable of what is on them go in; nothing here looks at a clock or a database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+
+from gpuyard.ledger.policy import Facts, broken_rules, lasting, malformed, spell
+from gpuyard.ledger.timetable import Taken, Timetable
+from gpuyard.model.booking import Alternative, Answer, Ask, Lane, Person, Reason, Rules
+
+LOOK_AT = 64
+"""Free lanes that are compared for the best fit. More would cost time and leave hardly fewer gaps."""
+LOOK_AHEAD = timedelta(days=60)
+"""How far after the wanted start another time is looked for."""
+MOST_MOVES = 200
+"""Bookings that may change lanes to make room for one."""
+STEP = 15 * 60
+"""Seconds: other times that are proposed begin on a whole quarter of an hour where they can."""
+
+
+@dataclass(frozen=True)
+class Movable:
+    """A booking that has not begun and asks for no certain GPU: its lanes may change without anybody noticing."""
+
+    id: str
+    ask: Ask
+    lanes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pool as admission sees it."""
+
+    lanes: Sequence[Lane]
+    timetable: Timetable
+    movable: Callable[[int, int], Sequence[Movable]] = lambda start, end: ()
+    """Bookings in a time (seconds) that may move. It is asked only when no lane is free."""
+
+
+def admit(
+    ask: Ask,
+    pool: Pool,
+    rules: Rules,
+    who: Person,
+    facts: Facts,
+    now: datetime,
+    *,
+    zone: str = "UTC",
+    override: bool = False,
+    keep: Sequence[int] = (),
+) -> Answer:
+    """The answer. `keep`: lanes to take again when they are free, for a booking that changes and as its owner knows it.
+
+    `override` sets the rules aside, and only them: a GPU is never given twice.
+    """
+    wrong = malformed(ask, now, facts.started)
+    if wrong:
+        return Answer(reasons=tuple(wrong))
+    broken = tuple(broken_rules(ask, rules, who, facts, zone, now))
+    found = place(ask, pool, keep)
+    if isinstance(found, Reason):
+        others = () if broken and not override else tuple(nearest(ask, pool, rules, now))
+        return Answer(reasons=(found, *(() if override else broken)), alternatives=others)
+    if broken and not override:
+        return Answer(reasons=broken)
+    lanes, moves = found
+    return Answer(lanes=lanes, moves=moves, overridden=broken)
+
+
+Placed = tuple[tuple[int, ...], Mapping[str, tuple[int, ...]]]
+"""Lanes for the ask, and the new lanes of bookings that move for it."""
+
+
+def place(ask: Ask, pool: Pool, keep: Sequence[int] = ()) -> Placed | Reason:
+    """Lanes for it, whatever the rules say, or why there are none."""
+    suitable = _suitable(ask, pool.lanes)
+    if isinstance(suitable, Reason):
+        return suitable
+    start, end = seconds(ask.start), seconds(ask.end)
+    chosen = _choose(ask, suitable, pool.timetable, start, end, keep)
+    if chosen:
+        return chosen, {}
+    moved = _make_room(ask, suitable, pool, start, end)
+    return moved or _full(ask, suitable, pool.timetable, start, end)
+
+
+def nearest(ask: Ask, pool: Pool, rules: Rules, now: datetime) -> Iterable[Alternative]:
+    """Other times and numbers that are possible in the same pool."""
+    suitable = _suitable(ask, pool.lanes)
+    if isinstance(suitable, Reason):
+        return
+    start, length = seconds(ask.start), seconds(ask.end) - seconds(ask.start)
+    until = min(start + int(LOOK_AHEAD.total_seconds()), seconds(now) + int(rules.ahead.total_seconds()))
+    later = _earliest(ask, suitable, pool.timetable, start, length, until)
+    if later is not None:
+        begin = moment(later)
+        yield Alternative(replace(ask, start=begin, end=begin + (ask.end - ask.start)), f"from {spell(begin)}")
+    free = [lane.id for lane in suitable if pool.timetable.is_free(lane.id, start, start + length)]
+    if free and not ask.same_group and not ask.same_host and len(free) < ask.gpus:
+        yield Alternative(replace(ask, gpus=len(free)), f"{len(free)} of {ask.gpus} at that time")
+    shorter = max((_free_until(pool.timetable, lane.id, start) for lane in suitable), default=start)
+    if ask.lanes == 1 and start + 3600 <= shorter < start + length:
+        end = moment(shorter)
+        yield Alternative(replace(ask, end=end), f"until {spell(end)} ({lasting(end - ask.start)})")
+
+
+def seconds(at: datetime) -> int:
+    return int(at.timestamp())
+
+
+def moment(at: int) -> datetime:
+    return datetime.fromtimestamp(at, UTC)
+
+
+def _suitable(ask: Ask, lanes: Sequence[Lane]) -> list[Lane] | Reason:
+    """Lanes that could serve it at some time, the least wasteful first; or why there are none at any time."""
+    well = [lane for lane in lanes if not lane.trouble]
+    if ask.gpu:
+        return _named(ask, lanes)
+    if ask.same_group:
+        fitting = [lane for lane in well if lane.size == ask.gpus]
+        if not fitting:
+            sizes = sorted({lane.size for lane in well if lane.size > 1})
+            has = f"its groups have {', '.join(map(str, sizes))}" if sizes else "no GPUs of it share a group"
+            return Reason("no_such_group", f"pool {ask.pool} has no group of {ask.gpus} GPUs: {has}")
+        return fitting
+    if len(well) < ask.lanes:
+        bad = len(lanes) - len(well)
+        trouble = f", and {bad} more that cannot be used now" if bad else ""
+        several = " (GPUs of one group go to one server)" if any(lane.size > 1 for lane in well) else ""
+        return Reason(
+            "too_big", f"pool {ask.pool} has {len(well)} to book one by one{several}{trouble}; not {ask.gpus}"
+        )
+    if ask.same_host and max(_by_host(well).values()) < ask.lanes:
+        host, most = max(_by_host(well).items(), key=lambda item: item[1])
+        return Reason("too_big", f"no host has {ask.gpus} of pool {ask.pool} to book: {host} has {most}")
+    return sorted(well, key=lambda lane: lane.size)
+
+
+def _named(ask: Ask, lanes: Sequence[Lane]) -> list[Lane] | Reason:
+    host, _, address = ask.gpu.rpartition("/")
+    for lane in lanes:
+        if lane.host != host or address.lower() not in lane.addresses:
+            continue
+        if lane.trouble:
+            return Reason("trouble", f"GPU {ask.gpu} cannot be used now: {lane.trouble}")
+        if address.lower() != lane.addresses[0] and not ask.same_group:
+            return Reason(
+                "peer",
+                f"GPU {ask.gpu} shares its group with {lane.name} and can only be had with it: book that one, or the "
+                f"whole group (same_group, {lane.size} GPUs)",
+            )
+        if (lane.size if ask.same_group else 1) != ask.gpus:
+            return Reason("too_big", f"GPU {ask.gpu} is {lane.size if ask.same_group else 1}, not {ask.gpus} GPUs")
+        return [lane]
+    return Reason("no_such_gpu", f"pool {ask.pool} has no GPU {ask.gpu}; name one as in host/0000:3b:00.0")
+
+
+def _by_host(lanes: Iterable[Lane]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for lane in lanes:
+        counts[lane.host] = counts.get(lane.host, 0) + 1
+    return counts
+
+
+def _choose(
+    ask: Ask, lanes: Sequence[Lane], timetable: Timetable, start: int, end: int, keep: Sequence[int]
+) -> tuple[int, ...]:
+    """Free lanes for it that leave the least behind; () when there are not enough."""
+    known = len(keep) == ask.lanes and {*keep} <= {lane.id for lane in lanes}
+    if known and all(timetable.is_free(lane, start, end) for lane in keep):
+        return tuple(keep)
+    free = (lane for lane in lanes if timetable.is_free(lane.id, start, end))
+    if ask.same_host:
+        return _on_one_host(ask, list(free))
+    # Lanes of one GPU are at the front, and are not compared with those that would strand a peer.
+    some = list(islice(free, ask.lanes + LOOK_AT))
+    if len(some) < ask.lanes:
+        return ()
+    kept = {*keep}
+    some.sort(key=lambda lane: (lane.id not in kept, lane.size, timetable.gap(lane.id, start, end)))
+    return tuple(lane.id for lane in some[: ask.lanes])
+
+
+def _on_one_host(ask: Ask, free: Sequence[Lane]) -> tuple[int, ...]:
+    """On the host that has the fewest left: whole hosts stay whole for those who need more."""
+    counts = _by_host(free)
+    able = [host for host, count in counts.items() if count >= ask.lanes]
+    if not able:
+        return ()
+    host = min(able, key=lambda name: (counts[name], name))
+    return tuple(lane.id for lane in free if lane.host == host)[: ask.lanes]
+
+
+def _make_room(ask: Ask, lanes: Sequence[Lane], pool: Pool, start: int, end: int) -> Placed | None:
+    """Lanes for it when others that have not begun change theirs. The others of its time are taken off the timetable
+    and put back one by one: what is hard to place first, so that the rest finds what is left."""
+    others = pool.movable(start, end)
+    if not others or len(others) > MOST_MOVES:
+        return None
+    taken = [one for other in others for one in taken_by(other)]
+    new = Movable("", ask, ())
+    with pool.timetable.without(taken):
+        for order in (_hard_first, _time_first):
+            placed = _place_all(sorted([new, *others], key=order), pool)
+            if placed is not None:
+                lanes_of_new = placed.pop("")
+                moves = {other.id: placed[other.id] for other in others if set(placed[other.id]) != set(other.lanes)}
+                return lanes_of_new, moves
+    return None
+
+
+def _hard_first(one: Movable) -> tuple[object, ...]:
+    ask = one.ask
+    return (not ask.gpu, not ask.same_group, not ask.same_host, -ask.lanes, ask.start, one.id)
+
+
+def _time_first(one: Movable) -> tuple[object, ...]:
+    return (one.ask.start, not one.ask.gpu, -one.ask.lanes, one.id)
+
+
+def _place_all(wanted: Sequence[Movable], pool: Pool) -> dict[str, tuple[int, ...]] | None:
+    """Lanes for all of them; None when one finds none. The timetable is as before afterwards."""
+    placed: dict[str, tuple[int, ...]] = {}
+    put: list[Taken] = []
+    try:
+        for one in wanted:
+            start, end = seconds(one.ask.start), seconds(one.ask.end)
+            suitable = _suitable(one.ask, pool.lanes)
+            if isinstance(suitable, Reason):
+                return None
+            chosen = _choose(one.ask, suitable, pool.timetable, start, end, one.lanes)
+            if not chosen:
+                return None
+            placed[one.id] = chosen
+            for lane in chosen:
+                pool.timetable.add(lane, start, end)
+                put.append((lane, start, end))
+        return placed
+    finally:
+        for taken in put:
+            pool.timetable.remove(*taken)
+
+
+def taken_by(booking: Movable) -> list[Taken]:
+    """What it has on the timetable."""
+    return [(lane, seconds(booking.ask.start), seconds(booking.ask.end)) for lane in booking.lanes]
+
+
+def _full(ask: Ask, lanes: Sequence[Lane], timetable: Timetable, start: int, end: int) -> Reason:
+    free = sum(timetable.is_free(lane.id, start, end) for lane in lanes)
+    if ask.gpu:
+        until = max(free_again for _, free_again in timetable.intervals(lanes[0].id, start, end))
+        return Reason("full", f"GPU {ask.gpu} is booked until {spell(moment(until))}")
+    what = f"group of {ask.gpus} GPUs" if ask.same_group else f"GPU of pool {ask.pool}"
+    if ask.same_host and free >= ask.lanes:
+        return Reason("full", f"{free} GPUs of pool {ask.pool} are free then, but no {ask.gpus} of them on one host")
+    if free:
+        return Reason("full", f"only {free} of {ask.lanes} GPUs of pool {ask.pool} are free throughout that time")
+    busiest = min(timetable.free_by_step([lane.id for lane in lanes], start, end, max(STEP, (end - start) // 500)))
+    if busiest >= ask.lanes:
+        return Reason(
+            "fragmented",
+            f"at any moment a {what} is free, but not the same one throughout: book it in parts, or shorter",
+        )
+    return Reason(
+        "full", f"no {what} is free throughout that time; there {'is' if len(lanes) == 1 else 'are'} {len(lanes)}"
+    )
+
+
+def _earliest(ask: Ask, lanes: Sequence[Lane], timetable: Timetable, start: int, length: int, until: int) -> int | None:
+    """The earliest later time at which it could be had, on a whole quarter of an hour when that is possible too."""
+    groups = [[lane.id for lane in lanes]]
+    if ask.same_host:
+        groups = [[lane.id for lane in lanes if lane.host == host] for host in _by_host(lanes)]
+    found = [timetable.earliest(group, ask.lanes, start, length, until) for group in groups]
+    first = min((at for at in found if at is not None), default=None)
+    if first is None:
+        return None
+    round_ = -(-first // STEP) * STEP
+    for group in groups:
+        if sum(timetable.is_free(lane, round_, round_ + length) for lane in group) >= ask.lanes and round_ <= until:
+            return round_
+    return first
+
+
+def _free_until(timetable: Timetable, lane: int, start: int) -> int:
+    """When the next booking begins on a lane; `start` when it is taken at that moment."""
+    following = next(timetable.intervals(lane, start, start + int(LOOK_AHEAD.total_seconds())), None)
+    return max(start, following[0]) if following else start

@@ -1,0 +1,230 @@
+"""One pool at the desk: a transaction that has it to itself, and its timetable, which changes together with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from gpuyard.ledger.admission import Movable, Pool, admit, moment, place, seconds
+from gpuyard.ledger.life import TAKES_LANES
+from gpuyard.ledger.policy import Facts, months
+from gpuyard.ledger.records import AuditEntry, Event
+from gpuyard.ledger.store import PoolChange, PoolLook, Store
+from gpuyard.ledger.timetable import Taken, Timetable
+from gpuyard.model.booking import Answer, Ask, Booking, BookingKind, BookingState, Lane, Person, Rules
+
+GPUYARD = "gpuyard"
+"""The actor of what happens by the clock."""
+EPOCH = moment(0)
+
+
+@dataclass(frozen=True)
+class Book:
+    """What the site says of bookings."""
+
+    pools: Sequence[str]
+    rules: Callable[[str, str], Rules]
+    """Rules of a pool (name) for a project (name)."""
+    zone: str
+    """Time zone of quiet hours, as in ``Europe/Rome``."""
+
+
+class PoolCopy:
+    """A pool's lanes and timetable in memory, as of one generation of the store. Whoever uses it holds the lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.generation = -1
+        self._lanes_generation = -1
+        self.lanes: tuple[Lane, ...] = ()
+        self.timetable = Timetable()
+
+    def catch_up(self, look: PoolLook) -> None:
+        """Make it what the store has in this transaction."""
+        if look.lanes_generation != self._lanes_generation:
+            self.lanes = look.lanes()
+            self._lanes_generation = look.lanes_generation
+        if look.generation == self.generation:
+            return
+        steps = look.changes_since(self.generation) if self.generation >= 0 else None
+        self.generation = -1  # until it is whole again
+        if steps is None:
+            self.timetable = Timetable((lane, start, end) for _, lane, start, end in look.occupancy(EPOCH))
+        else:
+            for step in steps:
+                (self.timetable.add if step.taken else self.timetable.remove)(step.lane, step.start, step.end)
+        self.generation = look.generation
+
+    def forget(self) -> None:
+        """The next look reads everything anew."""
+        self.generation = -1
+
+
+class Desk:
+    """A pool within one transaction. What is done here is in the timetable at once, and undone with the transaction."""
+
+    def __init__(self, look: PoolLook, copy: PoolCopy, book: Book, now: datetime) -> None:
+        self.look = look
+        self.book = book
+        self.now = now
+        self.lanes = copy.lanes
+        self.timetable = copy.timetable
+        self._done: list[tuple[bool, Taken]] = []
+
+    @property
+    def change(self) -> PoolChange:
+        """For what writes. A desk that only looks has none."""
+        assert isinstance(self.look, PoolChange)
+        return self.look
+
+    @property
+    def pool(self) -> Pool:
+        return Pool(self.lanes, self.timetable, self._movable)
+
+    def rules(self, project: str) -> Rules:
+        return self.book.rules(self.look.pool, project)
+
+    def admit(self, ask: Ask, who: Person, *, without: Booking | None = None, override: bool = False) -> Answer:
+        """The answer to what somebody asks. `without`: the booking that it is to replace."""
+        rules = self.rules(who.project)
+        old = without.id if without else ""
+        booked = {}
+        if rules.gpu_hours_per_month is not None and ask.start < ask.end:
+            booked = {
+                month: self.look.booked_seconds(who.project_id, month, following, old)
+                for month, following in list(months(ask.start, min(ask.end, ask.start + rules.longest)))
+            }
+        started = without is not None and without.ask.start == ask.start
+        facts = Facts(self.look.active_count(who.user_id, old), booked, started)
+        with self.timetable.without(taken_by(without) if without else ()):
+            return admit(
+                ask,
+                replace(self.pool, movable=lambda start, end: self._movable(start, end, old)),
+                rules,
+                who,
+                facts,
+                self.now,
+                zone=self.book.zone,
+                override=override,
+                keep=without.lanes if without else (),
+            )
+
+    def _movable(self, start: int, end: int, without: str = "") -> Sequence[Movable]:
+        """Bookings in a time that have not begun: they may have other lanes."""
+        if not self.lanes:
+            return ()
+        begins = max(self.now, moment(start))
+        found = self.look.on_lanes([lane.id for lane in self.lanes], begins)
+        return [
+            Movable(one.id, one.ask, one.lanes)
+            for one in found
+            if one.id != without and seconds(one.ask.start) < end and self.may_move(one)
+        ]
+
+    def may_move(self, booking: Booking) -> bool:
+        """Whether nobody would notice that it has other GPUs: not when it asks for a certain one, has begun, or begins
+        so soon that its GPUs are kept free already."""
+        kept_from = booking.ask.start - self.rules(booking.project).hold
+        confirmed = booking.state in (BookingState.CONFIRMED, BookingState.OFFERED)
+        return booking.kind is BookingKind.BOOKING and confirmed and not booking.ask.gpu and kept_from > self.now
+
+    def save(self, *bookings: Booking) -> tuple[Booking, ...]:
+        """Write bookings with their next version; the timetable follows."""
+        known = self.look.get_many([one.id for one in bookings])
+        new = [
+            replace(one, version=known[one.id].version + 1 if one.id in known else 1, changed=self.now)
+            for one in bookings
+        ]
+        stored = self.change.write(*new)
+        for old in known.values():
+            for taken in taken_by(old):
+                self._on_timetable(False, taken)
+        for one in stored:
+            for taken in taken_by(one):
+                self._on_timetable(True, taken)
+        return stored
+
+    def move(self, moves: Answer) -> list[Booking]:
+        """Bookings of an answer's moves, with their new lanes; not saved yet."""
+        known = self.look.get_many(list(moves.moves))
+        return [replace(known[id], lanes=lanes) for id, lanes in moves.moves.items()]
+
+    def place(self, booking: Booking, keep: Sequence[int] = ()) -> Answer:
+        """Other lanes for a booking, whatever the rules say of it."""
+        with self.timetable.without(taken_by(booking)):
+            movable = replace(self.pool, movable=lambda start, end: self._movable(start, end, booking.id))
+            found = place(booking.ask, movable, keep)
+        if isinstance(found, tuple):
+            return Answer(lanes=found[0], moves=found[1])
+        return Answer(reasons=(found,))
+
+    def _on_timetable(self, taken: bool, interval: Taken) -> None:
+        (self.timetable.add if taken else self.timetable.remove)(*interval)
+        self._done.append((taken, interval))
+
+    def undo(self) -> None:
+        """Make the timetable what it was before the transaction."""
+        while self._done:
+            taken, interval = self._done.pop()
+            (self.timetable.remove if taken else self.timetable.add)(*interval)
+
+    def tell(self, kind: str, booking: Booking, **details: str) -> None:
+        """An event for the booking's owner."""
+        self.change.event(Event(kind, self.now, booking.id, booking.user_id, booking.email, details))
+
+    def note(self, actor: str, action: str, booking: Booking, text: str = "", rule: str = "") -> None:
+        """An entry in the audit log."""
+        self.change.audit(AuditEntry(self.now, actor, action, booking.id, rule, text))
+
+
+def taken_by(booking: Booking) -> list[Taken]:
+    """What a booking has on the timetable."""
+    if booking.state not in TAKES_LANES:
+        return []
+    return [(lane, seconds(booking.ask.start), seconds(booking.ask.end)) for lane in booking.lanes]
+
+
+class Desks:
+    """Opens pools, one at a time each."""
+
+    def __init__(self, store: Store, book: Book, now: Callable[[], datetime]) -> None:
+        self._store = store
+        self._book = book
+        self._now = now
+        self._copies = {name: PoolCopy() for name in book.pools}
+
+    @contextmanager
+    def change(self, pool: str) -> Iterator[Desk]:
+        """For writing: the pool is locked until the block ends, here and in the store."""
+        copy = self._copies[pool]
+        desk = None
+        with copy.lock:
+            try:
+                with self._store.change(pool) as change:
+                    now = self._now().replace(microsecond=0)
+                    copy.catch_up(change)
+                    desk = Desk(change, copy, self._book, now)
+                    yield desk
+                copy.generation = change.generation
+            except BaseException:
+                if desk is not None:
+                    desk.undo()
+                raise
+
+    @contextmanager
+    def look(self, pool: str) -> Iterator[Desk]:
+        """For reading."""
+        copy = self._copies[pool]
+        with copy.lock, self._store.look(pool) as look:
+            now = self._now().replace(microsecond=0)
+            copy.catch_up(look)
+            yield Desk(look, copy, self._book, now)
+
+    def forget(self, pool: str) -> None:
+        """After the store has found that a timetable was wrong."""
+        copy = self._copies[pool]
+        with copy.lock:
+            copy.forget()

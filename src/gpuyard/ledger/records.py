@@ -1,0 +1,124 @@
+"""What the ledger writes down besides bookings, and what may be asked of it. Plain data; times are UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gpuyard.model.booking import BookingKind, BookingState, ReclaimAction
+
+
+@dataclass(frozen=True)
+class Occupied:
+    """A lane that is taken for a time."""
+
+    booking: str
+    lane: int
+    start: datetime
+    end: datetime
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that somebody wants to be told of. It is written with the change that it tells of, in one transaction,
+    and delivered later: what happened is never lost, and told at least once."""
+
+    kind: str
+    """``booking.confirmed``, ``booking.started`` ...: ledger/events.py lists them."""
+    at: datetime
+    booking: str
+    """Id; empty for what concerns a server without a booking."""
+    user_id: str
+    """Whom it concerns."""
+    email: str = ""
+    details: Mapping[str, str] = field(default_factory=dict)
+    id: int = 0
+    """Given by the store; rises."""
+
+
+@dataclass(frozen=True)
+class AuditEntry:
+    """Who did what by which rule."""
+
+    at: datetime
+    actor: str
+    """A user's name, or ``gpuyard``."""
+    action: str
+    """``booking.create``, ``booking.override``, ``server.shelve``, ``limit.set`` ..."""
+    target: str
+    """What it was done to: a booking's id, a server's."""
+    rule: str = ""
+    """The rule of the site file that caused it, or was set aside: ``must_book``, ``longest`` ..."""
+    text: str = ""
+    id: int = 0
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which bookings to list: those that match every field that is given. In order of start, then id."""
+
+    pool: str = ""
+    project_id: str = ""
+    user_id: str = ""
+    series: str = ""
+    kinds: frozenset[BookingKind] = frozenset()
+    states: frozenset[BookingState] = frozenset()
+    start: datetime | None = None
+    """Only those that end after this."""
+    end: datetime | None = None
+    """Only those that start before this."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A server that keeps GPUs that it has no booking for: from the first sight to the end."""
+
+    server_id: str
+    server: str
+    pool: str
+    user_id: str
+    project_id: str
+    rule: str
+    """``must_book``, ``past the end``, ``yields to a booking`` ..."""
+    action: ReclaimAction
+    seen: datetime
+    warned: datetime | None = None
+    due: datetime | None = None
+    """When the action is taken."""
+    done: datetime | None = None
+    """When it was taken, or in a dry run would have been."""
+    cleared: datetime | None = None
+    """When there was no reason for it any more."""
+    dry_run: bool = True
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A calendar that can be read by whoever knows its secret address."""
+
+    digest: str
+    """SHA-256 of the secret, in hex; the secret itself is not kept."""
+    scope: str
+    """``user``, ``pool`` or ``gpu``."""
+    target: str
+    """The user's id, the pool's name, or ``host/address``."""
+    owner: str
+    """Id of the user who made it."""
+    created: datetime
+
+
+@dataclass(frozen=True)
+class Session:
+    """Somebody logged in to the portal."""
+
+    digest: str
+    """SHA-256 of the cookie, in hex."""
+    user_id: str
+    user: str
+    project_id: str
+    """The project that is looked at."""
+    csrf: str
+    created: datetime
+    expires: datetime

@@ -1,0 +1,92 @@
+"""Lanes of bookings follow the world: a GPU goes bad, or Nova gives a server another one than was thought of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpuyard.ledger.desk import GPUYARD, Desk, taken_by
+from gpuyard.ledger.timetable import Timetable
+from gpuyard.model.booking import Booking, BookingKind, BookingState
+
+
+def leave_bad_lanes(desk: Desk) -> int:
+    """Bookings on lanes in trouble that no server has taken yet go to others; owners of those that cannot are told once
+    for each lane. Returns how many moved."""
+    bad = {lane.id: lane for lane in desk.lanes if lane.trouble}
+    moved = 0
+    for booking in desk.look.on_lanes(list(bad), desk.now) if bad else []:
+        if booking.kind is BookingKind.HOLD or booking.claimed is not None:
+            continue
+        # A certain GPU was asked for, and it is not to be had: any other of the pool is better than none.
+        anywhere = replace(booking, ask=replace(booking.ask, gpu=""))
+        answer = desk.place(anywhere, [lane for lane in booking.lanes if lane not in bad])
+        if answer.yes:
+            saved = desk.save(replace(booking, lanes=answer.lanes), *desk.move(answer))[0]
+            desk.note(
+                GPUYARD,
+                "booking.moved",
+                saved,
+                "; ".join(f"{bad[i].name}: {bad[i].trouble}" for i in booking.lanes if i in bad),
+            )
+            moved += 1
+            continue
+        for lane in (bad[id] for id in booking.lanes if id in bad):
+            if desk.change.told(booking.id, f"trouble {lane.id}", desk.now):
+                desk.tell("booking.trouble", booking, gpu=lane.name, trouble=lane.trouble)
+                desk.note(GPUYARD, "booking.trouble", booking, f"{lane.name}: {lane.trouble}")
+    return moved
+
+
+def follow_claim(desk: Desk, booking: Booking, chosen: Sequence[int]) -> Booking:
+    """Make a booking's lanes those on which its servers are. Others that were to have these later change places
+    with it. When that cannot be, the booking keeps the lanes that it has: it still counts as many GPUs as are taken.
+    """
+    if booking.claimed is None and chosen:
+        booking = desk.save(replace(booking, claimed=desk.now))[0]
+    return change_lanes(desk, booking, chosen)
+
+
+def change_lanes(desk: Desk, booking: Booking, chosen: Sequence[int]) -> Booking:
+    """Give a booking other lanes; whoever was to have these later gets its old ones, where that can be."""
+    wanted = [lane for lane in chosen if lane not in booking.lanes]
+    spare = [lane for lane in booking.lanes if lane not in chosen]
+    for new, old in zip(wanted, spare, strict=False):
+        swapped = _swap(desk, booking, old, new)
+        if swapped is None:
+            continue
+        booking = desk.save(*swapped)[0]
+    return booking
+
+
+def _swap(desk: Desk, booking: Booking, old: int, new: int) -> list[Booking] | None:
+    """All bookings of two lanes from now on with these exchanged, this booking first; None when that cannot be."""
+    sizes = {lane.id: lane.size for lane in desk.lanes}
+    if old not in sizes or new not in sizes:
+        return None
+    others = [one for one in desk.look.on_lanes([old, new], desk.now) if one.id != booking.id]
+    exchange = {old: new, new: old}
+    result = [replace(booking, lanes=tuple(new if lane == old else lane for lane in booking.lanes))]
+    for one in others:
+        fixed = one.kind is BookingKind.HOLD or one.claimed is not None or bool(one.ask.gpu)
+        fixed = fixed or (one.ask.same_group and sizes[old] != sizes[new])
+        lanes = one.lanes if fixed else tuple(exchange.get(lane, lane) for lane in one.lanes)
+        result.append(replace(one, lanes=lanes))
+    if _overlap(result):
+        # Only this one then, if there is room on the other lane as it is.
+        result = result[:1]
+        if _overlap([*result, *others]):
+            return None
+    return [one for one in result if one is result[0] or one not in others]
+
+
+def _overlap(bookings: Sequence[Booking]) -> bool:
+    table = Timetable()
+    try:
+        for booking in bookings:
+            if booking.state in (BookingState.OFFERED, BookingState.CONFIRMED, BookingState.ACTIVE):
+                for taken in taken_by(booking):
+                    table.add(*taken)
+    except ValueError:
+        return True
+    return False

@@ -1,0 +1,207 @@
+"""What the store keeps beside bookings: audit log, sessions, feeds, reclaim cases, enforcement's memory."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, exists, insert, select
+
+from gpuyard.ledger.records import AuditEntry, Case, Feed, Session
+from gpuyard.ledger.store.engine import Database
+from gpuyard.ledger.store.rows import maybe_moment, maybe_seconds, moment, seconds
+from gpuyard.ledger.store.schema import AUDIT, CASES, DELIVERIES, ENFORCEMENT, EVENTS, FEEDS, KEYS, SESSIONS
+from gpuyard.ledger.store.upsert import put
+from gpuyard.model.booking import ReclaimAction
+
+_AUDIT = insert(AUDIT)
+
+
+def insert_audit(connection: Connection, entry: AuditEntry) -> None:
+    row = {
+        "at": seconds(entry.at),
+        "actor": entry.actor,
+        "action": entry.action,
+        "target": entry.target,
+        "rule": entry.rule,
+        "text": entry.text,
+    }
+    connection.execute(_AUDIT, row)
+
+
+class Desk:
+    """Part of `Store`."""
+
+    _database: Database
+
+    def audit(self, limit: int = 100, before: int | None = None) -> list[AuditEntry]:
+        """The newest first; `before`: only those with a smaller id."""
+        query = select(AUDIT).order_by(AUDIT.c.id.desc()).limit(limit)
+        if before is not None:
+            query = query.where(AUDIT.c.id < before)
+        with self._database.reading() as connection:
+            return [
+                AuditEntry(moment(row.at), row.actor, row.action, row.target, row.rule, row.text, row.id)
+                for row in connection.execute(query)
+            ]
+
+    def write_audit(self, entry: AuditEntry) -> None:
+        """For what is not part of a change of bookings."""
+        with self._database.writing() as connection:
+            insert_audit(connection, entry)
+
+    def put_session(self, session: Session) -> None:
+        """New, or in place of the one with its digest."""
+        row = {
+            "digest": session.digest,
+            "user_id": session.user_id,
+            "user_name": session.user,
+            "project_id": session.project_id,
+            "csrf": session.csrf,
+            "created": seconds(session.created),
+            "expires": seconds(session.expires),
+        }
+        with self._database.writing() as connection:
+            put(connection, SESSIONS, row)
+
+    def get_session(self, digest: str, now: datetime) -> Session | None:
+        """None when there is none, or it has expired."""
+        query = select(SESSIONS).where(SESSIONS.c.digest == digest, SESSIONS.c.expires > seconds(now))
+        with self._database.reading() as connection:
+            row = connection.execute(query).first()
+        if row is None:
+            return None
+        return Session(
+            row.digest, row.user_id, row.user_name, row.project_id, row.csrf, moment(row.created), moment(row.expires)
+        )
+
+    def delete_session(self, digest: str) -> None:
+        with self._database.writing() as connection:
+            connection.execute(delete(SESSIONS).where(SESSIONS.c.digest == digest))
+
+    def delete_sessions(self, user_id: str) -> None:
+        """All of a user."""
+        with self._database.writing() as connection:
+            connection.execute(delete(SESSIONS).where(SESSIONS.c.user_id == user_id))
+
+    def prune_sessions(self, now: datetime) -> int:
+        """Delete those that have expired; returns how many."""
+        with self._database.writing() as connection:
+            return connection.execute(delete(SESSIONS).where(SESSIONS.c.expires <= seconds(now))).rowcount
+
+    def put_feed(self, feed: Feed) -> None:
+        """New, or in place of the one with its digest."""
+        row = {
+            "digest": feed.digest,
+            "scope": feed.scope,
+            "target": feed.target,
+            "owner": feed.owner,
+            "created": seconds(feed.created),
+        }
+        with self._database.writing() as connection:
+            put(connection, FEEDS, row)
+
+    def get_feed(self, digest: str) -> Feed | None:
+        with self._database.reading() as connection:
+            row = connection.execute(select(FEEDS).where(FEEDS.c.digest == digest)).first()
+        return _feed(row) if row else None
+
+    def list_feeds(self, owner: str) -> list[Feed]:
+        """By creation."""
+        query = select(FEEDS).where(FEEDS.c.owner == owner).order_by(FEEDS.c.created, FEEDS.c.digest)
+        with self._database.reading() as connection:
+            return [_feed(row) for row in connection.execute(query)]
+
+    def delete_feed(self, digest: str) -> bool:
+        """Whether there was one."""
+        with self._database.writing() as connection:
+            return connection.execute(delete(FEEDS).where(FEEDS.c.digest == digest)).rowcount == 1
+
+    def put_case(self, case: Case) -> None:
+        """New, or in place of the one with its server and `seen`."""
+        row = {
+            "server_id": case.server_id,
+            "seen": seconds(case.seen),
+            "server": case.server,
+            "pool": case.pool,
+            "user_id": case.user_id,
+            "project_id": case.project_id,
+            "rule": case.rule,
+            "action": case.action.value,
+            "warned": maybe_seconds(case.warned),
+            "due": maybe_seconds(case.due),
+            "done": maybe_seconds(case.done),
+            "cleared": maybe_seconds(case.cleared),
+            "dry_run": case.dry_run,
+            "text": case.text,
+        }
+        with self._database.writing() as connection:
+            put(connection, CASES, row)
+
+    def open_cases(self) -> list[Case]:
+        """Those that are not cleared, by `seen`."""
+        query = select(CASES).where(CASES.c.cleared.is_(None)).order_by(CASES.c.seen, CASES.c.server_id)
+        with self._database.reading() as connection:
+            return [_case(row) for row in connection.execute(query)]
+
+    def cases(self, limit: int = 100) -> list[Case]:
+        """The newest first, also those that are over."""
+        query = select(CASES).order_by(CASES.c.seen.desc(), CASES.c.server_id).limit(limit)
+        with self._database.reading() as connection:
+            return [_case(row) for row in connection.execute(query)]
+
+    def value(self, pool: str, key: str) -> str | None:
+        """What enforcement remembers of a pool."""
+        return self.values(pool).get(key)
+
+    def values(self, pool: str) -> dict[str, str]:
+        """All that it remembers."""
+        query = select(ENFORCEMENT.c.key, ENFORCEMENT.c.value).where(ENFORCEMENT.c.pool == pool)
+        with self._database.reading() as connection:
+            return {row.key: row.value for row in connection.execute(query)}
+
+    def set_value(self, pool: str, key: str, value: str | None) -> None:
+        """None: forget it."""
+        with self._database.writing() as connection:
+            if value is None:
+                one = (ENFORCEMENT.c.pool == pool, ENFORCEMENT.c.key == key)
+                connection.execute(delete(ENFORCEMENT).where(*one))
+            else:
+                put(connection, ENFORCEMENT, {"pool": pool, "key": key, "value": value})
+
+    def prune(self, before: datetime) -> None:
+        """Forget idempotency keys, and events that no channel has still to tell, of before that time. Bookings and the
+        audit log stay."""
+        old = EVENTS.c.at < seconds(before)
+        waits = exists().where(DELIVERIES.c.event == EVENTS.c.id, DELIVERIES.c.next_try.is_not(None))
+        over = select(EVENTS.c.id).where(old, ~waits)
+        with self._database.writing() as connection:
+            connection.execute(delete(KEYS).where(KEYS.c.at < seconds(before)))
+            ids = list(connection.execute(over).scalars())
+            for first in range(0, len(ids), 500):
+                some = ids[first : first + 500]
+                connection.execute(delete(DELIVERIES).where(DELIVERIES.c.event.in_(some)))
+                connection.execute(delete(EVENTS).where(EVENTS.c.id.in_(some)))
+
+
+def _feed(row: Row[Any]) -> Feed:
+    return Feed(row.digest, row.scope, row.target, row.owner, moment(row.created))
+
+
+def _case(row: Row[Any]) -> Case:
+    return Case(
+        server_id=row.server_id,
+        server=row.server,
+        pool=row.pool,
+        user_id=row.user_id,
+        project_id=row.project_id,
+        rule=row.rule,
+        action=ReclaimAction(row.action),
+        seen=moment(row.seen),
+        warned=maybe_moment(row.warned),
+        due=maybe_moment(row.due),
+        done=maybe_moment(row.done),
+        cleared=maybe_moment(row.cleared),
+        dry_run=row.dry_run,
+        text=row.text,
+    )

@@ -1,0 +1,58 @@
+"""The store, open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpuyard.ledger.store.bookings import Bookings
+from gpuyard.ledger.store.desk import Desk
+from gpuyard.ledger.store.engine import Database, parse_url
+from gpuyard.ledger.store.lanes import Lanes
+from gpuyard.ledger.store.migrate import migrate
+from gpuyard.ledger.store.outbox import Outbox
+from gpuyard.ledger.store.pool import PoolLook
+from gpuyard.ledger.store.pool_change import PoolChange
+
+
+class Store(Bookings, Lanes, Desk, Outbox):
+    """Safe to use from several threads, and from several processes on one database. Every method raises StoreError when
+    the database cannot be used.
+
+    `change` is for what belongs together; each other method that writes is a transaction of its own, and must not be
+    called within a `change`: on SQLite it would wait for it.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(cls, url: str) -> Store:
+        """``sqlite:////var/lib/gpuyard/gpuyard.db`` or ``postgresql+psycopg://user:password@host/database``.
+
+        Makes the tables, or brings older ones up to date. Raises StoreError."""
+        migrate(parse_url(url))
+        return cls(Database(url))
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._database.close()
+
+    @property
+    def name(self) -> str:
+        """The URL without its password."""
+        return self._database.name
+
+    @contextmanager
+    def change(self, pool: str) -> Iterator[PoolChange]:
+        """A transaction that has the pool to itself; written when the block ends, undone when it raises.
+
+        Errors of the database that come up in the block leave it as OverlapError, ConflictError or StoreError."""
+        with self._database.writing() as connection:
+            yield PoolChange(connection, pool)
+
+    @contextmanager
+    def look(self, pool: str) -> Iterator[PoolLook]:
+        """Read a pool; waits for nobody."""
+        with self._database.reading() as connection:
+            yield PoolLook(connection, pool)

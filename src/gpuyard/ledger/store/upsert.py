@@ -1,0 +1,30 @@
+"""Insert or replace, in the words of either database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects import postgresql, sqlite
+
+
+def insert_new(connection: Connection, table: Table, *rows: Mapping[str, Any]) -> bool:
+    """Insert rows that are not there yet; whether any was new."""
+    statement = _insert(connection, table).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
+    return sum(connection.execute(statement, dict(row)).rowcount for row in rows) > 0
+
+
+def put(connection: Connection, table: Table, row: Mapping[str, Any]) -> None:
+    """Insert a row, or replace the one with its primary key."""
+    keys = [column.name for column in table.primary_key]
+    statement = _insert(connection, table)
+    others: Sequence[str] = [name for name in row if name not in keys]
+    connection.execute(
+        statement.on_conflict_do_update(index_elements=keys, set_={name: statement.excluded[name] for name in others}),
+        dict(row),
+    )
+
+
+def _insert(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
+    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)

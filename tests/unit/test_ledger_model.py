@@ -1,0 +1,222 @@
+"""The ledger beside a model without any cleverness: a list of bookings, and every lane looked at for every minute.
+
+Two ledgers share one store and are used in turn, so each must notice what the other one did.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from gpuyard.ledger.ledger import ForbiddenError, Ledger, RefusedError
+from gpuyard.ledger.life import OPEN, TAKES_LANES, LifeError
+from gpuyard.ledger.records import Query
+from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState, Person, Rules
+from tests.support.ledgers import ADA, BOB, NOON, ROOT, Clock, Numbers, ask, open_ledger
+
+S = BookingState
+RULES = Rules(most_active=10**6, no_show=timedelta(hours=3), must_book=False)
+WHO = st.sampled_from([ADA, BOB, ROOT])
+NAMED = {"gpu": "gpu-1/0000:a3:00.0"}
+WISHES = st.tuples(
+    st.integers(0, 10),
+    st.integers(1, 9),
+    st.sampled_from([{}, {}, {"gpus": 2}, {"gpus": 2, "same_group": True}, NAMED]),
+)
+Wish = tuple[int, int, dict[str, object]]
+TEMPLATE: list[Path] = []
+
+
+def empty_store() -> Path:
+    """A database with its tables, copied: making them takes longer than a whole example."""
+    if not TEMPLATE:
+        folder = Path(tempfile.mkdtemp(prefix="gpuyard-model-"))
+        open_ledger(folder).store.close()
+        TEMPLATE.append(folder / "ledger.db")
+    folder = Path(tempfile.mkdtemp(prefix="gpuyard-model-"))
+    shutil.copy(TEMPLATE[0], folder)
+    return folder
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Everything that people, the clock and the world do, in any order."""
+
+    @initialize(approval=st.booleans())
+    def begin(self, approval: bool) -> None:
+        self.folder = empty_store()
+        self.clock = Clock()
+        rules = {"physics": replace(RULES, approval=approval), "biology": replace(RULES, priority=3)}
+        self.ledgers = [open_ledger(self.folder, rules, self.clock) for _ in range(2)]
+        self.ledgers[1]._new_id = Numbers(iter(range(10**6, 10**7)))
+        self.lanes = {lane.id: lane for lane in self.ledgers[0].lanes("v100")}
+        self.turn = 0
+        self.seen: dict[str, Booking] = {}
+
+    @property
+    def ledger(self) -> Ledger:
+        self.turn += 1
+        return self.ledgers[self.turn % 2]
+
+    def wish(self, wish: Wish) -> Ask:
+        start, hours, kind = wish
+        return ask(start=(self.clock.now - NOON).total_seconds() / 3600 + start, hours=hours, **kind)  # type: ignore[arg-type]
+
+    def some(self, index: int, *states: BookingState) -> Booking | None:
+        found = [
+            one for one in self.seen.values() if one.state in (states or tuple(S)) and one.kind is BookingKind.BOOKING
+        ]
+        return found[index % len(found)] if found else None
+
+    def free_lanes(self, wish: Ask, without: str = "") -> int:
+        """How many lanes could serve it now: none of what takes them overlaps."""
+        fitting = [
+            lane
+            for lane in self.lanes.values()
+            if not lane.trouble
+            and (not wish.same_group or lane.size == wish.gpus)
+            and (not wish.gpu or wish.gpu == lane.name)
+        ]
+        return sum(
+            not any(
+                lane.id in one.lanes and one.ask.start < wish.end and wish.start < one.ask.end
+                for one in self.seen.values()
+                if one.state in TAKES_LANES and one.id != without
+            )
+            for lane in fitting
+        )
+
+    def attempt(self, act: Callable[[], object]) -> RefusedError | None:
+        try:
+            act()
+        except RefusedError as refused:
+            return refused
+        except (LifeError, ForbiddenError):
+            pass
+        return None
+
+    @rule(wishes=st.lists(WISHES, min_size=1, max_size=6), who=WHO, wait=st.booleans(), override=st.booleans())
+    def create(self, wishes: list[Wish], who: Person, wait: bool, override: bool) -> None:
+        for wish in wishes:
+            wanted = self.wish(wish)
+            able = self.free_lanes(wanted) >= wanted.lanes
+            refused = self.attempt(
+                partial(self.ledger.create, wanted, who, wait=wait, override=override and who is ROOT)
+            )
+            assert not (able and refused), f"{wanted} was possible: {refused}"
+            self.nothing_is_given_twice_and_all_have_what_they_asked_for()
+
+    @rule(wish=WISHES, who=WHO, count=st.integers(2, 4))
+    def repeat(self, wish: Wish, who: Person, count: int) -> None:
+        before = len(self.ledger.find(Query(pool="v100"), 10**6))
+        refused = self.attempt(
+            partial(self.ledger.create, self.wish(wish), who, repeat=f"FREQ=HOURLY;INTERVAL=7;COUNT={count}")
+        )
+        made = len(self.ledger.find(Query(pool="v100"), 10**6)) - before
+        assert made == (0 if refused else count), "all or none"
+
+    @rule(index=st.integers(0, 50), wish=WISHES, comment=st.booleans())
+    def edit(self, index: int, wish: Wish, comment: bool) -> None:
+        old = self.some(index, *OPEN)
+        if old is None:
+            return
+        wanted = replace(self.wish(wish), start=old.ask.start) if old.state is S.ACTIVE else self.wish(wish)
+        if comment:
+            wanted = replace(old.ask, comment="changed")
+        able = old.state is not S.OFFERED and wanted.end > self.clock.now
+        able &= comment or self.free_lanes(wanted, old.id) >= wanted.lanes
+        refused = self.attempt(lambda: self.ledger.edit(old.id, wanted, ROOT, old.version))
+        assert not (able and refused), f"{old} -> {wanted} was possible: {refused}"
+
+    @rule(index=st.integers(0, 50), verb=st.sampled_from(["cancel", "end", "accept", "open", "approve"]))
+    def act(self, index: int, verb: str) -> None:
+        preferred = {"accept": S.OFFERED, "approve": S.REQUESTED, "end": S.ACTIVE, "open": S.ACTIVE}
+        old = self.some(index, preferred[verb]) if verb in preferred else self.some(index)
+        if old is not None:
+            self.attempt(lambda: getattr(self.ledger, verb)(old.id, ROOT))
+
+    @rule(minutes=st.integers(1, 300))
+    def time_passes(self, minutes: int) -> None:
+        self.clock.forward(minutes=minutes)
+        self.ledger.advance()
+        assert self.ledger.advance() == 0, "what is done twice is done once"
+
+    @rule(bad=st.sets(st.integers(0, 3), max_size=2))
+    def gpus_go_bad_and_come_back(self, bad: set[int]) -> None:
+        ids = sorted(self.lanes)
+        self.ledger.troubles({ids[number]: "lost" for number in bad})
+
+    @rule(index=st.integers(0, 50), lane=st.integers(0, 3))
+    def nova_chooses(self, index: int, lane: int) -> None:
+        one = self.some(index, S.ACTIVE)
+        chosen = sorted(self.lanes)[lane]
+        others = [b for b in self.seen.values() if b.state is S.ACTIVE and b.claimed and chosen in b.lanes]
+        if one is not None and not one.ask.same_group and not others:
+            self.ledger.claimed({one.id: [chosen]})
+
+    @rule(index=st.integers(0, 3), hours=st.integers(1, 12))
+    def hold(self, index: int, hours: int) -> None:
+        name = self.lanes[sorted(self.lanes)[index]].name
+        self.attempt(
+            lambda: self.ledger.hold([name], self.clock.now, self.clock.now + timedelta(hours=hours), ROOT, "")
+        )
+
+    @invariant()
+    def nothing_is_given_twice_and_all_have_what_they_asked_for(self) -> None:
+        if not hasattr(self, "folder"):
+            return
+        found = self.ledger.find(Query(pool="v100"), 10**6)
+        self.lanes = {lane.id: lane for lane in self.ledger.lanes("v100")}
+        taken: dict[int, list[tuple[object, object, str]]] = {}
+        for one in found:
+            before = self.seen.get(one.id)
+            assert before is None or before.version <= one.version
+            assert before is None or before.state in OPEN or one == before, "what is over does not change"
+            if one.state not in TAKES_LANES:
+                assert one.state in (S.ENDED, S.NO_SHOW) or not one.lanes
+                continue
+            sizes = [self.lanes[lane].size for lane in one.lanes]
+            assert sizes == [one.ask.gpus] if one.ask.same_group else len(set(one.lanes)) == one.ask.gpus
+            for lane in one.lanes:
+                for start, end, other in taken.get(lane, []):
+                    assert not (start < one.ask.end and one.ask.start < end), f"{one.id} and {other} on lane {lane}"  # type: ignore[operator]
+                taken.setdefault(lane, []).append((one.ask.start, one.ask.end, one.id))
+        self.seen = {one.id: one for one in found}
+        for ledger in self.ledgers:
+            free = dict(ledger.free("v100", self.clock.now, self.clock.now + timedelta(hours=30), 3600))
+            for start, lanes in free.items():
+                expected = self.free_lanes(Ask("v100", start, start + timedelta(hours=1)))
+                assert lanes == expected, f"{start}: {lanes} free, not {expected}"
+
+    def teardown(self) -> None:
+        if hasattr(self, "folder"):
+            for ledger in self.ledgers:
+                ledger.store.close()
+            shutil.rmtree(self.folder)
+
+
+CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+def test_any_order_of_events() -> None:
+    run_state_machine_as_test(
+        LedgerMachine,
+        settings=settings(max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=CHECKS),
+    )
+
+
+@pytest.mark.slow
+def test_any_order_of_ten_thousand_events() -> None:
+    run_state_machine_as_test(
+        LedgerMachine,
+        settings=settings(max_examples=220, stateful_step_count=50, deadline=None, suppress_health_check=CHECKS),
+    )
