@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gpuyard.cli import hold
 from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
 from gpuyard.cli.output import ColumnOption, Format, FormatOption, print_list
 from gpuyard.cli.why import why
@@ -15,6 +16,7 @@ from gpuyard.model.gpu import GpuState, GpuStatus
 
 app = typer.Typer(help="See every GPU of the site, and who has it.", no_args_is_help=True)
 app.command("why")(why)
+hold.register(app)
 
 COLUMNS = (
     "State", "Host", "Address", "Group", "Slot", "Pool", "Model", "NUMA",

@@ -15,7 +15,8 @@ from keystoneauth1.adapter import Adapter
 from openstack import exceptions as sdk_errors
 from openstack.config import OpenStackConfig
 
-from gpuyard.model.errors import GpuyardError, UsageError
+from gpuyard.cloud.errors import CloudError as CloudError  # others have it from here
+from gpuyard.model.errors import UsageError
 
 FORBIDDEN = 403
 TIMEOUT = 60
@@ -28,14 +29,6 @@ MICROVERSIONS = {"compute": "2.75", "placement": "1.38"}
 
 # It warns of what the error that follows says better.
 logging.getLogger("keystoneauth.identity").setLevel(logging.ERROR)
-
-
-class CloudError(GpuyardError):
-    """The cloud did not do what it was asked; the message says which cloud, what was asked, and what it answered."""
-
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class CloudApi:
@@ -70,8 +63,13 @@ class CloudApi:
         body: Mapping[str, Any] | Sequence[Any] | None = None,
         query: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
+        personal: bool = False,
     ) -> dict[str, Any]:
-        """One request; the JSON answer, or {} when it has none. Raises CloudError for any answer from 400 up."""
+        """One request; the JSON answer, or {} when it has none. Raises CloudError for any answer from 400 up.
+
+        `personal`: the body has somebody's password. Then it goes without a token of ours, which a 401 would have
+        thrown away, and into no log.
+        """
         with self._lock:
             self.calls += 1
         keywords: dict[str, Any] = {"raise_exc": False, "connect_retries": 1, "timeout": TIMEOUT}
@@ -81,6 +79,8 @@ class CloudApi:
             keywords["params"] = query
         if headers:
             keywords["headers"] = dict(headers)
+        if personal:
+            keywords |= {"authenticated": False, "log": False}
         if service in MICROVERSIONS:
             keywords["microversion"] = MICROVERSIONS[service]
         try:
@@ -105,6 +105,11 @@ class CloudApi:
             if not following or not answer[key]:
                 return
             answer = self.get(service, path, **{**query, "marker": answer[key][-1]["id"]})
+
+    @property
+    def auth_url(self) -> str:
+        """Keystone's address, as clouds.yaml or the environment has it."""
+        return str(self._connection.config.auth.get("auth_url", ""))
 
     @property
     def project(self) -> str | None:

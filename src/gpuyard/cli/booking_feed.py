@@ -1,0 +1,68 @@
+"""``gpuyard booking feed``: bookings in a calendar program, by a secret address."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from gpuyard.cli.booking_options import UrlOption, ZoneOption, client_of, zone_of
+from gpuyard.cli.options import CloudOption
+from gpuyard.cli.output import ColumnOption, Format, FormatOption, print_list
+
+app = typer.Typer(help="Follow bookings in a calendar program.", no_args_is_help=True)
+
+
+class Scope(StrEnum):
+    USER = "user"
+    POOL = "pool"
+    GPU = "gpu"
+
+
+@app.command()
+def create(
+    pool: Annotated[str, typer.Option("--pool", metavar="POOL", help="All bookings of a pool.")] = "",
+    gpu: Annotated[str, typer.Option("--gpu", metavar="HOST/ADDRESS", help="All bookings of a GPU.")] = "",
+    cloud: CloudOption = None,
+    url: UrlOption = "",
+) -> None:
+    """Make a calendar feed, of your own bookings or of a pool's or a GPU's. Its address is shown this once.
+
+    Whoever knows the address can read the feed, without a login.
+    """
+    from gpuyard.model.errors import UsageError
+
+    if pool and gpu:
+        raise UsageError("--pool and --gpu do not go together: a feed is of one of them")
+    scope = Scope.POOL if pool else Scope.GPU if gpu else Scope.USER
+    client = client_of(cloud, url)
+    made = client.create_feed(scope.value, pool or gpu)
+    found = str(made.get("url") or made.get("path") or "")
+    print(found if found.startswith("http") else f"{client.url}{found}")
+
+
+@app.command("list")
+def list_(
+    zone: ZoneOption = None,
+    cloud: CloudOption = None,
+    url: UrlOption = "",
+    format_: FormatOption = Format.TABLE,
+    columns: ColumnOption = None,
+) -> None:
+    """List your feeds, without their addresses."""
+    from gpuyard.client.rows import FEEDS, feed_row
+
+    where = zone_of(zone)
+    print_list([feed_row(row, where) for row in client_of(cloud, url).feeds()], FEEDS, format_, columns)
+
+
+@app.command()
+def delete(
+    feed: Annotated[str, typer.Argument(metavar="FEED", help="Id of the feed.")],
+    cloud: CloudOption = None,
+    url: UrlOption = "",
+) -> None:
+    """Delete a feed: its address leads nowhere from now on."""
+    client_of(cloud, url).delete_feed(feed)
+    print(f"Feed {feed} is deleted.")

@@ -1,0 +1,115 @@
+"""What the commands about bookings share: options, the way to the portal, and how one booking is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpuyard.cli.output import Format, print_list
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from zoneinfo import ZoneInfo
+
+    from gpuyard.client.client import Client
+
+PROGRAM = "gpuyard booking create"
+
+UrlOption = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        envvar="GPUYARD_URL",
+        metavar="URL",
+        help="The portal's address; what the catalogue says when left out, and then http://127.0.0.1:8080.",
+        show_default=False,
+    ),
+]
+ZoneOption = Annotated[
+    str | None,
+    typer.Option(
+        "--timezone", metavar="ZONE", help="Time zone of times without an offset, and of what is shown; this machine's."
+    ),
+]
+StartOption = Annotated[
+    str, typer.Option("--start", metavar="TIME", help="'2026-12-01 14:00', with an offset, 'now', or '+4h' from now.")
+]
+EndOption = Annotated[str, typer.Option("--end", metavar="TIME", help="As --start; '+3d' counts from the start.")]
+GpusOption = Annotated[int, typer.Option("--gpus", metavar="N", help="How many.")]
+GroupOption = Annotated[bool, typer.Option("--same-group", help="One whole IOMMU group, which has this many GPUs.")]
+HostOption = Annotated[bool, typer.Option("--same-host", help="All on one host, for one server with several GPUs.")]
+GpuOption = Annotated[str, typer.Option("--gpu", metavar="HOST/ADDRESS", help="This GPU; any of the pool otherwise.")]
+CommentOption = Annotated[str, typer.Option("--comment", metavar="TEXT", help="For everybody to see.")]
+OverrideOption = Annotated[
+    bool, typer.Option("--override", help="Set rules aside, as an admin. It is written down; no GPU is given twice.")
+]
+BookingArgument = Annotated[str, typer.Argument(metavar="BOOKING", help="Id of the booking.")]
+
+
+def client_of(cloud: str | None, url: str) -> Client:
+    """The portal, as the user of clouds.yaml."""
+    from gpuyard.client.client import Client
+    from gpuyard.cloud.booking_door import open_door
+
+    return Client(open_door(cloud, url))
+
+
+def zone_of(name: str | None) -> ZoneInfo:
+    """Raises UsageError."""
+    from gpuyard.client.times import find_zone, local_zone
+
+    return find_zone(name) if name else local_zone()
+
+
+@contextmanager
+def suggesting(zone: ZoneInfo) -> Iterator[None]:
+    """A refusal also says what would be possible, as commands."""
+    from gpuyard.client.asks import refusal
+    from gpuyard.client.errors import RefusedError
+
+    try:
+        yield
+    except RefusedError as error:
+        raise refusal(error, PROGRAM, zone) from None
+
+
+def print_bookings(
+    rows: Sequence[Mapping[str, Any]], zone: ZoneInfo, format_: Format, columns: Sequence[str] | None
+) -> None:
+    """One booking as fields and values, several as a list."""
+    from gpuyard.client.rows import BOOKING, BOOKINGS, booking_row
+
+    if len(rows) == 1:
+        print_one(booking_row(rows[0], zone), BOOKING, format_, columns)
+    else:
+        print_list([booking_row(row, zone) for row in rows], BOOKINGS, format_, columns)
+
+
+def print_one(
+    row: Mapping[str, Any], names: Sequence[str], format_: Format, columns: Sequence[str] | None = None
+) -> None:
+    """One thing, as `openstack ... show` prints it. Raises UsageError for an unknown column."""
+    import json
+
+    from gpuyard.cli.output import print_yaml
+    from gpuyard.model.errors import UsageError
+
+    known = {name.lower(): name for name in names}
+    unknown = [name for name in columns or () if name.lower() not in known]
+    if unknown:
+        raise UsageError(f"no column {unknown[0]!r}; there are {', '.join(names)}")
+    shown = [known[name.lower()] for name in columns] if columns else list(names)
+    found = {name: row[name] for name in shown}
+    if format_ is Format.JSON:
+        print(json.dumps(found, indent=2))
+    elif format_ is Format.YAML:
+        print_yaml(found)
+    elif format_ is Format.CSV:
+        print_list([found], shown, format_)
+    elif format_ is Format.VALUE:
+        print(*("" if value is None else value for value in found.values()), sep="\n")
+    else:
+        print_list([{"Field": name, "Value": value} for name, value in found.items()], ("Field", "Value"), format_)

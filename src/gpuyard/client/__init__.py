@@ -1,0 +1,1 @@
+"""What command lines share: they ask a portal's API for bookings, and say what it answers."""

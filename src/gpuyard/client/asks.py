@@ -1,0 +1,153 @@
+"""What people type on a command line, as the API wants it; and what the API suggests, as a command to type."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from gpuyard.client.errors import RefusedError
+from gpuyard.client.times import parse_time, show_api_time
+from gpuyard.ledger.life import OPEN
+from gpuyard.model.errors import BlockedError, UsageError
+
+
+@dataclass(frozen=True)
+class Words:
+    """An ask as it was typed."""
+
+    pool: str = ""
+    start: str = "now"
+    end: str = ""
+    gpus: int = 1
+    same_group: bool = False
+    same_host: bool = False
+    gpu: str = ""
+    comment: str = ""
+    wait: bool = False
+    override: bool = False
+    repeat: str = ""
+    project: str = ""
+
+
+def ask_body(words: Words, zone: ZoneInfo, now: datetime) -> dict[str, Any]:
+    """The body of POST /v1/bookings and of its check. Raises UsageError."""
+    start = parse_time(words.start, zone, now)
+    end = parse_time(words.end, zone, now, start)
+    if end <= start:
+        raise UsageError(f"--end {words.end!r} is not after --start {words.start!r}")
+    body: dict[str, Any] = {
+        "pool": words.pool,
+        "start": _utc(start),
+        "end": _utc(end),
+        "gpus": words.gpus,
+        "same_group": words.same_group,
+        "same_host": words.same_host,
+        "gpu": words.gpu,
+        "comment": words.comment,
+        "wait": words.wait,
+        "override": words.override,
+    }
+    if words.project:
+        body["project"] = words.project
+    if words.repeat:
+        body |= {"repeat": words.repeat, "timezone": zone.key}
+    return body
+
+
+def edit_body(row: Mapping[str, Any], zone: ZoneInfo, now: datetime, **changes: Any) -> dict[str, Any]:
+    """The body of PATCH: only what changes. ``+...`` in an end counts from the start, as it will be."""
+    body = {name: value for name, value in changes.items() if value is not None and name not in ("start", "end")}
+    start = datetime.fromisoformat(str(row["start"]))
+    if changes.get("start") is not None:
+        start = parse_time(changes["start"], zone, now)
+        body["start"] = _utc(start)
+    if changes.get("end") is not None:
+        body["end"] = _utc(parse_time(changes["end"], zone, now, start))
+    if not body:
+        raise UsageError("nothing to change is named; see --help")
+    return body
+
+
+def extend_body(row: Mapping[str, Any], until: str, zone: ZoneInfo, now: datetime) -> dict[str, Any]:
+    """The body of extend: ``+...`` counts from the end as it is. Raises UsageError when that is not later."""
+    end = datetime.fromisoformat(str(row["end"]))
+    wanted = parse_time(until, zone, now, end)
+    if wanted <= end:
+        raise UsageError(f"{until!r} is not after its end, {show_api_time(row['end'], zone)}; 'edit' makes it shorter")
+    return {"end": _utc(wanted)}
+
+
+def list_query(
+    zone: ZoneInfo,
+    now: datetime,
+    *,
+    first: str = "",
+    last: str = "",
+    everything: bool = False,
+    mine: bool = False,
+    pool: str = "",
+    project: str = "",
+    user: str = "",
+    states: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The query of GET /v1/bookings: what is not over, unless `first`, `states` or `everything` is said."""
+    begin = parse_time(first, zone, now) if first else None
+    if not (first or states or everything):
+        states = sorted(state.value for state in OPEN)
+    until = parse_time(last, zone, now, begin) if last else None
+    return {
+        "mine": "true" if mine else "",
+        "pool": pool,
+        "project": project,
+        "user": user,
+        "state": list(states),
+        "kind": "booking",
+        "from": _utc(begin) if begin else "",
+        "to": _utc(until) if until else "",
+    }
+
+
+def hold_body(gpus: Sequence[str], start: str, end: str, comment: str, zone: ZoneInfo, now: datetime) -> dict[str, Any]:
+    """The body of POST /v1/holds. Raises UsageError."""
+    begin = parse_time(start, zone, now)
+    until = parse_time(end, zone, now, begin)
+    if until <= begin:
+        raise UsageError(f"--end {end!r} is not after --start {start!r}")
+    return {"gpus": list(gpus), "start": _utc(begin), "end": _utc(until), "comment": comment}
+
+
+def refusal(error: RefusedError, program: str, zone: ZoneInfo) -> BlockedError:
+    """The refusal with its alternatives as commands that can be pasted. `program`: ``gpuyard booking create``."""
+    lines = [str(error), *suggestions(error.alternatives, program, zone)]
+    return BlockedError("\n".join(lines))
+
+
+def suggestions(alternatives: Any, program: str, zone: ZoneInfo) -> list[str]:
+    """Lines for people; empty when there is nothing near."""
+    lines = []
+    for one in alternatives or ():
+        ask = one.get("ask")
+        lines.append(f"  possible: {one.get('text', '')}")
+        if isinstance(ask, dict):
+            lines.append(f"    {command(ask, program, zone)}")
+    return lines
+
+
+def command(ask: Mapping[str, Any], program: str, zone: ZoneInfo) -> str:
+    """``gpuyard booking create --pool t4 --start ... --end ...``"""
+    words = [*program.split(), "--pool", str(ask["pool"])]
+    words += ["--start", show_api_time(ask["start"], zone), "--end", show_api_time(ask["end"], zone)]
+    if int(ask.get("gpus", 1)) != 1:
+        words += ["--gpus", str(ask["gpus"])]
+    words += [f"--{name.replace('_', '-')}" for name in ("same_group", "same_host") if ask.get(name)]
+    for name in ("gpu", "comment"):
+        words += [f"--{name}", str(ask[name])] if ask.get(name) else []
+    return shlex.join(words)
+
+
+def _utc(time: datetime) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,162 @@
+"""Requests for bookings to a portal's /v1, as plain dictionaries; what is safe to ask again is asked again."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from gpuyard.client.errors import error_of
+from gpuyard.cloud.booking_door import Door, PortalUnreachableError, Reply
+
+Row = dict[str, Any]
+PAGE = 500
+"""Bookings asked for at once."""
+PAUSES = (0.5, 1.0, 2.0)
+"""Seconds between them."""
+AGAIN = frozenset({502, 503, 504})
+"""Answers of a gateway or of a portal that starts."""
+PATIENCE = 5.0
+"""Seconds that a portal may ask to wait (Retry-After); for more the answer is given to the caller."""
+
+
+class Client:
+    """Safe to use from several threads. Every method raises GpuyardError: see errors.py."""
+
+    def __init__(
+        self,
+        door: Door,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        new_key: Callable[[], str] = lambda: str(uuid.uuid4()),
+    ) -> None:
+        self._door = door
+        self._sleep = sleep
+        self._new_key = new_key
+
+    @property
+    def url(self) -> str:
+        return self._door.url
+
+    # Bookings
+
+    def me(self) -> Row:
+        return self._row("GET", "/v1/me")
+
+    def create(self, ask: Mapping[str, Any]) -> list[Row]:
+        """Book; several rows for a recurring ask. Asked again without harm: a key goes along."""
+        body = self._row("POST", "/v1/bookings", ask, key=self._new_key())
+        return list(body["bookings"]) if "bookings" in body else [body]
+
+    def check(self, ask: Mapping[str, Any]) -> Row:
+        """``fits``, and ``reasons`` and ``alternatives`` when it does not."""
+        return self._row("POST", "/v1/bookings/check", ask, safe=True)
+
+    def bookings(self, **query: object) -> Iterator[Row]:
+        """All that match, page by page, in order of start."""
+        marker = ""
+        while True:
+            page = self._row("GET", "/v1/bookings", query={**query, "limit": PAGE, "marker": marker})["bookings"]
+            yield from page
+            if len(page) < PAGE:
+                return
+            marker = page[-1]["id"]
+
+    def booking(self, id: str) -> tuple[Row, str]:
+        """The booking and its ETag."""
+        reply = self._ask("GET", f"/v1/bookings/{quote(id, safe='')}", safe=True)
+        return dict(reply.body), reply.headers.get("etag", "")
+
+    def edit(self, id: str, changes: Mapping[str, Any], etag: str) -> Row:
+        """Raises ChangedError when the booking is not the one with this ETag any more."""
+        return self._row("PATCH", f"/v1/bookings/{quote(id, safe='')}", changes, headers={"If-Match": etag})
+
+    def extend(self, id: str, body: Mapping[str, Any], etag: str) -> Row:
+        """Raises ChangedError, as `edit`."""
+        return self._row("POST", f"/v1/bookings/{quote(id, safe='')}/extend", body, headers={"If-Match": etag})
+
+    def act(self, id: str, verb: str, reason: str = "") -> Row:
+        """``cancel``, ``end``, ``approve``, ``decline``, ``accept``, ``open``."""
+        return self._row("POST", f"/v1/bookings/{quote(id, safe='')}/{verb}", {"reason": reason} if reason else {})
+
+    def rules(self, pool: str, project: str = "") -> Row:
+        return self._row("GET", f"/v1/pools/{quote(pool, safe='')}/rules", query={"project": project})
+
+    # Holds, feeds, audit, GPUs
+
+    def hold(self, body: Mapping[str, Any]) -> list[Row]:
+        return list(self._row("POST", "/v1/holds", body)["bookings"])
+
+    def holds(self) -> list[Row]:
+        return list(self._row("GET", "/v1/holds")["bookings"])
+
+    def audit(self, limit: int) -> list[Row]:
+        return list(self._row("GET", "/v1/audit", query={"limit": limit})["entries"])
+
+    def feeds(self) -> list[Row]:
+        return list(self._row("GET", "/v1/feeds")["feeds"])
+
+    def create_feed(self, scope: str, target: str) -> Row:
+        """``url``, or ``path`` below the portal's address: it is told this once."""
+        return self._row("POST", "/v1/feeds", {"scope": scope, **({"target": target} if target else {})})
+
+    def delete_feed(self, id: str) -> None:
+        self._ask("DELETE", f"/v1/feeds/{quote(id, safe='')}")
+
+    def gpus(self, **query: object) -> list[Row]:
+        return list(self._row("GET", "/v1/gpus", query=query)["gpus"])
+
+    # The wire
+
+    def _row(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+        key: str = "",
+        safe: bool = False,
+    ) -> Row:
+        more = {**(headers or {}), **({"Idempotency-Key": key} if key else {})}
+        safe = safe or bool(key) or method == "GET"
+        answer = self._ask(method, path, body, query=query, headers=more, safe=safe).body
+        return dict(answer) if isinstance(answer, dict) else {}
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+        safe: bool = False,
+    ) -> Reply:
+        """The answer, when it is a good one. `safe`: may be asked again when no answer came."""
+        pauses = iter(PAUSES if safe else ())
+        while True:
+            pause = next(pauses, None)
+            try:
+                reply = self._door.request(method, path, body=body, query=query, headers=headers)
+            except PortalUnreachableError:
+                if pause is None:
+                    raise
+            else:
+                if reply.status < 300:
+                    return reply
+                wait = _wait(reply)
+                if pause is None or reply.status not in AGAIN or wait > PATIENCE:
+                    raise error_of(reply, self.url)
+                pause = max(pause, wait)
+            self._sleep(pause)
+
+
+def _wait(reply: Reply) -> float:
+    try:
+        return float(reply.headers.get("retry-after", "0"))
+    except ValueError:  # a date: not one of ours
+        return 0.0

@@ -1,0 +1,58 @@
+"""What a portal's problem documents (RFC 9457) become: errors that say every reason, and what would be possible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpuyard.cloud.booking_door import Reply
+from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
+
+
+class PortalError(GpuyardError):
+    """The portal did not do it, and asking in another way does not help now."""
+
+
+class RefusedError(BlockedError):
+    """The portal says no. `reasons` are for people, `codes` for programs; `alternatives` are asks that would do."""
+
+    def __init__(
+        self,
+        message: str,
+        reasons: Sequence[str] = (),
+        codes: Sequence[str] = (),
+        alternatives: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        super().__init__(message)
+        self.reasons, self.codes, self.alternatives = tuple(reasons), tuple(codes), tuple(alternatives)
+
+
+class ChangedError(RefusedError):
+    """Somebody else has changed it since it was read."""
+
+
+def error_of(reply: Reply, url: str) -> GpuyardError:
+    """The error for an answer from 300 up."""
+    problem = reply.body if isinstance(reply.body, dict) else {}
+    detail = str(problem.get("detail") or reply.text or f"status {reply.status}").strip()
+    reasons = [str(reason) for reason in problem.get("reasons") or () if str(reason) != detail]
+    message = "\n".join([detail, *(f"  - {reason}" for reason in reasons)]) if reasons else detail
+    if reply.status < 400:
+        return PortalError(f"the portal at {url} sends elsewhere, to {reply.headers.get('location', 'nowhere')}; "
+                           "name its own address with --url or GPUYARD_URL")  # fmt: skip
+    if reply.status == 401:
+        return PortalError(f"the portal at {url} does not accept the token: {message}; is it the portal of this cloud?")
+    if reply.status == 404 and not problem:
+        return PortalError(f"{url} is no portal of GPU bookings; name it with --url or GPUYARD_URL")
+    if reply.status in (412, 428):
+        return ChangedError(f"{message}; look at it again, and then change it")
+    if reply.status in (400, 422):
+        return UsageError(message)
+    if reply.status == 429:
+        wait = reply.headers.get("retry-after", "")
+        return PortalError(message + (f"; try again in {wait} seconds" if wait else ""))
+    if reply.status >= 500:
+        return PortalError(f"the portal at {url} could not do it: {message}")
+    alternatives = [one for one in problem.get("alternatives") or () if isinstance(one, dict)]
+    codes = [str(code) for code in problem.get("codes") or (problem.get("code"),) if code]
+    return RefusedError(message, reasons or [detail], codes, alternatives)

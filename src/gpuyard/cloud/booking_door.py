@@ -1,0 +1,155 @@
+"""The way to a portal's API for command lines: a user's own Keystone session, and where the portal is.
+
+The token goes to one address only: redirects are not followed.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from keystoneauth1 import exceptions as auth_errors
+from keystoneauth1.session import Session
+from openstack import exceptions as sdk_errors
+from openstack.config import OpenStackConfig
+
+from gpuyard.cloud.api import CloudError
+from gpuyard.model.errors import GpuyardError, UsageError
+
+SERVICE_TYPE = "gpu"
+"""What the portal is in Keystone's catalogue."""
+DEFAULT_URL = "http://127.0.0.1:8080"
+TIMEOUT = 60
+"""Seconds for one answer."""
+
+logging.getLogger("keystoneauth.identity").setLevel(logging.ERROR)
+
+
+class PortalUnreachableError(GpuyardError):
+    """No answer came; whether the portal got the request is not known."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer of the portal, whatever its status."""
+
+    status: int
+    body: Any = None
+    """What its JSON says; None when it has none."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Names are in lower case."""
+    text: str = ""
+
+
+class Door:
+    """JSON requests to one portal with the token of one user. Safe to use from several threads."""
+
+    def __init__(self, session: Session, url: str, *, why: str = "") -> None:
+        """`why`: where the address comes from, for errors."""
+        self.url = address(url)
+        self._session = session
+        self._why = why
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """One request, once. Raises PortalUnreachableError, and CloudError when Keystone gives no token."""
+        keywords: dict[str, Any] = {"raise_exc": False, "timeout": TIMEOUT, "redirect": False}
+        if body is not None:
+            keywords["json"] = dict(body)
+        if query:
+            keywords["params"] = {name: value for name, value in query.items() if value not in (None, "")}
+        try:
+            self._session.get_auth_headers()  # here, so that what Keystone does not do is not laid on the portal
+        except (auth_errors.ClientException, sdk_errors.SDKException) as error:
+            raise CloudError(f"no token for the portal at {self.url}: {_of_keystone(error)}") from None
+        try:
+            answer = self._session.request(
+                f"{self.url}{path}",
+                method,
+                authenticated=True,
+                headers={"Accept": "application/json", **(headers or {})},
+                **keywords,
+            )
+        except (auth_errors.ClientException, sdk_errors.SDKException) as error:
+            raise PortalUnreachableError(
+                f"the portal at {self.url}{self._why} does not answer: {_cause(error)}; is it up, and is this its "
+                "address? Name it with --url or GPUYARD_URL"
+            ) from None
+        return _reply(answer)
+
+
+def open_door(cloud: str | None = None, url: str = "", clouds_file: Path | None = None) -> Door:
+    """The portal as a user of clouds.yaml; None means OS_CLOUD or the OS_* variables, as for `openstack`.
+
+    `url` goes before ``gpu_endpoint_override`` of clouds.yaml, and that before the catalogue. Raises UsageError.
+    """
+    try:
+        files = [str(clouds_file)] if clouds_file else None
+        config = OpenStackConfig(config_files=files, load_envvars=clouds_file is None)
+        region = config.get_one(cloud, app_name="gpuyard")
+        session = region.get_session()
+        found = url or region.get_endpoint(SERVICE_TYPE) or ""
+        interface = region.get_interface(SERVICE_TYPE) or "public"
+        name = region.get_region_name(SERVICE_TYPE)
+    except (sdk_errors.ConfigException, auth_errors.MissingRequiredOptions, auth_errors.MissingAuthPlugin) as error:
+        which = f"cloud {cloud} cannot be used" if cloud else "no cloud is named"
+        hint = "name one of clouds.yaml with --os-cloud or OS_CLOUD"
+        raise UsageError(f"{which}: {str(error).rstrip('.')}; {hint}") from None
+    return door_of(session, found, region=name, interface=interface)
+
+
+def door_of(
+    session: Session, url: str = "", *, region: str | None = None, interface: str | list[str] = "public"
+) -> Door:
+    """The portal through a session that is there already: at `url`, where the catalogue says, or on this machine."""
+    if url:
+        return Door(session, url)
+    try:
+        found = session.get_endpoint(service_type=SERVICE_TYPE, region_name=region, interface=interface)
+    except (auth_errors.ClientException, sdk_errors.SDKException) as error:
+        raise CloudError(f"cannot log in to find the portal: {_of_keystone(error)}") from None
+    if found:
+        return Door(session, str(found), why=", as the catalogue says,")
+    return Door(session, DEFAULT_URL, why=f" (the catalogue has no service of type {SERVICE_TYPE})")
+
+
+def address(url: str) -> str:
+    """``http://host:8080/v1/`` -> ``http://host:8080``. Raises UsageError for what is no address of a portal."""
+    found = url.strip().rstrip("/").removesuffix("/v1")
+    if not found.startswith(("http://", "https://")) or not found.partition("://")[2]:
+        raise UsageError(f"{url!r} is no address of a portal; write it as in 'https://gpus.example.org'")
+    return found
+
+
+def _reply(answer: Any) -> Reply:
+    try:
+        body = answer.json() if answer.content else None
+    except ValueError:
+        body = None
+    headers = {name.lower(): value for name, value in answer.headers.items()}
+    return Reply(answer.status_code, body, headers, "" if body is not None else str(answer.text)[:300].strip())
+
+
+def _of_keystone(error: Exception) -> str:
+    if isinstance(error, auth_errors.Unauthorized):
+        return "Keystone does not accept the credentials; check clouds.yaml or ask for a new password or token"
+    return f"{_cause(error)}; is Keystone up, and is the auth_url of clouds.yaml right?"
+
+
+def _cause(error: Exception) -> str:
+    """What is wrong, out of the onion of texts that the libraries make of it."""
+    if isinstance(error, auth_errors.ConnectTimeout):
+        return f"no answer within {TIMEOUT} seconds"
+    found = re.search(r"\[Errno -?\d+\] ([^')\"]+)", str(error))
+    return found.group(1) if found else str(error)

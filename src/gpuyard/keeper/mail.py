@@ -1,0 +1,239 @@
+"""Mail to the owners of bookings: what happened, when, and what to do about it."""
+
+from __future__ import annotations
+
+import smtplib
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.errors import MessageError
+from email.headerregistry import Address
+from email.message import EmailMessage
+from email.utils import format_datetime
+from zoneinfo import ZoneInfo
+
+from gpuyard.keeper.messages import ChannelDownError, Message, NeverError, NotNowError
+from gpuyard.ledger.events import EVENTS
+from gpuyard.ledger.records import Event
+from gpuyard.model.booking import Booking
+from gpuyard.model.errors import UsageError
+from gpuyard.site.booking_rules import Mail
+
+PASSWORD = "GPUYARD_SMTP_PASSWORD"  # noqa: S105 - the name of a variable
+TIMEOUT = 10
+"""Seconds for each answer of the server."""
+SMTPS = 465
+"""The port on which TLS begins with the connection."""
+
+SUBJECTS = {
+    "booking.requested": "waits for approval",
+    "booking.confirmed": "is confirmed",
+    "booking.changed": "was changed",
+    "booking.waiting": "is on the waitlist",
+    "booking.offered": "can be had: accept the offer",
+    "booking.cancelled": "was cancelled",
+    "booking.expired": "has expired",
+    "booking.started": "has begun",
+    "booking.delayed": "has begun, but a GPU is late",
+    "booking.ending": "ends soon",
+    "booking.ended": "is over",
+    "booking.no_show": "was released",
+    "booking.trouble": "has lost a GPU",
+    "reclaim.warned": "A server of yours will be reclaimed",
+    "reclaim.done": "A server of yours was reclaimed",
+}
+"""What the subject says of a booking, or, for what concerns a server, the subject itself."""
+
+TO_DO = {
+    "booking.confirmed": "Nothing is to do now. When it begins, start a server with a flavor of its pool.",
+    "booking.waiting": "You are told when GPUs become free. To leave the waitlist: gpuyard booking cancel {id}",
+    "booking.offered": "To take the GPUs: gpuyard booking accept {id}\nTo let others have them: gpuyard booking cancel "
+    "{id}\nWhen you do neither until {offer_until}, they are offered to the next.",
+    "booking.started": "Start your server now. A booking without a server may be released for others after a while. "
+    "When you need it no longer: gpuyard booking end {id}",
+    "booking.delayed": "The GPU is being freed. Nothing is to do: you are told when it is yours.",
+    "booking.ending": "Save your work, and delete or shelve your servers before the end. To ask for more time: gpuyard "
+    "booking extend {id} +4h",
+    "booking.ended": "Delete or shelve your servers now: a server that keeps a GPU without a booking is reclaimed.",
+    "booking.no_show": "No server came, so its GPUs are free for others. Book again when you need them.",
+    "booking.trouble": "Another time or another pool may be free: gpuyard booking edit {id} --help",
+    "reclaim.warned": "Delete or shelve the server, or book a GPU for it.",
+}
+"""What the receiver can do, by kind of event."""
+
+DETAILS = {
+    "by": "By",
+    "gpu": "GPU",
+    "trouble": "Trouble",
+    "server": "Server",
+    "server_id": "Id",
+    "pool": "Pool",
+    "why": "Why",
+    "text": "What",
+    "due": "When",
+}
+"""Details of events that a mail shows, with their labels. The others are in the booking already."""
+
+
+class MailChannel:
+    """One SMTP server; the receivers are in the events."""
+
+    name = "mail"
+    batch = 50
+
+    def __init__(self, mail: Mail, zone: ZoneInfo, environment: Mapping[str, str], portal: str = "") -> None:
+        """Raises UsageError for settings that would not work, or would show the password to others."""
+        self._mail, self._zone, self._portal = mail, zone, portal.rstrip("/")
+        self._password = environment.get(PASSWORD, "")
+        if mail.user and not self._password:
+            raise UsageError(f"booking.mail has a user, and the environment has no password for it: set {PASSWORD}")
+        if mail.user and not mail.starttls and mail.port != SMTPS:
+            raise UsageError(
+                f"booking.mail: the password of {mail.user} would go to {mail.host} unencrypted; say 'starttls: true'"
+                f", or port {SMTPS}"
+            )
+
+    def wants(self, event: Event) -> bool:
+        return bool(event.email)
+
+    @contextmanager
+    def open(self) -> Iterator[Callable[[Message], None]]:
+        try:
+            server = self._connect()
+        except (OSError, smtplib.SMTPException) as error:
+            raise ChannelDownError(f"{self._mail.host}:{self._mail.port}: {_said(error)}") from None
+        try:
+            yield lambda message: self._send(server, message)
+        finally:
+            try:
+                server.quit()
+            except (OSError, smtplib.SMTPException):
+                server.close()
+
+    def _connect(self) -> smtplib.SMTP:
+        mail = self._mail
+        server: smtplib.SMTP
+        if mail.port == SMTPS:
+            server = smtplib.SMTP_SSL(mail.host, mail.port, timeout=TIMEOUT, context=ssl.create_default_context())
+        else:
+            server = smtplib.SMTP(mail.host, mail.port, timeout=TIMEOUT)
+        try:
+            if mail.starttls:
+                server.starttls(context=ssl.create_default_context())
+            if mail.user:
+                server.login(mail.user, self._password)
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+    def _send(self, server: smtplib.SMTP, message: Message) -> None:
+        try:
+            server.send_message(letter(message, self._mail.sender, self._zone, self._portal))
+        except (ValueError, smtplib.SMTPNotSupportedError) as error:  # no address, or one that the server cannot do
+            raise NeverError(f"{message.event.email!r}: {error}") from None
+        except smtplib.SMTPRecipientsRefused as error:
+            code, said = next(iter(error.recipients.values()))
+            kind = NeverError if code >= 500 else NotNowError
+            raise kind(f"{message.event.email}: {code} {_text(said)}") from None
+        except smtplib.SMTPDataError as error:
+            kind = NeverError if error.smtp_code >= 500 else NotNowError
+            raise kind(f"{message.event.email}: {_said(error)}") from None
+        except (OSError, smtplib.SMTPException) as error:
+            raise ChannelDownError(_said(error)) from None
+
+
+def letter(message: Message, sender: str, zone: ZoneInfo, portal: str = "") -> EmailMessage:
+    """The mail for an event. Raises ValueError for an address that is none."""
+    event = message.event
+    found = EmailMessage()
+    found["Subject"] = " ".join(subject_of(message, zone).split())
+    found["From"] = Address(f"GPUs of {message.site}", addr_spec=sender)
+    found["To"] = _address(event.email)
+    found["Date"] = format_datetime(event.at.astimezone(UTC))
+    # The same when it is sent twice, so that mail programs can tell.
+    found["Message-ID"] = f"<gpuyard.{message.site}.{event.id}@{sender.rpartition('@')[2]}>"
+    found["Auto-Submitted"] = "auto-generated"
+    found.set_content("\n".join(body_of(message, zone, portal)) + "\n")
+    return found
+
+
+def _address(text: str) -> Address:
+    """Raises ValueError. The parser has other errors too for what is none, and takes some of that."""
+    try:
+        found = Address(addr_spec=text)
+    except (ValueError, LookupError, MessageError):
+        found = Address()
+    if not found.username or not found.domain or any(sign.isspace() or not sign.isprintable() for sign in text):
+        raise ValueError("this is no address of a mailbox")
+    return found
+
+
+def subject_of(message: Message, zone: ZoneInfo) -> str:
+    said = SUBJECTS.get(message.event.kind, EVENTS.get(message.event.kind, message.event.kind))
+    booking = message.booking
+    if booking is None or not message.event.kind.startswith("booking."):
+        dry = "Dry run: " if message.event.details.get("dry_run") else ""
+        server = message.event.details.get("server", "")
+        return f"{dry}{said}{f': {server}' if server else ''}"
+    start = booking.ask.start.astimezone(zone)
+    return f"GPU booking {booking.ask.gpus} x {booking.ask.pool} from {start:%a %Y-%m-%d %H:%M} {said}"
+
+
+def body_of(message: Message, zone: ZoneInfo, portal: str = "") -> Iterator[str]:
+    """The lines of the mail."""
+    event, booking = message.event, message.booking
+    yield EVENTS.get(event.kind, event.kind)
+    if why := event.details.get("reason") or (booking.reason if booking else ""):
+        yield f"Why: {why}"
+    yield ""
+    if booking:
+        yield from _facts(booking, message.gpus, zone)
+    yield from _details(event, zone)
+    if to_do := TO_DO.get(event.kind):
+        until = booking.offer_until if booking else None
+        words = {"id": booking.id if booking else "", "offer_until": spell(until, zone) if until else "the offer ends"}
+        yield from ("", to_do.format(**words))
+    if portal:
+        yield from ("", f"All bookings: {portal}/calendar")
+    yield from ("", f"This mail was sent by gpuyard, which books the GPUs of {message.site}.")
+
+
+def _facts(booking: Booking, gpus: tuple[str, ...], zone: ZoneInfo) -> Iterator[str]:
+    ask = booking.ask
+    yield f"Booking:   {booking.id}"
+    yield f"GPUs:      {ask.gpus} of pool {ask.pool}{f' ({chr(44).join(gpus)})' if gpus else ''}"
+    yield f"From:      {spell(ask.start, zone)}"
+    yield f"To:        {spell(ask.end, zone)}"
+    yield f"Project:   {booking.project}"
+    if ask.comment:
+        yield f"Comment:   {' '.join(ask.comment.split())}"
+
+
+def _details(event: Event, zone: ZoneInfo) -> Iterator[str]:
+    """What an event says besides its booking."""
+    for name, label in DETAILS.items():
+        if value := event.details.get(name):
+            yield f"{label + ':':<10} {spell(datetime.fromisoformat(value), zone) if name == 'due' else value}"
+    if event.details.get("dry_run"):
+        yield "This is a dry run: nothing happens to the server."
+
+
+def spell(moment: datetime, zone: ZoneInfo) -> str:
+    """``Tue 2026-12-01 14:00 CET (13:00 UTC)``; with the day in UTC when that is another one."""
+    local, utc = moment.astimezone(zone), moment.astimezone(UTC)
+    text = f"{local:%a %Y-%m-%d %H:%M} {local.tzname()}"
+    if local.utcoffset() == utc.utcoffset():
+        return f"{utc:%a %Y-%m-%d %H:%M} UTC"
+    return f"{text} ({utc:%H:%M} UTC)" if local.date() == utc.date() else f"{text} ({utc:%a %Y-%m-%d %H:%M} UTC)"
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, smtplib.SMTPResponseException):
+        return f"{error.smtp_code} {_text(error.smtp_error)}"
+    return str(error) or type(error).__name__
+
+
+def _text(said: bytes | str) -> str:
+    return said.decode("utf-8", "replace") if isinstance(said, bytes) else said

@@ -1,0 +1,227 @@
+"""Tells people and programs what happens to bookings: the ledger's events, by mail and webhooks.
+
+An event is written together with the change that it tells of, and told at least once to every channel, those of one
+booking in their order. A message that cannot be told is tried again later and later, and given up after GIVE_UP. Each
+channel has a loop of its own, so one that is dead holds up no other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from gpuyard.keeper.driver import Loop
+from gpuyard.ledger.events import EVENTS
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.records import AuditEntry, Event
+from gpuyard.ledger.store import Delivery, Store
+from gpuyard.model.booking import Booking
+from gpuyard.model.errors import GpuyardError, UsageError
+from gpuyard.site.schema import Site
+
+LOG = logging.getLogger(__name__)
+PERIOD = 5.0
+"""Seconds between looks for events."""
+FIRST_PAUSE = timedelta(seconds=10)
+LONGEST_PAUSE = timedelta(hours=1)
+GIVE_UP = timedelta(days=7)
+"""An event that could not be told for so long is not news any more."""
+PREFIX = "gpu."
+"""Before the kinds of the ledger's events, where programs get them beside those of others."""
+
+
+class NotNowError(GpuyardError):
+    """This message could not be told, and may be later."""
+
+
+class ChannelDownError(GpuyardError):
+    """Nothing can be told on this channel now."""
+
+
+class NeverError(GpuyardError):
+    """This message cannot be told to this receiver, however often it is tried."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """An event, with what there is to say about it."""
+
+    event: Event
+    site: str
+    booking: Booking | None = None
+    """As it is now; None for what concerns no booking."""
+    gpus: tuple[str, ...] = ()
+    """``host/address`` of the booking's GPUs."""
+
+
+class Channel(Protocol):
+    """A way to tell. Methods are called by one thread at a time."""
+
+    @property
+    def name(self) -> str:
+        """What the store knows it by; has no secrets."""
+
+    @property
+    def batch(self) -> int:
+        """How many messages it can surely try within a minute."""
+
+    def wants(self, event: Event) -> bool:
+        """Whether the event is for it; others count as told."""
+
+    def open(self) -> AbstractContextManager[Callable[[Message], None]]:
+        """A sender for some messages, which raises NotNowError, NeverError or ChannelDownError; the last one also
+        when it is opened."""
+
+
+def message_loops(
+    ledger: Ledger,
+    site: Site,
+    environment: Mapping[str, str],
+    now: Callable[[], datetime],
+    *,
+    portal: str = "",
+    period: float = PERIOD,
+) -> list[Loop]:
+    """One loop for each channel that the site file has. `environment` has the secrets; `portal`: its address as people
+    reach it, for links. Raises UsageError for a channel that cannot work as it is set up."""
+    channels = channels_of(site, environment, portal)
+    ledger.store.keep_channels([channel.name for channel in channels])
+    return [_loop(ledger, channel, site.site, now, period) for channel in channels]
+
+
+def channels_of(site: Site, environment: Mapping[str, str], portal: str = "") -> list[Channel]:
+    """Raises UsageError."""
+    from gpuyard.keeper.mail import MailChannel
+    from gpuyard.keeper.webhooks import WebhookChannel
+
+    booking = site.booking
+    if booking is None:
+        return []
+    channels: list[Channel] = []
+    if booking.mail is not None:
+        channels.append(MailChannel(booking.mail, booking.zone, environment, portal))
+    for hook in booking.webhooks:
+        unknown = [kind for kind in hook.events if kind not in EVENTS]
+        if unknown:
+            raise UsageError(f"webhook {hook.url}: there is no event {unknown[0]!r}; there are {', '.join(EVENTS)}")
+        channels.append(WebhookChannel(hook, environment))
+    names = [channel.name for channel in channels]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{name} is in the site file twice, and would be told only once; leave one out")
+    return channels
+
+
+def _loop(ledger: Ledger, channel: Channel, site: str, now: Callable[[], datetime], period: float) -> Loop:
+    courier = Courier(ledger, channel, site, now)
+    return Loop(
+        f"messages to {channel.name}", "Tells people or programs what happens to bookings.", period, courier.run
+    )
+
+
+class Courier:
+    """Carries the events of one channel."""
+
+    def __init__(self, ledger: Ledger, channel: Channel, site: str, now: Callable[[], datetime]) -> None:
+        self._ledger = ledger
+        self._channel = channel
+        self._site = site
+        self._now = now
+        self._behind: dict[str, tuple[int, datetime]] = {}
+        """Subject -> event that must be told first, and when it is tried again."""
+        self._down = 0
+        """How often the whole channel was found down, since it last worked."""
+        self._rest_until: datetime | None = None
+
+    @property
+    def _store(self) -> Store:
+        return self._ledger.store
+
+    def run(self) -> None:
+        """Tell what is due. Raises StoreError; what receivers do is logged and tried again."""
+        if self._rest_until is not None and self._now() < self._rest_until:
+            return
+        while True:
+            due = self._store.undelivered(self._channel.name, self._now(), self._channel.batch)
+            for one in due:
+                if not self._channel.wants(one.event):
+                    self._store.delivered(self._channel.name, one.event.id, self._now())
+            wanted = [one for one in due if self._channel.wants(one.event)]
+            if wanted and not self._tell(wanted):
+                return
+            if len(due) < self._channel.batch:
+                return
+
+    def _tell(self, deliveries: Sequence[Delivery]) -> bool:
+        """Whether the channel works."""
+        untold = list(deliveries)
+        try:
+            with self._channel.open() as send:
+                while untold:
+                    self._try(untold[0], send)
+                    untold.pop(0)
+        except ChannelDownError as error:
+            rest = pause(self._down)
+            self._down, self._rest_until = self._down + 1, self._now() + rest
+            LOG.warning("%s: %s; trying again in %d s", self._channel.name, error, rest.total_seconds())
+            for one in untold:  # at once, for the channel rests as a whole: so their order stays
+                self._put_off(one, self._now(), str(error))
+            return False
+        self._down, self._rest_until = 0, None
+        return True
+
+    def _try(self, one: Delivery, send: Callable[[Message], None]) -> None:
+        """Tell one, unless another one about the same has to be told before."""
+        about = subject(one.event)
+        first, retry = self._behind.get(about, (one.event.id, self._now()))
+        if first < one.event.id and retry > self._now():
+            self._put_off(one, retry, "an earlier event of the same booking could not be told")
+            return
+        self._behind.pop(about, None)
+        try:
+            send(self._message(one.event))
+        except NeverError as error:
+            self._give_up(one, str(error))
+        except NotNowError as error:
+            LOG.warning("%s: event %d: %s", self._channel.name, one.event.id, error)
+            retry = self._now() + pause(one.attempts)
+            if self._put_off(one, retry, str(error)):
+                self._behind[about] = (one.event.id, retry)
+        else:
+            self._store.delivered(self._channel.name, one.event.id, self._now())
+
+    def _put_off(self, one: Delivery, retry: datetime, why: str) -> bool:
+        """Whether it will be tried again."""
+        if self._now() - one.event.at > GIVE_UP:
+            self._give_up(one, why)
+            return False
+        self._store.failed(self._channel.name, one.event.id, retry)
+        return True
+
+    def _give_up(self, one: Delivery, why: str) -> None:
+        LOG.warning("%s: event %d is given up: %s", self._channel.name, one.event.id, why)
+        text = f"{one.event.kind} could not be told by {self._channel.name}: {why}"
+        target = one.event.booking or one.event.user_id
+        self._store.write_audit(AuditEntry(self._now(), "gpuyard", "message.given_up", target, "", text))
+        self._store.failed(self._channel.name, one.event.id, None)
+
+    def _message(self, event: Event) -> Message:
+        booking = self._store.get(event.booking) if event.booking else None
+        if booking is None:
+            return Message(event, self._site)
+        names = {lane.id: lane.name for lane in self._store.lanes(booking.ask.pool)}
+        return Message(event, self._site, booking, tuple(names[id] for id in booking.lanes if id in names))
+
+
+def subject(event: Event) -> str:
+    """What an event is about: events about the same are told in their order."""
+    return event.booking or event.details.get("server_id") or event.user_id
+
+
+def pause(attempts: int) -> timedelta:
+    """How long to wait after so many vain tries and one more: 10 s, 20 s, 40 s ... one hour."""
+    return min(LONGEST_PAUSE, FIRST_PAUSE * (1 << min(attempts, 12)))

@@ -1,0 +1,1 @@
+"""The plugin for `openstack`: ``openstack gpu list`` and ``openstack gpu booking ...``. Thin, over client/."""

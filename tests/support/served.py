@@ -1,0 +1,80 @@
+"""A portal with bookings in this process, for tests of what talks to it: a real ledger, and people without Keystone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from gpuyard.cloud.people import Account, LoginRefusedError, Membership, People, Project, TokenFacts
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.model.booking import Person
+from gpuyard.portal.app import create_app
+from gpuyard.portal.server import bind, server_of, url_of
+from tests.support.ledgers import Clock
+from tests.support.yards import GPUS, driver, filled
+
+
+class RealClock(Clock):
+    """Commands look at the machine's clock, so their portal does too."""
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """People whose tokens are their names."""
+
+    persons: Sequence[Person]
+
+    def log_in(self, user: str, password: str, domain: str) -> str:
+        raise LoginRefusedError("nobody has a password here")
+
+    def account(self, user_id: str) -> Account | None:
+        found = [one for one in self.persons if one.user_id == user_id]
+        memberships = [Membership(one.project_id, one.project, one.roles) for one in found]
+        return Account(user_id, found[0].user, found[0].email, memberships) if found else None
+
+    def token(self, token: str) -> TokenFacts | None:
+        for one in self.persons:
+            if one.user == token:
+                membership = Membership(one.project_id, one.project, one.roles)
+                return TokenFacts(one.user_id, one.user, datetime.now(UTC) + timedelta(hours=1), membership)
+        return None
+
+    def projects(self, name_or_id: str) -> Sequence[Project]:
+        found = {one.project_id: one.project for one in self.persons if name_or_id in (one.project_id, one.project)}
+        return [Project(id, name) for id, name in found.items()]
+
+    def users(self, name_or_id: str) -> Sequence[str]:
+        return sorted({one.user_id for one in self.persons if name_or_id in (one.user_id, one.user)})
+
+
+@contextmanager
+def served(ledger: Ledger, people: Sequence[Person] | People) -> Iterator[str]:
+    """Gives the portal's address. `people`: a few, or where to ask for them."""
+    known: People = Crowd(people) if isinstance(people, Sequence) else people
+    app = create_app(filled(), driver(), "test", GPUS, ["*"], lambda: datetime.now(UTC), ledger=ledger, people=known)
+    with bind("127.0.0.1", 0) as listener:
+        server = server_of(app)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield url_of(listener)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def write_clouds(folder: Path, url: str, persons: Sequence[Person]) -> Path:
+    """A clouds.yaml with a cloud for each person, whose token is ready, so that no Keystone is asked."""
+    lines = ["clouds:"]
+    for one in persons:
+        lines += [f"  {one.user}:", "    auth_type: admin_token", f"    auth: {{endpoint: '{url}', token: {one.user}}}"]
+    path = folder / "clouds.yaml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
