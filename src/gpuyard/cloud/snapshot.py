@@ -201,6 +201,9 @@ class SnapshotTaker:
             flavor=row["flavor"]["original_name"],
             created=_time(row["created"]),
             launched=_time(row["OS-SRV-USG:launched_at"]),
+            user_id=row["user_id"],
+            project_id=row["tenant_id"],
+            task=row["OS-EXT-STS:task_state"] or "",
         )
 
 

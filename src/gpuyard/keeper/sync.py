@@ -8,7 +8,7 @@ from datetime import datetime
 from gpuyard.cloud.snapshot import SnapshotTaker
 from gpuyard.keeper.driver import Loop
 from gpuyard.keeper.yard import Yard
-from gpuyard.ledger.state import gpu_statuses
+from gpuyard.ledger.state import LedgerWords, gpu_statuses
 from gpuyard.site.compile import CompiledSite
 
 REST = 3.0
@@ -16,12 +16,20 @@ REST = 3.0
 
 
 def sync_loop(
-    taker: SnapshotTaker, compiled: CompiledSite, yard: Yard, period: float, now: Callable[[], datetime]
+    taker: SnapshotTaker,
+    compiled: CompiledSite,
+    yard: Yard,
+    period: float,
+    now: Callable[[], datetime],
+    words: Callable[[], LedgerWords] | None = None,
 ) -> Loop:
-    """A loop named ``sync`` that takes a snapshot every `period` seconds, or less often when that takes long."""
+    """A loop named ``sync`` that takes a snapshot every `period` seconds, or less often when that takes long.
+
+    `words`: what the ledger says of GPUs, where they can be booked.
+    """
 
     def run() -> None:
         snapshot = taker.take(now())
-        yard.publish(snapshot.taken_at, gpu_statuses(compiled.gpus, snapshot))
+        yard.publish(snapshot.taken_at, gpu_statuses(compiled.gpus, snapshot, words() if words else LedgerWords()))
 
     return Loop("sync", "Looks at Placement and Nova and publishes the state of every GPU.", period, run, REST)

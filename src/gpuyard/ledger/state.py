@@ -2,20 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
+from gpuyard.model.booking import Booking, BookingKind, BookingState, Lane
 from gpuyard.model.gpu import Claim, Gpu, GpuRole, GpuState, GpuStatus
 from gpuyard.model.world import Snapshot
 
 
-def gpu_statuses(gpus: Sequence[Gpu], snapshot: Snapshot) -> list[GpuStatus]:
-    """One status per GPU, in the order given."""
+@dataclass(frozen=True)
+class LedgerWords:
+    """What the ledger says of GPUs, by the names of their providers."""
+
+    booked: Mapping[str, str] = field(default_factory=dict)
+    """For whom it is kept."""
+    held: Mapping[str, str] = field(default_factory=dict)
+    """Which operator's hold keeps it."""
+
+
+def ledger_words(
+    gpus: Iterable[Gpu], lanes: Iterable[Lane], bookings: Iterable[Booking], kept: Mapping[int, str]
+) -> LedgerWords:
+    """What to say of lanes that are booked or held now. `kept`: lanes that are held in Placement, each with why."""
+    names = {(gpu.host, gpu.address): gpu.provider_name for gpu in gpus}
+    of_lane = {
+        lane.id: [names[lane.host, address] for address in lane.addresses if (lane.host, address) in names]
+        for lane in lanes
+    }
+    booked = {name: why for lane, why in kept.items() for name in of_lane.get(lane, ())}
+    held: dict[str, str] = {}
+    for booking in bookings:
+        active = booking.state is BookingState.ACTIVE
+        provider_names = [name for lane in booking.lanes if active or lane in kept for name in of_lane.get(lane, ())]
+        if booking.kind is BookingKind.HOLD:
+            what = f"held by {booking.user} until {_moment(booking.ask.end)}"
+            held |= dict.fromkeys(provider_names, f"{what}: {booking.ask.comment}" if booking.ask.comment else what)
+        else:
+            when = f"until {_moment(booking.ask.end)}" if active else f"from {_moment(booking.ask.start)}"
+            booked |= dict.fromkeys(provider_names, f"booked by {booking.user} ({booking.project}) {when}")
+    return LedgerWords(booked, held)
+
+
+def _moment(time: datetime) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def gpu_statuses(gpus: Sequence[Gpu], snapshot: Snapshot, words: LedgerWords = LedgerWords()) -> list[GpuStatus]:
+    """One status per GPU, in the order given. `words`: what the ledger says, where GPUs can be booked."""
     leaders = {(gpu.host, gpu.pool, gpu.set_letter): gpu for gpu in gpus if gpu.role is GpuRole.LEADER}
-    alone = {gpu: _alone(gpu, snapshot) for gpu in gpus}
+    alone = {gpu: _alone(gpu, snapshot, words) for gpu in gpus}
     return [_with_leader(alone[gpu], leaders, alone) if gpu.role is GpuRole.PEER else alone[gpu] for gpu in gpus]
 
 
-def _alone(gpu: Gpu, snapshot: Snapshot) -> GpuStatus:
+def _alone(gpu: Gpu, snapshot: Snapshot, words: LedgerWords) -> GpuStatus:
     """The state of a GPU without a look at the others of its group."""
     name = gpu.provider_name
     if gpu.blocked:
@@ -24,6 +64,10 @@ def _alone(gpu: Gpu, snapshot: Snapshot) -> GpuStatus:
         return _claimed(gpu, snapshot)
     if name not in snapshot.providers:
         return GpuStatus(gpu, GpuState.LOST, _why_lost(gpu, snapshot))
+    if name in snapshot.reserved and name in words.held:
+        return GpuStatus(gpu, GpuState.HELD, words.held[name])
+    if name in snapshot.reserved and name in words.booked:
+        return GpuStatus(gpu, GpuState.BOOKED, words.booked[name])
     if name in snapshot.reserved:
         return GpuStatus(gpu, GpuState.HELD, "reserved in Placement: maintenance, quarantine or scrub")
     if name not in snapshot.allocatable:
@@ -31,6 +75,8 @@ def _alone(gpu: Gpu, snapshot: Snapshot) -> GpuStatus:
     closed = _host_closed(gpu, snapshot)
     if closed:
         return GpuStatus(gpu, GpuState.BLOCKED, closed)
+    if name in words.booked:
+        return GpuStatus(gpu, GpuState.BOOKED, words.booked[name])
     if gpu.pool in snapshot.roomy_hosts and gpu.host not in snapshot.roomy_hosts[gpu.pool]:
         reason = f"{gpu.host} has no CPU, RAM or disk left for any flavor of pool {gpu.pool}"
         return GpuStatus(gpu, GpuState.STRANDED, reason)

@@ -29,6 +29,10 @@ class Server:
     flavor: str
     created: Optional[datetime] = None
     launched: Optional[datetime] = None
+    user_id: str = ""
+    project_id: str = ""
+    task: str = ""
+    """What Nova is doing with it; empty when nothing."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuyard.site.capacity import HostCapacity, size_of
-from gpuyard.site.encoding import EncodedGpu, count_class
+from gpuyard.site.encoding import EncodedGpu, count_class, peer_class, pool_class
 from gpuyard.site.nova import alias, leader_alias, limited_classes, peer_alias
 from gpuyard.site.provider_config import ProviderConfig
 from gpuyard.site.schema import Flavor, Limits, Site
@@ -16,6 +16,11 @@ def owner_mark(site: str) -> str:
     """The description of every flavor and limit that gpuyard makes: it is set in the call that creates the object, so
     that a crash between two calls cannot leave one that looks like somebody else's."""
     return f"made by gpuyard for site {site}"
+
+
+def bookings_mark(site: str) -> str:
+    """The description of limits on GPUs that follow bookings: the keeper's, which plans leave alone."""
+    return f"{owner_mark(site)}: bookings"
 
 
 def site_trait(site: str) -> str:
@@ -192,10 +197,21 @@ def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject
     for pool, members in by_pool.items():
         classes = limited_classes(site, pool, members)
         wanted += [LimitObject(f"class:{name}", 0, None, mark) for name in classes]
+        if site.booking is not None:
+            continue  # what a project may use then is what it has booked: keeper/bookings.py
         for project, wish in site.projects.items():
             if pool in wish.gpus:
                 wanted += [LimitObject(f"class:{name}", wish.gpus[pool], project, mark) for name in classes]
     return wanted
+
+
+def gpu_resources(site: Site, limits: Iterable[LimitObject]) -> dict[str, tuple[str, ...]]:
+    """Pool -> the resources that its GPUs are counted by, as Keystone names them: those of the registered limits."""
+    known = {limit.resource for limit in limits if limit.project is None}
+    classes = {pool: (count_class(pool), pool_class(pool), peer_class(pool)) for pool in site.pools}
+    return {
+        pool: tuple(f"class:{name}" for name in names if f"class:{name}" in known) for pool, names in classes.items()
+    }
 
 
 def _base_limits(limits: Limits) -> Iterable[tuple[str, int]]:

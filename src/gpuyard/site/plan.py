@@ -45,7 +45,8 @@ def plan_site(compiled: CompiledSite, seen: SeenObjects, prune: bool = False) ->
     aggregates = plan_aggregates(compiled, seen, unreported, prune)
     parts = [aggregates.opening, *parts, aggregates.closing, plan_images(compiled.images, seen.images)]
     # Limits last: as long as a flavor asks for a class, somebody could have it without bound.
-    unwanted = [*_unwanted_flavors(ours, found.values()), *unwanted_limits(compiled.limits, seen.limits, mark)]
+    booked = compiled.site.booking is not None
+    unwanted = [*_unwanted_flavors(ours, found.values()), *unwanted_limits(compiled.limits, seen.limits, mark, booked)]
     revoked, unwanted = split_revoked(unwanted)
     parts.append(Plan(tuple(revoked)))
     notes: list[str] = [*compiled.notes, *foreign_differences(compiled.flavors, seen)]

@@ -35,11 +35,19 @@ def plan_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit]) -> Pla
     return Plan(tuple(steps), tuple(refusals))
 
 
-def unwanted_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit], mark: str) -> Iterable[Step]:
+def unwanted_limits(
+    wanted: Sequence[LimitObject], seen: Sequence[SeenLimit], mark: str, booked: bool = False
+) -> Iterable[Step]:
     """Deletions of those of ours that the site file does not name. Projects' own first: Keystone keeps a registered
-    limit that others depend on."""
+    limit that others depend on. `booked`: GPUs can be booked, and projects' limits on them follow the bookings."""
     names = {limit_name(limit) for limit in wanted}
-    unwanted = [i.limit for i in seen if i.limit.description == mark and limit_name(i.limit) not in names]
+    unwanted = [
+        i.limit
+        for i in seen
+        if i.limit.description == mark
+        and limit_name(i.limit) not in names
+        and not (booked and i.limit.project is not None and i.limit.resource.startswith(CLASS))
+    ]
     for limit in sorted(unwanted, key=lambda limit: (limit.project is None, limit_name(limit))):
         yield _delete(limit, "no longer in the site file")
 

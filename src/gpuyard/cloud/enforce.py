@@ -1,0 +1,131 @@
+"""Carries enforcement out: limits in Keystone, holds in Placement, and what is to be known before that is planned.
+
+A look takes 1 call for all limits, 1 for the names of projects, and 1 for each GPU that may be held or released next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from gpuyard.cloud.api import CloudApi, CloudError
+from gpuyard.cloud.objects import DOMAIN, compute_service, region_of
+from gpuyard.ledger.enforcement import SeenProvider
+
+PARALLEL = 4
+NOT_FOUND = 404
+CONFLICT = 409
+
+
+class ChangedError(CloudError):
+    """Something is not any more as it was when the step was planned; the next plan is made from what it is now."""
+
+
+class Enforcer:
+    """Limits on GPU classes and holds of GPUs, of one cloud. It decides nothing."""
+
+    def __init__(self, api: CloudApi, mark: str) -> None:
+        """`mark`: the description of every limit that is set."""
+        self._api = api
+        self._mark = mark
+        self._limit_ids: dict[tuple[str, str], str] = {}
+        self._where: tuple[str, str | None] | None = None
+
+    def projects(self) -> dict[str, str]:
+        """Name -> id, of the default domain, which the projects of a site file are in."""
+        rows = self._api.get("identity", "/projects", domain_id=DOMAIN)["projects"]
+        return {row["name"]: row["id"] for row in rows}
+
+    def limits(self, resources: Iterable[str]) -> dict[tuple[str, str], int]:
+        """(project's id, resource) -> limit: all that projects have of their own."""
+        service, region = self._catalogue()
+        rows = self._api.get("identity", "/limits", service_id=service)["limits"]
+        wanted = set(resources)
+        mine = [
+            row for row in rows if row["resource_name"] in wanted and row["region_id"] == region and row["project_id"]
+        ]
+        self._limit_ids = {(row["project_id"], row["resource_name"]): row["id"] for row in mine}
+        return {(row["project_id"], row["resource_name"]): row["resource_limit"] for row in mine}
+
+    def registered(self) -> frozenset[str]:
+        """Resources that have a default for every project; without one Keystone takes no project's limit."""
+        service, region = self._catalogue()
+        rows = self._api.get("identity", "/registered_limits", service_id=service)["registered_limits"]
+        return frozenset(row["resource_name"] for row in rows if row["region_id"] == region)
+
+    def set_limit(self, project: str, resource: str, value: int) -> None:
+        """A limit of 0 is none: the registered one, which is 0, holds then. (Keystone takes an update to 0, answers
+        200 and keeps the old number.)"""
+        known = self._limit_ids.get((project, resource))
+        try:
+            if value == 0:
+                if known is not None:
+                    self._api.request("DELETE", "identity", f"/limits/{known}")
+            elif known is not None:
+                body = {"limit": {"resource_limit": value, "description": self._mark}}
+                self._api.request("PATCH", "identity", f"/limits/{known}", body)
+            else:
+                self._api.request("POST", "identity", "/limits", {"limits": [self._row(project, resource, value)]})
+        except CloudError as error:
+            if error.status == CONFLICT or (error.status == NOT_FOUND and known is not None):
+                raise ChangedError(str(error), error.status) from None
+            raise
+
+    def _row(self, project: str, resource: str, value: int) -> dict[str, Any]:
+        service, region = self._catalogue()
+        row = {
+            "service_id": service,
+            "resource_name": resource,
+            "project_id": project,
+            "resource_limit": value,
+            "description": self._mark,
+        }
+        return {**row, "region_id": region} if region else row
+
+    def _catalogue(self) -> tuple[str, str | None]:
+        """Nova's service and region, which limits are kept under."""
+        if self._where is None:
+            service = compute_service(self._api)
+            self._where = service, region_of(self._api, service)
+        return self._where
+
+    def look(self, providers: Mapping[str, tuple[str, str]]) -> dict[str, SeenProvider]:
+        """Name -> (id, resource class) in, what is reserved out. Providers that are gone are left out."""
+        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="look") as pool:
+            found = pool.map(lambda key: self._seen(*key), providers.values())
+            return {name: seen for name, seen in zip(providers, found, strict=True) if seen is not None}
+
+    def _seen(self, provider: str, resource_class: str) -> SeenProvider | None:
+        try:
+            answer = self._inventories(provider)
+        except CloudError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+        inventory = answer["inventories"].get(resource_class)
+        if inventory is None:
+            return None
+        return SeenProvider(inventory["reserved"] >= inventory["total"], answer["resource_provider_generation"])
+
+    def _inventories(self, provider: str) -> dict[str, Any]:
+        return self._api.get("placement", f"/resource_providers/{provider}/inventories")
+
+    def reserve(self, provider: str, resource_class: str, reserved: bool, generation: int) -> None:
+        """Hold a GPU or let it go, if its provider is still in this generation. Raises ChangedError when not."""
+        answer = self._inventories(provider)
+        inventory = answer["inventories"].get(resource_class)
+        if inventory is None or answer["resource_provider_generation"] != generation:
+            raise ChangedError(f"cloud {self._api.name}: provider {provider} has changed meanwhile", CONFLICT)
+        body = {
+            **inventory,
+            "reserved": inventory["total"] if reserved else 0,
+            "resource_provider_generation": generation,
+        }
+        path = f"/resource_providers/{provider}/inventories/{resource_class}"
+        try:
+            self._api.request("PUT", "placement", path, body)
+        except CloudError as error:
+            if error.status == CONFLICT:
+                raise ChangedError(str(error), error.status) from None
+            raise

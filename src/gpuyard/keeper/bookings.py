@@ -1,0 +1,325 @@
+"""The loop that makes bookings true in OpenStack: limits and holds, and GPUs back from those who have not booked.
+
+A run looks at everything again and changes what is not as it must be. What it must not forget when it is killed is in
+the store, written before the call that it speaks of. An error of one pool does not keep the others from being looked
+at; the run fails then, and is tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from gpuyard.cloud.api import CloudApi, CloudError
+from gpuyard.cloud.enforce import ChangedError, Enforcer
+from gpuyard.cloud.reclaim import Reclaimer
+from gpuyard.cloud.snapshot import SnapshotTaker
+from gpuyard.keeper.cases import CaseKeeper
+from gpuyard.keeper.driver import Loop
+from gpuyard.keeper.sightings import Sightings
+from gpuyard.ledger.enforcement import (
+    Act,
+    EnforcementStep,
+    Memory,
+    PoolPlan,
+    PoolView,
+    SeenProvider,
+    plan_pool,
+    read_memory,
+    unclear,
+)
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.matching import Holder
+from gpuyard.ledger.records import AuditEntry, Event, Query
+from gpuyard.ledger.shortage import Shortage, shortage
+from gpuyard.ledger.state import LedgerWords, ledger_words
+from gpuyard.model.booking import Booking, BookingState
+from gpuyard.model.errors import GpuyardError, UsageError
+from gpuyard.model.gpu import Gpu
+from gpuyard.model.world import Snapshot
+from gpuyard.site.compile import CompiledSite
+from gpuyard.site.objects import bookings_mark, gpu_resources
+from gpuyard.site.release import RELEASES
+
+LOG = logging.getLogger(__name__)
+ROUNDS = 6
+"""Most times that one run plans a pool anew: a step shows the next one, and something may change in between."""
+AHEAD = timedelta(hours=1)
+"""Bookings are looked at that begin so long after the first moment that any rule speaks of."""
+PAGE = 1000
+MOVES = 14
+"""Since this release Placement lets allocations move although the provider is reserved by now."""
+TAKES = frozenset({BookingState.OFFERED, BookingState.CONFIRMED, BookingState.ACTIVE})
+GONE = (400, 404)
+"""How Keystone says that there is no such project (any more)."""
+
+
+class BookingsError(GpuyardError):
+    """A run of the loop left something undone; the message says what."""
+
+
+class BookingsKeeper:
+    """Keeps one site's bookings and its cloud together. One run at a time."""
+
+    def __init__(
+        self, api: CloudApi, compiled: CompiledSite, ledger: Ledger, taker: SnapshotTaker, now: Callable[[], datetime]
+    ) -> None:
+        """`taker`: one of its own, not the one of the sync loop. `now`: UTC. Raises UsageError for a site whose GPUs
+        neither limits nor holds can reach."""
+        site = compiled.site
+        if not site.gpu_quotas or site.pci_in_placement != "on":
+            raise UsageError(
+                f"site {site.site}: bookings need 'gpu_quotas: true' and 'pci_in_placement: on'; without them Nova "
+                "lets everybody in"
+            )
+        self._ledger = ledger
+        self._compiled = compiled
+        self._taker = taker
+        self._now = now
+        self._enforcer = Enforcer(api, bookings_mark(site.site))
+        self._resources = gpu_resources(site, compiled.limits)
+        self._limits: Mapping[tuple[str, str], int] | None = None
+        self._cases = CaseKeeper(site, ledger, Reclaimer(api), now)
+        self._sightings = Sightings(compiled)
+        self._lock = threading.Lock()
+        self._words = LedgerWords()
+        self.waits: tuple[str, ...] = ()
+        """What could not be done yet, as of the last run."""
+
+    @property
+    def words(self) -> LedgerWords:
+        """What the ledger says of GPUs, as of the last run: for `gpu_statuses`."""
+        return self._words
+
+    def run(self) -> None:
+        """One look, and what follows from it. Raises what went wrong, after the rest was done."""
+        with self._lock:
+            self._ledger.advance()
+            snapshot = self._taker.take(self._now())
+            projects = self._enforcer.projects()
+            self._limits = None
+            views = {pool: self._view(pool, snapshot, projects) for pool in self._ledger.book.pools}
+            self._tell_the_ledger(views, snapshot)
+            problems: list[str] = []
+            waits: list[str] = []
+            kept: dict[int, str] = {}
+            for pool in views:
+                try:
+                    view = self._with_bookings(views[pool])
+                    short = shortage(view, self._now())
+                    if short.moves and self._ledger.prefer(short.moves):
+                        view = self._with_bookings(view)
+                    self._tell_delayed(view, short)
+                    plan = self._enforce(view, snapshot)
+                    waits += plan.waits
+                    kept |= plan.kept
+                    self._cases.look(view, short.yielding, snapshot.taken_at)
+                except GpuyardError as problem:
+                    LOG.debug("pool %s", pool, exc_info=True)
+                    problems.append(f"pool {pool}: {problem}")
+            self.waits = tuple(waits)
+            self._words = ledger_words(self._compiled.gpus, self._ledger.lanes(), self._bookings_now(), kept)
+            if problems:
+                raise BookingsError("; ".join(problems))
+
+    # What is seen.
+
+    def _view(self, pool: str, snapshot: Snapshot, projects: Mapping[str, str]) -> PoolView:
+        site = self._compiled.site
+        lanes = self._ledger.lanes(pool)
+        unbooked = {
+            projects[name]: project.gpus[pool]
+            for name, project in site.projects.items()
+            if name in projects and project.gpus.get(pool) and not site.rules(pool, name).must_book
+        }
+        offered = {(gpu.host, gpu.address): gpu.provider_name for gpu in self._compiled.gpus if not gpu.blocked}
+        view = PoolView(
+            pool=pool,
+            resources=self._resources[pool],
+            lanes={lane.id: lane for lane in lanes},
+            providers={
+                lane.id: names
+                for lane in lanes
+                if (names := tuple(offered[lane.host, a] for a in lane.addresses if (lane.host, a) in offered))
+            },
+            bookings=(),
+            holders=(),
+            rules=lambda project: site.rules(pool, project),
+            reserved=snapshot.reserved,
+            memory=self._memory(pool),
+            unbooked=unbooked,
+            one_time_use=site.pools[pool].one_time_use,
+            below_servers=RELEASES[site.release].placement >= MOVES,
+            taken_at=snapshot.taken_at,
+        )
+        return self._with_bookings(replace(view, holders=tuple(self._holders(view, snapshot))))
+
+    def _holders(self, view: PoolView, snapshot: Snapshot) -> Iterable[Holder]:
+        """Servers of the pool, and those of which it cannot be told yet."""
+        lane_of = {name: lane for lane, names in view.providers.items() for name in names}
+        held: dict[str, list[str]] = {}
+        for name, consumer in snapshot.holders.items():
+            if name in lane_of:
+                held.setdefault(consumer, []).append(name)
+        for server in snapshot.servers.values():
+            names = held.get(server.id, [])
+            pool = self._sightings.pool_of(server.flavor)
+            coming = self._sightings.on_its_way(server, bool(names), snapshot.taken_at)
+            if names or (coming and pool in ("", view.pool)):
+                yield Holder(
+                    id=server.id,
+                    name=server.name,
+                    status=server.status,
+                    user_id=server.user_id,
+                    project_id=server.project_id,
+                    project=server.project,
+                    pool=view.pool if names else pool,
+                    lanes=tuple(sorted({lane_of[name] for name in names})),
+                    gpus=len(names),
+                    created=server.created,
+                    on_its_way=coming,
+                )
+
+    def _with_bookings(self, view: PoolView) -> PoolView:
+        """The view with its bookings as they are now: those that are on or begin soon, and later ones as long as
+        somebody is there who could be in their way."""
+        now = self._now()
+        site = self._compiled.site
+        rules = [site.rules(view.pool, name) for name in ("", *site.projects)]
+        soon = now + max(one.hold + one.grace for one in rules) + AHEAD
+        near = self._find(Query(pool=view.pool, states=TAKES, end=soon))
+        latest = max((b.ask.end for b in near if b.state is BookingState.ACTIVE), default=soon)
+        if latest > soon:
+            near = self._find(Query(pool=view.pool, states=TAKES, end=latest))
+        return replace(view, bookings=tuple(near))
+
+    def _find(self, query: Query) -> list[Booking]:
+        found: list[Booking] = []
+        while True:
+            page = self._ledger.find(query, PAGE, found[-1].id if found else "")
+            found += page
+            if len(page) < PAGE:
+                return found
+
+    def _bookings_now(self) -> list[Booking]:
+        return self._find(Query(states=TAKES, end=self._now() + AHEAD))
+
+    # What the ledger is told.
+
+    def _tell_the_ledger(self, views: Mapping[str, PoolView], snapshot: Snapshot) -> None:
+        """Which lanes bookings have, and which cannot be had."""
+        ours = {name for view in views.values() for name in view.memory.holds}
+        lanes = [lane for view in views.values() for lane in view.lanes.values()]
+        self._ledger.troubles(self._sightings.troubles(lanes, snapshot, ours))
+        claims: dict[str, Sequence[int]] = {}
+        for view in views.values():
+            claims |= view.matches.claims
+        self._ledger.claimed(claims)
+
+    def _tell_delayed(self, view: PoolView, short: Shortage) -> None:
+        """Once for each booking that has begun and has no GPU yet."""
+        bookings = {booking.id: booking for booking in view.bookings}
+        for id in short.delayed:
+            booking, now = bookings[id], self._now()
+            with self._ledger.store.change(view.pool) as change:
+                if change.told(id, "delayed", now):
+                    why = "its GPU is not free yet, and no other one is"
+                    details = {"pool": view.pool, "reason": why}
+                    change.event(Event("booking.delayed", now, id, booking.user_id, booking.email, details))
+                    change.audit(AuditEntry(now, "gpuyard", "booking.delayed", id, text=why))
+
+    # What OpenStack is told.
+
+    def _enforce(self, view: PoolView, snapshot: Snapshot) -> PoolPlan:
+        """Plan and carry out until nothing is left to do now."""
+        gone: set[str] = set()
+        for _ in range(ROUNDS):
+            now = self._now()
+            view = replace(view, memory=self._memory(view.pool), limits=self._limits_on(view.resources))
+            view = replace(view, seen=self._look(view, snapshot, unclear(view, now)))
+            plan = plan_pool(view, now)
+            steps = [step for step in plan.steps if step.act is not Act.LIMIT or step.target not in gone]
+            if not steps:
+                return plan
+            try:
+                self._limits = None
+                gone |= self._carry_out(steps, snapshot)
+            except ChangedError as change:
+                LOG.info("pool %s: %s; looking again", view.pool, change)
+            view = replace(view, reserved=view.reserved - {step.target for step in steps if step.act is Act.RELEASE})
+        left = ", ".join(map(str, plan.steps))
+        raise BookingsError(f"after {ROUNDS} looks there is still something to change: {left}")
+
+    def _limits_on(self, resources: Iterable[str]) -> dict[tuple[str, str], int]:
+        """Read once for all pools, and again after a change."""
+        if self._limits is None:
+            self._limits = self._enforcer.limits([name for names in self._resources.values() for name in names])
+        wanted = set(resources)
+        return {key: limit for key, limit in self._limits.items() if key[1] in wanted}
+
+    def _memory(self, pool: str) -> Memory:
+        return read_memory(self._ledger.store.values(pool))
+
+    def _look(self, view: PoolView, snapshot: Snapshot, names: Iterable[str]) -> dict[str, SeenProvider]:
+        classes = {gpu.provider_name: gpu.resource_class for gpu in self._compiled.gpus}
+        known = snapshot.providers
+        return self._enforcer.look({n: (known[n].id, classes[n]) for n in sorted(names) if n in known and n in classes})
+
+    def _carry_out(self, steps: Iterable[EnforcementStep], snapshot: Snapshot) -> set[str]:
+        """In order, and none after one that fails. Returns projects that Keystone does not know (any more): they keep
+        nobody else from theirs."""
+        classes = {gpu.provider_name: gpu.resource_class for gpu in self._compiled.gpus}
+        gone: set[str] = set()
+        for step in steps:
+            LOG.info("pool %s: %s (%s)", step.pool, step, step.reason)
+            if step.act is Act.REMEMBER:
+                self._ledger.store.set_value(step.pool, step.target, None if step.value is None else str(step.value))
+                continue
+            assert isinstance(step.value, int)
+            if step.act is Act.LIMIT:
+                gone |= self._set_limit(step, step.value)
+            else:
+                identity = snapshot.providers[step.target].id
+                self._enforcer.reserve(identity, classes[step.target], step.act is Act.HOLD, step.value)
+        return gone
+
+    def _set_limit(self, step: EnforcementStep, value: int) -> set[str]:
+        """The project, when there is none."""
+        try:
+            self._enforcer.set_limit(step.target, step.resource, value)
+        except ChangedError:
+            raise
+        except CloudError as error:
+            if not value or error.status not in GONE:
+                raise
+            if step.resource not in self._enforcer.registered():
+                raise BookingsError(
+                    f"Keystone has no registered limit on {step.resource}, and takes no project's without: run "
+                    "'gpuyard site apply'"
+                ) from None
+            LOG.warning("pool %s: %s: %s", step.pool, step, error)
+            return {step.target}
+        return set()
+
+
+def bookings_loop(keeper: BookingsKeeper, period: float) -> Loop:
+    """A loop named ``bookings`` that runs every `period` seconds, and at once when it is woken: a booking was made,
+    changed, ended or opened."""
+    what = "Makes bookings true: limits, holds, and GPUs back from those who have not booked."
+    return Loop("bookings", what, period, keeper.run)
+
+
+def site_lanes(gpus: Sequence[Gpu]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """The slots of a site for `Store.sync_lanes`: (pool, host, addresses), the leader's address first.
+
+    GPUs that can never be offered are left out, as is what is blocked in a slot that has others.
+    """
+    slots: dict[tuple[str, str, object], list[str]] = {}
+    for gpu in gpus:
+        if not gpu.blocked:
+            group: object = gpu.address if gpu.group is None else gpu.group
+            slots.setdefault((gpu.pool, gpu.host, group), []).append(gpu.address)
+    return [(pool, host, tuple(addresses)) for (pool, host, _), addresses in slots.items()]

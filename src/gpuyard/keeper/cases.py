@@ -1,0 +1,137 @@
+"""Carries out what becomes of servers that keep GPUs without a booking: ledger/reclaim.py decides it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+
+from gpuyard.cloud.reclaim import Reclaimer
+from gpuyard.ledger.enforcement import PoolView
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.reclaim import MEANS, RULES, CaseStep, Do, plan_cases, reasons, warning
+from gpuyard.ledger.records import AuditEntry, Case, Event, Query
+from gpuyard.model.booking import BookingState, ReclaimAction
+from gpuyard.site.schema import Site
+
+LOG = logging.getLogger(__name__)
+STALE = timedelta(seconds=60)
+"""Nothing is done about a server that was seen longer ago."""
+ACTOR = "gpuyard"
+OVER = frozenset({BookingState.ENDED, BookingState.NO_SHOW})
+
+
+class CaseKeeper:
+    """The cases of one site."""
+
+    def __init__(self, site: Site, ledger: Ledger, reclaimer: Reclaimer, now: Callable[[], datetime]) -> None:
+        self._site = site
+        self._ledger = ledger
+        self._reclaimer = reclaimer
+        self._now = now
+
+    def look(self, view: PoolView, yielding: Iterable[str], taken_at: datetime) -> None:
+        """What is due for the servers of a pool, as they were seen at `taken_at`."""
+        booking = self._site.booking
+        assert booking is not None
+        why = reasons(view, self._ended(view), yielding)
+        for _ in range(2):  # a case that is opened is warned of at once
+            now = self._now()
+            if now - taken_at > STALE:
+                return
+            cases = [case for case in self._ledger.store.open_cases() if case.pool == view.pool]
+            steps = plan_cases(view, why, cases, booking.dry_run, now)
+            for step in steps:
+                LOG.info("server %s (%s): %s, %s", step.case.server, step.case.server_id, step.do, step.case.rule)
+                getattr(self, f"_{step.do.value}")(step)
+            if not any(step.do is Do.OPEN for step in steps):
+                return
+
+    def _ended(self, view: PoolView) -> dict[tuple[str, str], datetime]:
+        """When bookings of those who have servers without one were over last."""
+        found: dict[tuple[str, str], datetime] = {}
+        for holder in view.matches.unbooked:
+            owner = (holder.user_id, holder.project_id)
+            query = Query(pool=view.pool, user_id=owner[0], project_id=owner[1], states=OVER, start=holder.created)
+            for booking in self._ledger.find(query):
+                found[owner] = max(booking.ask.end, found.get(owner, booking.ask.end))
+        return found
+
+    def _open(self, step: CaseStep) -> None:
+        self._ledger.store.put_case(step.case)
+
+    def _warn(self, step: CaseStep) -> None:
+        case = step.case
+        text = warning(case)
+        if not case.dry_run:
+            self._reclaimer.warn(case.server_id, text)
+        self._tell(case, "reclaim.warned", "server.warn", text)
+        self._ledger.store.put_case(case)
+
+    def _act(self, step: CaseStep) -> None:
+        case = step.case
+        if case.dry_run:
+            self._note(case, f"server.{case.action.value}", f"dry run: {MEANS[case.action]}")
+            self._ledger.store.put_case(case)
+            return
+        # Written first: should this process be killed in the call, it is known who has taken the GPU back.
+        self._ledger.store.put_case(case)
+        said = self._reclaimer.act(case)
+        if said:
+            self._note(case, f"server.{case.action.value}", said)
+
+    def _finish(self, step: CaseStep) -> None:
+        case = step.case
+        self._reclaimer.hand_over(case)
+        stopped = case.action is ReclaimAction.STOP
+        text = "it is shut off and keeps its GPU: this frees nothing" if stopped else "its GPU is free"
+        self._tell(case, "reclaim.done", f"server.{case.action.value}", text)
+        self._ledger.store.put_case(case)
+
+    def _clear(self, step: CaseStep) -> None:
+        case = step.case
+        if case.warned is not None and not case.dry_run:
+            self._reclaimer.take_warning_off(case.server_id)
+        self._note(case, "server.clear", "there is no reason for it any more")
+        self._ledger.store.put_case(case)
+
+    def _tell(self, case: Case, kind: str, action: str, text: str) -> None:
+        """An event and its audit entry, once for each case and kind."""
+        now = self._now()
+        details = {
+            "server": case.server,
+            "server_id": case.server_id,
+            "pool": case.pool,
+            "rule": case.rule,
+            "why": RULES[case.rule],
+            "action": case.action.value,
+            "text": text,
+        }
+        if case.due is not None:
+            details["due"] = case.due.isoformat()
+        if case.dry_run:
+            details["dry_run"] = "true"
+        with self._ledger.store.change(case.pool) as change:
+            if change.told(_subject(case), f"{kind} {'dry run' if case.dry_run else ''}", now):
+                change.event(Event(kind, now, "", case.user_id, self._email(case), details))
+                change.audit(_entry(case, action, text, now))
+
+    def _note(self, case: Case, action: str, text: str) -> None:
+        """An audit entry, once for each case and text: what is tried again at every look is not a new thing."""
+        now = self._now()
+        with self._ledger.store.change(case.pool) as change:
+            if change.told(_subject(case), f"{action} {text}", now):
+                change.audit(_entry(case, action, text, now))
+
+    def _email(self, case: Case) -> str:
+        bookings = self._ledger.find(Query(pool=case.pool, user_id=case.user_id))
+        return next((booking.email for booking in reversed(bookings) if booking.email), "")
+
+
+def _subject(case: Case) -> str:
+    return f"case {case.server_id} {int(case.seen.timestamp())}"
+
+
+def _entry(case: Case, action: str, text: str, now: datetime) -> AuditEntry:
+    words = f"dry run: {text}" if case.dry_run and not text.startswith("dry run") else text
+    return AuditEntry(now, ACTOR, action, case.server_id, case.rule, f"server {case.server}: {words}")

@@ -1,0 +1,67 @@
+"""The ledger of a site: its pools, lanes and rules from the site file, its records from a database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from uuid import uuid4
+
+from gpuyard.ledger.ledger import Book, Ledger
+from gpuyard.ledger.store import Store
+from gpuyard.model.booking import Rules
+from gpuyard.model.gpu import Gpu
+from gpuyard.site.compile import CompiledSite
+from gpuyard.site.objects import FlavorObject
+
+
+def open_ledger(compiled: CompiledSite, url: str, now: Callable[[], datetime]) -> Ledger:
+    """The ledger of a site that has bookings. `url` of the database, as SQLAlchemy spells it. Raises StoreError."""
+    store = Store.open(url)
+    store.sync_lanes(site_lanes(compiled.gpus))
+    return Ledger(store, book_of(compiled), now, lambda: str(uuid4()))
+
+
+def default_database(site: str, environment: Mapping[str, str]) -> str:
+    """An SQLite file: where systemd keeps the state of a service, or else in the user's own folder for such things."""
+    given = environment.get("STATE_DIRECTORY", "").partition(":")[0]
+    home = environment.get("XDG_STATE_HOME") or str(
+        Path(environment.get("HOME", "~")).expanduser() / ".local" / "state"
+    )
+    folder = Path(given) if given else Path(home) / "gpuyard"
+    return f"sqlite:///{folder.absolute() / f'{site}.db'}"
+
+
+def book_of(compiled: CompiledSite) -> Book:
+    """What the site file says of bookings. A project that sees no flavor of a pool cannot book there."""
+    site = compiled.site
+    seen_by = {pool: _seen_by(compiled.flavors, pool) for pool in site.pools}
+
+    def rules(pool: str, project: str) -> Rules:
+        stated = site.rules(pool, project)
+        projects = seen_by[pool]
+        return stated if projects is None or project in projects else replace(stated, may_book=False)
+
+    return Book(tuple(site.pools), rules, site.booking.timezone if site.booking else "UTC")
+
+
+def _seen_by(flavors: Sequence[FlavorObject], pool: str) -> frozenset[str] | None:
+    """Names of the projects that can see a flavor of a pool; None is all."""
+    mine = [flavor for flavor in flavors if flavor.pool == pool]
+    if not mine or any(flavor.public for flavor in mine):
+        return None
+    return frozenset().union(*(flavor.projects for flavor in mine))
+
+
+def site_lanes(gpus: Sequence[Gpu]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """The slots of a site for `Store.sync_lanes`: (pool, host, addresses), the leader's address first.
+
+    GPUs that can never be offered are left out, as is what is blocked in a slot that has others.
+    """
+    slots: dict[tuple[str, str, object], list[str]] = {}
+    for gpu in gpus:
+        if not gpu.blocked:
+            group: object = gpu.address if gpu.group is None else gpu.group
+            slots.setdefault((gpu.pool, gpu.host, group), []).append(gpu.address)
+    return [(pool, host, tuple(addresses)) for (pool, host, _), addresses in slots.items()]
