@@ -17,7 +17,7 @@ from gpuyard.keeper.driver import Driver
 from gpuyard.keeper.yard import Yard
 from gpuyard.model.gpu import GpuState
 from gpuyard.portal.app import create_app
-from gpuyard.portal.assets import assets
+from gpuyard.portal.assets import assets, build
 from tests.support.yards import GPUS, HELD, LONE, NASTY, NOON, changed, claim, driver, filled
 
 API = ("/v1/gpus", "/v1/pools")
@@ -98,10 +98,7 @@ def test_the_banner() -> None:
 
 @pytest.mark.parametrize("name", assets())
 def test_assets_are_kept_for_ever_under_an_address_that_names_their_version(name: str) -> None:
-    subject = client()
-    address = re.search(rf'static/{name}\?v=\w+"', subject.get("/").text)
-    assert address
-    response = subject.get(f"/{address.group()[:-1]}")
+    response = client().get(f"/static/{name}?v={build()}")
     assert response.status_code == 200
     assert "immutable" in response.headers["cache-control"]
     assert response.content == assets()[name].content
@@ -273,7 +270,7 @@ def test_every_answer_has_the_headers(path: str) -> None:
     assert "unsafe" not in headers["content-security-policy"]
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
     assert headers["x-content-type-options"] == "nosniff"
-    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["referrer-policy"] == "same-origin"
     assert headers["cross-origin-resource-policy"] == "same-origin"
     assert "cache-control" in headers
 

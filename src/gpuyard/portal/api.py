@@ -1,4 +1,4 @@
-"""The API for programs: version 1, read-only. What it says is what the map shows, in the same words."""
+"""The API for programs: version 1, of GPUs and pools. What it says is what the map shows, in the same words."""
 
 from __future__ import annotations
 
@@ -121,6 +121,8 @@ def install(app: FastAPI, sources: Sources) -> None:
     def version() -> Version:
         """The version document."""
         hrefs = {"self": "/v1", "gpus": "/v1/gpus", "pools": "/v1/pools", "describedby": "/openapi.json"}
+        if sources.ledger is not None:
+            hrefs |= {name: f"/v1/{name}" for name in ("me", "bookings", "calendar", "holds", "feeds")}
         links = [Link(rel=rel, href=href) for rel, href in hrefs.items()]
         return Version(id="v1", status="CURRENT", version=__version__, site=sources.site_name, links=links)
 

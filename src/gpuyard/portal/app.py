@@ -1,4 +1,4 @@
-"""The web app: what is served where. Every endpoint reads; none changes anything."""
+"""The web app: what is served where. Without bookings every endpoint reads, and none changes anything."""
 
 from __future__ import annotations
 
@@ -12,13 +12,34 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from gpuyard import __version__
+from gpuyard.cloud.people import People
 from gpuyard.keeper.driver import Driver
 from gpuyard.keeper.yard import Yard
+from gpuyard.ledger.ledger import Ledger
 from gpuyard.model.gpu import Gpu
-from gpuyard.portal import api, health, metrics, pages, problems
+from gpuyard.portal import (
+    api,
+    booking_problems,
+    bookings_api,
+    calendar_api,
+    calendar_pages,
+    feeds,
+    health,
+    login,
+    me,
+    metrics,
+    operators_api,
+    pages,
+    problems,
+)
+from gpuyard.portal.doorman import Doorman
+from gpuyard.portal.gate import Gate
 from gpuyard.portal.live import Feed
 from gpuyard.portal.security import LOOPBACK_NAMES, Protected
+from gpuyard.portal.settings import PortalSettings
 from gpuyard.portal.sources import Sources, utc_now
+
+BOOKING_TAGS = ("bookings", "calendar", "feeds", "people")
 
 
 def create_app(
@@ -28,24 +49,34 @@ def create_app(
     gpus: Sequence[Gpu],
     allowed_hosts: Sequence[str] = LOOPBACK_NAMES,
     now: Callable[[], datetime] = utc_now,
+    *,
+    ledger: Ledger | None = None,
+    people: People | None = None,
+    settings: PortalSettings | None = None,
 ) -> FastAPI:
     """The app; its feed, which whoever runs it must close to end open streams, is `app.state.feed`.
 
     `allowed_hosts` are the names in Host headers that are answered: a page of a foreign site can make a browser
     send requests to an address it likes (DNS rebinding), but not with a name of ours. ``*`` is any.
+
+    With a `ledger` GPUs can be booked, and all but the addresses that gate.py names needs somebody whom `people` knows.
     """
+    settings = settings or PortalSettings()
     app = FastAPI(
         title="gpuyard",
         version=__version__,
         summary=f"The GPUs of {site_name}: which are free, who has the others, and why.",
-        openapi_tags=[{"name": "gpus"}, {"name": "about"}, {"name": "operation"}],
+        openapi_tags=[{"name": name} for name in (*(BOOKING_TAGS if ledger else ()), "gpus", "about", "operation")],
         docs_url=None,  # these pages load their scripts from elsewhere
         redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    sources = Sources(yard, driver, site_name, gpus, now)
+    sources = Sources(yard, driver, site_name, gpus, now, ledger, people, settings)
     app.state.feed = Feed(sources)
     # The one that is added last sees a request first.
+    if ledger is not None:
+        assert people is not None, "bookings need people who make them"
+        _install_booking(app, sources, ledger, Doorman(people, ledger.store, settings, now))
     app.add_middleware(GZipMiddleware, minimum_size=2000)  # leaves event streams alone
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)
     app.add_middleware(Protected)
@@ -54,6 +85,18 @@ def create_app(
     api.install(app, sources)
     _install_operation(app, sources, app.state.feed)
     return app
+
+
+def _install_booking(app: FastAPI, sources: Sources, ledger: Ledger, doorman: Doorman) -> None:
+    app.add_middleware(Gate, doorman=doorman)
+    login.install(app, sources, doorman)
+    me.install(app)
+    bookings_api.install(app, ledger, doorman)
+    operators_api.install(app, ledger)
+    calendar_api.install(app, sources, ledger, doorman)
+    feeds.install(app, sources, ledger, doorman)
+    calendar_pages.install(app, sources)
+    booking_problems.install(app, ledger)
 
 
 def _install_operation(app: FastAPI, sources: Sources, feed: Feed) -> None:

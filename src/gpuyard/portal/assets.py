@@ -6,16 +6,18 @@ import hashlib
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import PurePath
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gpuyard import __version__
 
 MEDIA_TYPES = {
-    "gpuyard.css": "text/css; charset=utf-8",
-    "live.js": "text/javascript; charset=utf-8",
-    "favicon.svg": "image/svg+xml",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
 }
+"""Of each file in the folder, by the end of its name."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,12 @@ class Asset:
 
 @cache
 def assets() -> dict[str, Asset]:
-    folder = files("gpuyard.portal") / "static"
-    return {name: Asset((folder / name).read_bytes(), kind) for name, kind in MEDIA_TYPES.items()}
+    found = {}
+    for entry in (files("gpuyard.portal") / "static").iterdir():
+        kind = MEDIA_TYPES.get(PurePath(entry.name).suffix)
+        if kind:
+            found[entry.name] = Asset(entry.read_bytes(), kind)
+    return found
 
 
 @cache

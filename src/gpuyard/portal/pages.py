@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, Response
 
 from gpuyard.portal import health
 from gpuyard.portal.assets import assets, render
 from gpuyard.portal.live import Feed, FeedResponse
+from gpuyard.portal.navigation import navigation
 from gpuyard.portal.presenter import LEGEND, present
 from gpuyard.portal.problems import Refusal
 from gpuyard.portal.sources import Sources
@@ -15,7 +16,7 @@ from gpuyard.portal.sources import Sources
 
 def install(app: FastAPI, sources: Sources, feed: Feed) -> None:
     @app.get("/", include_in_schema=False)
-    def gpu_map() -> HTMLResponse:
+    def gpu_map(request: Request) -> HTMLResponse:
         view, now = sources.yard.latest(), sources.now()
         html = render(
             "page.html",
@@ -23,6 +24,7 @@ def install(app: FastAPI, sources: Sources, feed: Feed) -> None:
             page=present(view, now) if view else None,
             pulse=health.pulse(view, sources.driver.statuses(), now),
             legend=LEGEND,
+            nav=navigation(request),
         )
         return HTMLResponse(html)
 

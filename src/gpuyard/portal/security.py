@@ -11,10 +11,11 @@ HEADERS = {
     # Nothing inline and nothing from elsewhere: text that slipped through the templates would still not run.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    # Nothing to other sites; to us, because without it browsers do not say which site a form was on.
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     # Names of users and servers: kept by nobody, unless a response says otherwise.
     "Cache-Control": "no-cache",

@@ -16,12 +16,15 @@ import uvicorn
 from fastapi import FastAPI
 
 from gpuyard import __version__
+from gpuyard.cloud.people import People
 from gpuyard.keeper.driver import Driver
 from gpuyard.keeper.yard import Yard
+from gpuyard.ledger.ledger import Ledger
 from gpuyard.model.errors import GpuyardError, UsageError
 from gpuyard.portal.app import create_app
 from gpuyard.portal.live import Feed
 from gpuyard.portal.security import LOOPBACK_NAMES
+from gpuyard.portal.settings import PortalSettings
 
 if TYPE_CHECKING:
     from gpuyard.site.load import LoadedSite
@@ -42,16 +45,29 @@ def run(
     *,
     public: bool = False,
     names: Sequence[str] = (),
+    ledger: Ledger | None = None,
+    people: People | None = None,
+    settings: PortalSettings | None = None,
 ) -> None:
     """Serve the portal of a site, and run the loops of the driver, until SIGINT or SIGTERM.
 
     `names` are further host names to answer to: those of a gateway that stands before the portal. Raises UsageError
-    for an address beyond loopback unless `public`, and GpuyardError when the address cannot be had.
+    for an address beyond loopback unless `public`, and GpuyardError when the address cannot be had. With a `ledger`
+    GPUs can be booked by those whom `people` knows.
     """
     if not public:
-        refuse_public(host)
+        refuse_public(host, login=ledger is not None)
     gpus = site.compiled.gpus
-    app = create_app(yard, driver, site.site.site, gpus, ["*"] if public else [*LOOPBACK_NAMES, *names])
+    app = create_app(
+        yard,
+        driver,
+        site.site.site,
+        gpus,
+        ["*"] if public else [*LOOPBACK_NAMES, *names],
+        ledger=ledger,
+        people=people,
+        settings=settings,
+    )
 
     def start(url: str) -> None:
         hosts = len({gpu.host for gpu in gpus})
@@ -93,7 +109,7 @@ def server_of(app: FastAPI, access_log: bool = False) -> Server:
         log_level="info" if access_log else "warning",
         access_log=access_log,
         server_header=False,
-        proxy_headers=False,  # nothing here depends on where a request came from
+        proxy_headers=False,  # gateway.py believes only those that are named
         ws="none",
         timeout_graceful_shutdown=PATIENCE,
     )
@@ -130,13 +146,15 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def refuse_public(host: str) -> None:
+def refuse_public(host: str, login: bool = False) -> None:
     """Raise UsageError unless only programs on this machine can reach the address."""
     if not is_loopback(host):
-        raise UsageError(
-            f"{host or 'every address'} can be reached from other machines, and there is no login yet; "
-            "put it behind a gateway that has one, or pass --public"
+        why = (
+            "passwords would cross the network unencrypted; put it behind a gateway that speaks TLS, or pass --public"
+            if login
+            else "there is no login yet; put it behind a gateway that has one, or pass --public"
         )
+        raise UsageError(f"{host or 'every address'} can be reached from other machines, and {why}")
 
 
 def is_loopback(host: str) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from gpuyard.cloud.people import People
 from gpuyard.keeper.driver import Driver
 from gpuyard.keeper.yard import Yard
+from gpuyard.ledger.ledger import Ledger
 from gpuyard.model.gpu import Gpu
+from gpuyard.portal.settings import PortalSettings
 
 
 def utc_now() -> datetime:
@@ -24,3 +27,8 @@ class Sources:
     """Every GPU of the site, so that filters and metrics know all pools and hosts before the cloud was seen."""
     now: Callable[[], datetime] = utc_now
     """UTC; tests set it."""
+    ledger: Ledger | None = None
+    """None when the site has no bookings; then there is no login either."""
+    people: People | None = None
+    """Who may log in; with a ledger always there."""
+    settings: PortalSettings = field(default_factory=PortalSettings)

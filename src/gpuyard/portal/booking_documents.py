@@ -1,0 +1,323 @@
+"""What programs and pages send and get about bookings: the JSON of /v1, from and to the types of model/booking.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
+
+from gpuyard.ledger.life import OPEN
+from gpuyard.model.booking import Alternative, Answer, Ask, Booking, BookingKind, BookingState, Lane, Person
+from gpuyard.model.gpu import GpuState
+
+RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?([Zz]|[+ -]\d\d:\d\d)")
+FIRST_YEAR, LAST_YEAR = 1971, 9000
+MOST_GPUS = 1_000_000
+SLOT = re.compile(r"[A-Za-z0-9._-]{1,253}/[0-9A-Fa-f.:]{1,32}")
+
+
+def parse_moment(value: object) -> object:
+    """RFC 3339 -> UTC with whole seconds. Raises ValueError that says what to write instead."""
+    if isinstance(value, datetime):
+        return value
+    if not isinstance(value, str) or not RFC3339.fullmatch(value):
+        raise ValueError("is no time with its offset; write it as in 2026-11-26T14:00:00Z or 2026-11-26T15:00:00+01:00")
+    # A plus that was not escaped in an address arrives as a space.
+    text = re.sub(r" (\d\d:\d\d)$", r"+\1", value).replace(" ", "T", 1).upper()
+    try:
+        moment = datetime.fromisoformat(text)
+        if not FIRST_YEAR <= moment.year <= LAST_YEAR:
+            raise ValueError
+        return moment.astimezone(UTC).replace(microsecond=0)
+    except (ValueError, OverflowError):
+        raise ValueError(f"is no time between {FIRST_YEAR} and {LAST_YEAR}") from None
+
+
+def _one_line(text: str) -> str:
+    if any(not character.isprintable() for character in text):
+        raise ValueError("has control characters; write one line of text")
+    return text.strip()
+
+
+def _gpu_name(text: str) -> str:
+    if text and not SLOT.fullmatch(text):
+        raise ValueError("names no GPU; write host/address, as in gpu-1/0000:3b:00.0")
+    return text
+
+
+def utc(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+_MOMENT_SCHEMA = {"type": "string", "format": "date-time", "examples": ["2026-11-26T14:00:00Z"]}
+Moment = Annotated[
+    datetime,
+    BeforeValidator(parse_moment),
+    PlainSerializer(utc, return_type=str, when_used="json"),
+    WithJsonSchema(_MOMENT_SCHEMA),
+]
+Line = Annotated[str, StringConstraints(max_length=255), AfterValidator(_one_line)]
+Comment = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_one_line)]
+GpuName = Annotated[Line, AfterValidator(_gpu_name)]
+Number = Annotated[int, Field(ge=0, le=MOST_GPUS, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class Sent(BaseModel):
+    """A body that somebody sends: unknown keys are errors, so that no wish is silently ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class AskDocument(BaseModel):
+    """What is wanted, or would be possible."""
+
+    pool: str
+    start: Moment
+    end: Moment
+    gpus: int
+    same_group: bool
+    same_host: bool
+    gpu: str
+    comment: str
+
+
+class BookingAsk(Sent):
+    """What somebody wants to book."""
+
+    pool: Line = Field(examples=["t4"])
+    start: Moment
+    end: Moment = Field(description="The first moment that is not booked any more.")
+    gpus: Number = 1
+    same_group: Flag = Field(False, description="The GPUs must be one whole IOMMU group.")
+    same_host: Flag = Field(False, description="The GPUs must be on one host, as for a server with several.")
+    gpu: GpuName = Field("", description="host/address of the GPU that it must be; empty: any of the pool.")
+    comment: Comment = Field("", description="For everybody to see.")
+    wait: Flag = Field(False, description="Go on the waitlist when no GPU is free.")
+    override: Flag = Field(False, description="Set rules aside; for admins.")
+    repeat: Comment = Field("", description="RRULE of iCalendar with COUNT or UNTIL: several bookings, or none.")
+    timezone: Line = Field("UTC", description="In which `repeat` is reckoned.", examples=["Europe/Rome"])
+    project: Line = Field("", description="Name or id; empty: the one that is looked at, or the token's.")
+
+    def ask(self) -> Ask:
+        return Ask(self.pool, self.start, self.end, self.gpus, self.same_group, self.same_host, self.gpu, self.comment)
+
+
+class Changes(Sent):
+    """Of a document: what is left out stays."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_nulls(cls, body: Any) -> Any:
+        if isinstance(body, dict) and (empty := [str(name) for name, value in body.items() if value is None]):
+            raise ValueError(f"null is no value of {empty[0]!r}; leave it out to keep what it is")
+        return body
+
+
+class BookingChanges(Changes):
+    """What shall be different."""
+
+    pool: Line | None = Field(None, description="The one that it is in.")
+    start: Moment | None = None
+    end: Moment | None = None
+    gpus: Number | None = None
+    same_group: Flag | None = None
+    same_host: Flag | None = None
+    gpu: GpuName | None = None
+    comment: Comment | None = None
+    override: Flag = False
+
+    def apply(self, ask: Ask) -> Ask:
+        changes = {name: getattr(self, name) for name in self.model_fields_set - {"override"}}
+        return replace(ask, **changes)
+
+
+class Extension(Sent):
+    """A later end, or an earlier one."""
+
+    end: Moment
+    override: Flag = False
+
+
+class Because(Sent):
+    """Why, for the owner to read."""
+
+    reason: Comment = ""
+
+
+class HoldAsk(Sent):
+    """GPUs to keep out of use."""
+
+    gpus: list[GpuName] = Field(min_length=1, max_length=1000, description="host/address of each.")
+    start: Moment
+    end: Moment
+    comment: Comment = Field("", description="Why, for everybody to see.")
+
+
+class BookingRow(BaseModel):
+    """A booking or a hold."""
+
+    id: str
+    kind: BookingKind
+    state: BookingState
+    pool: str
+    gpus: int
+    same_group: bool
+    same_host: bool
+    gpu: str = Field(description="host/address of the GPU that it must be; empty: any.")
+    start: Moment
+    end: Moment
+    user: str
+    project: str
+    comment: str
+    reason: str = Field(description="Why it is in its state, when that is not its owner's doing.")
+    lanes: list[int] = Field(description="The rows of the calendar that it has; empty when it has none (yet).")
+    gpu_names: list[str] = Field(description="host/address of the GPUs that it has; they may change until it begins.")
+    mine: bool
+    may_change: bool
+    version: int = Field(description="Rises with every change; the ETag.")
+    created: Moment
+    changed: Moment
+    series: str = Field(description="The same for all bookings of one recurring one; empty for a single one.")
+    offer_until: Moment | None = Field(description="Until when an offer can be accepted.")
+    open_until: Moment | None = Field(description="Until when its GPUs are released for a server of its owner's.")
+    override: bool = Field(description="An admin has set rules aside for it.")
+    claimed: Moment | None = Field(description="When a server was first seen on one of its GPUs.")
+
+
+class Link(BaseModel):
+    rel: str
+    href: str
+
+
+class BookingList(BaseModel):
+    bookings: list[BookingRow] = Field(description="By start and id.")
+    links: list[Link] = Field(default=[], description="The next page, when there is one.")
+
+
+class ReasonDocument(BaseModel):
+    code: str = Field(description="For programs.", examples=["full", "too_long"])
+    text: str
+
+
+class AlternativeDocument(BaseModel):
+    text: str
+    ask: AskDocument
+
+
+class CheckResult(BaseModel):
+    """Whether it could be booked now."""
+
+    fits: bool
+    reasons: list[ReasonDocument] = Field(description="Everything that speaks against it.")
+    alternatives: list[AlternativeDocument]
+    lanes: list[int] = Field(description="What it would get.")
+
+
+def ask_document(ask: Ask) -> AskDocument:
+    return AskDocument(
+        pool=ask.pool,
+        start=ask.start,
+        end=ask.end,
+        gpus=ask.gpus,
+        same_group=ask.same_group,
+        same_host=ask.same_host,
+        gpu=ask.gpu,
+        comment=ask.comment,
+    )
+
+
+def alternative_documents(alternatives: Iterable[Alternative]) -> list[AlternativeDocument]:
+    return [AlternativeDocument(text=one.text, ask=ask_document(one.ask)) for one in alternatives]
+
+
+def check_result(answer: Answer) -> CheckResult:
+    return CheckResult(
+        fits=answer.yes,
+        reasons=[ReasonDocument(code=reason.code, text=reason.text) for reason in answer.reasons],
+        alternatives=alternative_documents(answer.alternatives),
+        lanes=list(answer.lanes),
+    )
+
+
+def rows_for(person: Person, lanes: Iterable[Lane]) -> Callable[[Booking], BookingRow]:
+    """What makes rows for one who looks."""
+    names = {lane.id: [f"{lane.host}/{address}" for address in lane.addresses] for lane in lanes}
+    return lambda booking: booking_row(booking, person, names)
+
+
+def booking_row(booking: Booking, person: Person, names: Mapping[int, list[str]]) -> BookingRow:
+    """`names`: lane -> ``host/address`` of its GPUs."""
+    ask, mine = booking.ask, booking.user_id == person.user_id
+    return BookingRow(
+        id=booking.id,
+        kind=booking.kind,
+        state=booking.state,
+        pool=ask.pool,
+        gpus=ask.gpus,
+        same_group=ask.same_group,
+        same_host=ask.same_host,
+        gpu=ask.gpu,
+        start=ask.start,
+        end=ask.end,
+        user=booking.user,
+        project=booking.project,
+        comment=ask.comment,
+        reason=booking.reason,
+        lanes=list(booking.lanes),
+        gpu_names=[name for lane in booking.lanes for name in names.get(lane, ())],
+        mine=mine,
+        may_change=(person.admin or (mine and booking.kind is BookingKind.BOOKING)) and booking.state in OPEN,
+        version=booking.version,
+        created=booking.created,
+        changed=booking.changed,
+        series=booking.series,
+        offer_until=booking.offer_until,
+        open_until=booking.open_until,
+        override=booking.override,
+        claimed=booking.claimed,
+    )
+
+
+class LaneRow(BaseModel):
+    """A row of the calendar."""
+
+    id: int
+    pool: str
+    host: str
+    gpus: list[str] = Field(description="PCI addresses, the leader's first.")
+    size: int
+    model: str
+    trouble: str = Field(description="Why it cannot be booked or used now; empty when it can.")
+    state: GpuState | None = Field(description="Of its first GPU, now; null while the cloud was not seen.")
+
+
+class FreeRow(BaseModel):
+    pool: str
+    start: Moment
+    lanes: int = Field(description="How many are free from there to the next row's start.")
+
+
+class Calendar(BaseModel):
+    """All that a calendar shows."""
+
+    start: Moment
+    end: Moment
+    lanes: list[LaneRow] = Field(description="By pool, host and address.")
+    bookings: list[BookingRow] = Field(description="Those that overlap the time and were not cancelled.")
+    free: list[FreeRow] = Field(description="By pool and time.")
+    truncated: bool = Field(description="There are more bookings than are told; ask for less.")

@@ -1,0 +1,309 @@
+"""Bookings for programs and pages: list, make, change and end them. The ledger decides; this speaks HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response, Security
+from fastapi.security import APIKeyHeader
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from gpuyard.ledger.errors import ForbiddenError, RefusedError, StaleError
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.records import Query as Wanted
+from gpuyard.model.booking import Booking, BookingKind, BookingState, Person
+from gpuyard.portal.booking_documents import (
+    Because,
+    BookingAsk,
+    BookingChanges,
+    BookingList,
+    BookingRow,
+    CheckResult,
+    Extension,
+    Line,
+    Link,
+    Moment,
+    check_result,
+    rows_for,
+)
+from gpuyard.portal.doorman import Doorman
+from gpuyard.portal.people import Visitor, require_visitor
+from gpuyard.portal.preconditions import etag, not_modified, wanted_version
+from gpuyard.portal.problems import Refusal, documented
+from gpuyard.portal.projects import acting_for, acting_on, refuse_readers
+
+TAG = "bookings"
+ETAG = {"ETag": {"description": "The version; send it as If-Match.", "schema": {"type": "string"}}}
+IF_MATCH = {
+    "name": "If-Match",
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": "The ETag that was read; the change is refused when the booking has another one by now.",
+}
+Id = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9-]+$", description="Of the booking.")]
+Key = Annotated[
+    str,
+    Header(
+        alias="Idempotency-Key",
+        max_length=255,
+        pattern=r"^[\x21-\x7e]*$",
+        description="Any text that is new for each wish: asked again with the same one, nothing is booked twice.",
+    ),
+]
+TOKEN = APIKeyHeader(
+    name="X-Auth-Token",
+    scheme_name="KeystoneToken",
+    description="A token of Keystone for a project. Browsers use the session of the login page instead.",
+    auto_error=False,
+)
+
+
+def _who(request: Request, token: Annotated[str | None, Security(TOKEN)]) -> Visitor:
+    return require_visitor(request)  # the gate has looked at the token; here it is for the OpenAPI document
+
+
+Who = Annotated[Visitor, Depends(_who)]
+
+
+def _absent(value: Any) -> Any:
+    return None if value == "" else value
+
+
+Maybe = BeforeValidator(_absent)
+
+
+class BookingFilter(BaseModel):
+    """Which bookings to list; an empty value is as none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    pool: Line = ""
+    project: Line = Field("", description="Name or id.")
+    user: Line = Field("", description="Name or id.")
+    series: Line = Field("", description="Those of one recurring booking.")
+    state: list[BookingState] = Field([], description="Any of these.")
+    kind: list[BookingKind] = Field([], description="Any of these.")
+    start: Annotated[Moment | None, Maybe] = Field(None, alias="from", description="Only those that end after this.")
+    end: Annotated[Moment | None, Maybe] = Field(None, alias="to", description="Only those that start before this.")
+    mine: Annotated[bool | None, Maybe] = Field(None, description="Only those of who asks.")
+    limit: int = Field(100, ge=1, le=1000)
+    marker: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9-]*$", description="Id of the last one that was got.")
+
+
+def responses(*statuses: int, headers: bool = True) -> dict[int | str, dict[str, Any]]:
+    always = documented(400, 401, 403, 413, 422, 429, 503, *statuses)
+    return {200: {"headers": ETAG}, **always} if headers else always
+
+
+def install(app: FastAPI, ledger: Ledger, doorman: Doorman) -> None:
+    def shown(booking: Booking, person: Person, response: Response) -> BookingRow:
+        response.headers["ETag"] = etag(booking.version)
+        return rows_for(person, ledger.lanes(booking.ask.pool))(booking)
+
+    _install_reading(app, ledger, doorman, shown)
+    _install_making(app, ledger, doorman, shown)
+    _install_changing(app, ledger, shown)
+    _install_acts(app, ledger, shown)
+
+
+Shown = Callable[[Booking, Person, Response], BookingRow]
+
+
+def _install_reading(app: FastAPI, ledger: Ledger, doorman: Doorman, shown: Shown) -> None:
+    @app.get("/v1/bookings", tags=[TAG], responses=responses(headers=False))
+    def list_bookings(request: Request, who: Who, wanted: Annotated[BookingFilter, Query()]) -> BookingList:
+        """Bookings and holds, of everybody, by start."""
+        rows = rows_for(who.person, ledger.lanes())
+        found: list[Booking] = []
+        for query in _queries(wanted, who, doorman):
+            found += ledger.find(query, wanted.limit, wanted.marker)
+        found = sorted(found, key=lambda booking: (booking.ask.start, booking.id))[: wanted.limit]
+        links = []
+        if len(found) == wanted.limit:
+            query_string = [(name, value) for name, value in request.query_params.multi_items() if name != "marker"]
+            following = urlencode([*query_string, ("marker", found[-1].id)])
+            links = [Link(rel="next", href=f"/v1/bookings?{following}")]
+        return BookingList(bookings=[rows(booking) for booking in found], links=links)
+
+    @app.get("/v1/bookings/{id}", tags=[TAG], response_model=BookingRow, responses=responses(404))
+    def show_booking(request: Request, response: Response, who: Who, id: Id) -> Response | BookingRow:
+        """One booking."""
+        booking = ledger.get(id)
+        if not_modified(request, etag(booking.version)):
+            return Response(status_code=304, headers={"ETag": etag(booking.version)})
+        return shown(booking, who.person, response)
+
+
+def _queries(wanted: BookingFilter, who: Visitor, doorman: Doorman) -> list[Wanted]:
+    """What to ask the ledger for: one query for each project and user that is meant; a name may be several."""
+    projects, users = [""], [""]
+    if wanted.project:
+        own = [one.project_id for one in who.projects if wanted.project in (one.project_id, one.project)]
+        projects = own or [project.id for project in doorman.people.projects(wanted.project)]
+    if wanted.mine or wanted.user in (who.person.user_id, who.person.user):
+        users = [who.person.user_id]
+        if wanted.user not in ("", who.person.user_id, who.person.user):
+            users = []  # mine, and somebody else's
+    elif wanted.user:
+        users = list(doorman.people.users(wanted.user))
+    return [
+        Wanted(
+            pool=wanted.pool,
+            project_id=project,
+            user_id=user,
+            series=wanted.series,
+            kinds=frozenset(wanted.kind),
+            states=frozenset(wanted.state),
+            start=wanted.start,
+            end=wanted.end,
+        )
+        for project in projects
+        for user in users
+    ]
+
+
+def _install_making(app: FastAPI, ledger: Ledger, doorman: Doorman, shown: Shown) -> None:
+    @app.post(
+        "/v1/bookings",
+        tags=[TAG],
+        status_code=201,
+        responses={201: {"headers": ETAG}, **responses(409, headers=False)},
+    )
+    def create_booking(response: Response, who: Who, ask: BookingAsk, key: Key = "") -> BookingRow | BookingList:
+        """Book. A recurring booking is answered with all that were made."""
+        person = acting_for(who, ask.project, doorman.people)
+        refuse_readers(person)
+        made = ledger.create(
+            ask.ask(),
+            person,
+            wait=ask.wait,
+            override=ask.override,
+            key=key,
+            repeat=ask.repeat,
+            zone=ask.timezone,
+        )
+        if ask.repeat:
+            rows = rows_for(person, ledger.lanes(ask.pool))
+            return BookingList(bookings=[rows(booking) for booking in made])
+        response.headers["Location"] = f"/v1/bookings/{made[0].id}"
+        return shown(made[0], person, response)
+
+    @app.post("/v1/bookings/check", tags=[TAG], responses=responses(headers=False))
+    def check_booking(
+        who: Who,
+        ask: BookingAsk,
+        without: Annotated[
+            str,
+            Query(max_length=64, pattern=r"^[A-Za-z0-9-]*$", description="As if that booking (its id) were not there."),
+        ] = "",
+    ) -> CheckResult:
+        """Whether that could be booked now. Nothing is kept. Of a recurring booking the first is looked at."""
+        person = acting_for(who, ask.project, doorman.people)
+        try:
+            return check_result(ledger.check(ask.ask(), person, without=without))
+        except RefusedError as refused:
+            return check_result(refused.answer)
+
+
+def _install_changing(app: FastAPI, ledger: Ledger, shown: Shown) -> None:
+    def booking_to_change(id: str, version: int | None) -> Booking:
+        booking = ledger.get(id)
+        if version is not None and booking.version != version:
+            raise StaleError(f"booking {id} was changed by somebody else since you read it; look again", booking)
+        return booking
+
+    @app.patch(
+        "/v1/bookings/{id}",
+        tags=[TAG],
+        responses=responses(404, 409, 412, 428),
+        openapi_extra={"parameters": [{**IF_MATCH, "required": True}]},
+    )
+    def change_booking(request: Request, response: Response, who: Who, id: Id, changes: BookingChanges) -> BookingRow:
+        """Another time, number or comment; also extends or shortens one that has begun."""
+        version = wanted_version(request, required=True)
+        booking = booking_to_change(id, version)
+        person = acting_on(who, booking)
+        refuse_readers(person)
+        # Without a version ("*") the one that the changes were laid over, so that nothing of another's is lost.
+        changed = ledger.edit(
+            id, changes.apply(booking.ask), person, version or booking.version, override=changes.override
+        )
+        return shown(changed, person, response)
+
+    @app.post(
+        "/v1/bookings/{id}/extend",
+        tags=[TAG],
+        responses=responses(404, 409, 412),
+        openapi_extra={"parameters": [IF_MATCH]},
+    )
+    def extend_booking(request: Request, response: Response, who: Who, id: Id, until: Extension) -> BookingRow:
+        """Another end."""
+        booking = booking_to_change(id, wanted_version(request))
+        person = acting_on(who, booking)
+        refuse_readers(person)
+        asked = replace(booking.ask, end=until.end)
+        changed = ledger.edit(id, asked, person, booking.version, override=until.override)
+        return shown(changed, person, response)
+
+    @app.delete(
+        "/v1/bookings/{id}",
+        tags=[TAG],
+        responses=responses(404, 409, 412),
+        openapi_extra={"parameters": [IF_MATCH]},
+    )
+    def give_back(request: Request, response: Response, who: Who, id: Id) -> BookingRow:
+        """Cancel it, or end it when it has begun. It can still be looked at."""
+        refuse_readers(who.person)
+        version, booking = wanted_version(request), ledger.get(id)
+        begun = booking.state is BookingState.ACTIVE
+        work = ledger.end if begun else ledger.cancel
+        return shown(work(id, who.person, version), who.person, response)
+
+
+Act = Callable[[str, Person, int | None, str], Booking]
+
+
+def _install_acts(app: FastAPI, ledger: Ledger, shown: Shown) -> None:
+    def add(verb: str, summary: str, act: Act) -> None:
+        @app.post(
+            f"/v1/bookings/{{id}}/{verb}",
+            tags=[TAG],
+            name=f"{verb}_booking",
+            summary=summary,
+            responses=responses(404, 409, 412),
+            openapi_extra={"parameters": [IF_MATCH]},
+        )
+        def handle(
+            request: Request, response: Response, who: Who, id: Id, because: Because | None = None
+        ) -> BookingRow:
+            refuse_readers(who.person)
+            reason = because.reason if because else ""
+            return shown(act(id, who.person, wanted_version(request), reason), who.person, response)
+
+    def decline(id: str, who: Person, version: int | None, reason: str) -> Booking:
+        booking = ledger.get(id)
+        if not who.admin and booking.user_id != who.user_id:
+            raise ForbiddenError(f"booking {id} is {booking.user}'s; only they and admins can decline it")
+        if booking.state not in (BookingState.REQUESTED, BookingState.OFFERED):
+            text = f"booking {id} is {booking.state.value}: there is no request and no offer to decline; cancel it"
+            raise Refusal(409, "refused", text, [text], codes=["state"], alternatives=[])
+        return ledger.cancel(id, who, booking.version if version is None else version, reason)
+
+    def release(id: str, who: Person, version: int | None, reason: str) -> Booking:
+        if version is not None and (booking := ledger.get(id)).version != version:
+            raise StaleError(f"booking {id} was changed by somebody else since you read it; look again", booking)
+        return ledger.open(id, who)
+
+    add("cancel", "Before it begins; also takes it off the waitlist, or ends a hold.", ledger.cancel)
+    add(
+        "end",
+        "End it now; the rest of its time is free at once.",
+        lambda id, who, version, _: ledger.end(id, who, version),
+    )
+    add("approve", "For admins.", lambda id, who, version, _: ledger.approve(id, who, version))
+    add("decline", "A request, as an admin, or an offer.", decline)
+    add("accept", "Take an offer.", lambda id, who, version, _: ledger.accept(id, who, version))
+    add("open", "In pools with unbooked use: release its GPUs for a server of its owner's, for a while.", release)

@@ -1,0 +1,45 @@
+"""The pages about bookings. They are frames: their scripts fill them from the API, as any program could."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse
+
+from gpuyard.portal.assets import render
+from gpuyard.portal.navigation import navigation_of
+from gpuyard.portal.people import require_page_visitor
+from gpuyard.portal.problems import Refusal
+from gpuyard.portal.sources import Sources
+
+COMMON = ("zone.js", "client.js", "form.js", "actions.js")
+"""Scripts of every page, in the order in which they need each other."""
+
+
+def install(app: FastAPI, sources: Sources) -> None:
+    def page(request: Request, template: str, scripts: Sequence[str]) -> HTMLResponse:
+        visitor = require_page_visitor(request)
+        html = render(
+            template,
+            site=sources.site_name,
+            nav=navigation_of(visitor, request.url.path),
+            scripts=[*COMMON, *scripts],
+            pools=list(sources.ledger.book.pools) if sources.ledger else [],
+        )
+        # The token of the session is in it.
+        return HTMLResponse(html, headers={"Cache-Control": "no-store"})
+
+    @app.get("/calendar", include_in_schema=False)
+    def calendar(request: Request) -> HTMLResponse:
+        return page(request, "calendar.html", ["rows.js", "timeline.js", "calendar.js"])
+
+    @app.get("/bookings", include_in_schema=False)
+    def my_bookings(request: Request) -> HTMLResponse:
+        return page(request, "bookings.html", ["bookings.js"])
+
+    @app.get("/admin", include_in_schema=False)
+    def admin(request: Request) -> HTMLResponse:
+        if not require_page_visitor(request).person.admin:
+            raise Refusal(403, "forbidden", "This page is for those with the role admin in the project they look at.")
+        return page(request, "admin.html", ["admin.js"])

@@ -1,0 +1,207 @@
+"""Calendars for other programs: whoever knows the secret address of a feed can read it, without a login."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Path, Request, Response
+from icalendar import Calendar, Event
+from pydantic import BaseModel, Field
+
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.records import Feed, Query
+from gpuyard.model.booking import Booking, BookingKind, BookingState
+from gpuyard.portal.booking_documents import Line, Moment, Sent
+from gpuyard.portal.bookings_api import Who, responses
+from gpuyard.portal.doorman import Doorman, may_see
+from gpuyard.portal.gateway import public_url
+from gpuyard.portal.preconditions import not_modified
+from gpuyard.portal.problems import Refusal, documented
+from gpuyard.portal.sessions import digest_of, new_secret
+from gpuyard.portal.sources import Sources
+
+TAG = "feeds"
+PAST, FUTURE = timedelta(days=60), timedelta(days=400)
+"""How far a feed reaches."""
+MOST_FEEDS = 50
+"""Of one person."""
+MOST_EVENTS = 5000
+S = BookingState
+STATUS = {
+    S.REQUESTED: "TENTATIVE",
+    S.WAITING: "TENTATIVE",
+    S.OFFERED: "TENTATIVE",
+    S.CANCELLED: "CANCELLED",
+    S.NO_SHOW: "CANCELLED",
+    S.EXPIRED: "CANCELLED",
+}
+"""The others are CONFIRMED. Cancelled ones are told of, too: a calendar would keep what is only missing."""
+
+
+class FeedAsk(Sent):
+    """What a feed is to show."""
+
+    scope: Literal["user", "pool", "gpu"]
+    target: Line = Field("", description="The pool's name, or the GPU's host/address; empty for your own bookings.")
+
+
+class FeedRow(BaseModel):
+    """A feed."""
+
+    id: str
+    scope: Literal["user", "pool", "gpu"]
+    target: str
+    created: Moment
+
+
+class NewFeed(FeedRow):
+    """A feed that was just made. Its address is told this once."""
+
+    path: str = Field(description="Below the portal's address.")
+    url: str
+
+
+class FeedList(BaseModel):
+    feeds: list[FeedRow]
+
+
+FeedId = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]
+Secret = Annotated[str, Path(max_length=100)]
+
+
+def install(app: FastAPI, sources: Sources, ledger: Ledger, doorman: Doorman) -> None:
+    store, settings = ledger.store, doorman.settings
+
+    @app.get("/v1/feeds", tags=[TAG], responses=responses(headers=False))
+    def list_feeds(who: Who) -> FeedList:
+        """The feeds of who asks."""
+        return FeedList(feeds=[FeedRow.model_validate(_row(feed)) for feed in store.list_feeds(who.person.user_id)])
+
+    @app.post("/v1/feeds", tags=[TAG], status_code=201, responses=responses(409, headers=False))
+    def create_feed(request: Request, response: Response, who: Who, ask: FeedAsk) -> NewFeed:
+        """A new feed. Whoever has its address can read it until it is deleted."""
+        person = who.person
+        _refuse_unknown(ask, ledger)
+        if len(store.list_feeds(person.user_id)) >= MOST_FEEDS:
+            raise Refusal(409, "too_many_feeds", f"You have {MOST_FEEDS} feeds; delete one.", codes=["too_many_feeds"])
+        secret = new_secret()
+        target = person.user_id if ask.scope == "user" else ask.target
+        feed = Feed(digest_of(secret), ask.scope, target, person.user_id, sources.now().replace(microsecond=0))
+        store.put_feed(feed)
+        # Nobody's cache is to have the address.
+        response.headers["Cache-Control"] = "no-store"
+        path = f"/ical/{secret}.ics"
+        root = public_url(request, settings.trusted_gateways, settings.public_url)
+        return NewFeed.model_validate({**_row(feed), "path": path, "url": root + path})
+
+    @app.delete("/v1/feeds/{id}", tags=[TAG], status_code=204, responses=responses(404, headers=False))
+    def delete_feed(who: Who, id: FeedId) -> Response:
+        """Its address does not answer any more."""
+        feed = store.get_feed(id)
+        if feed is None or feed.owner != who.person.user_id or not store.delete_feed(id):
+            raise Refusal(404, "not_found", "You have no such feed.")
+        return Response(status_code=204)
+
+    @app.get("/ical/{secret}.ics", tags=[TAG], response_class=Response, responses=_ical_responses())
+    def calendar(request: Request, secret: Secret) -> Response:
+        """A feed, as iCalendar."""
+        feed = store.get_feed(digest_of(secret))
+        account = doorman.directory.account(feed.owner) if feed else None
+        if feed is None or account is None or not may_see(account):
+            raise Refusal(404, "not_found", "There is no such feed (any more).")
+        bookings = feed_bookings(ledger, feed, sources.now())
+        title = account.user if feed.scope == "user" else feed.target
+        text = ical(bookings, sources.site_name, f"{title} on {sources.site_name}")
+        tag = f'"{hashlib.sha256(text).hexdigest()[:32]}"'
+        headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
+        if not_modified(request, tag):
+            return Response(status_code=304, headers=headers)
+        return Response(text, media_type="text/calendar; charset=utf-8", headers=headers)
+
+
+def _ical_responses() -> dict[int | str, dict[str, Any]]:
+    content = {"text/calendar": {"schema": {"type": "string"}}}
+    return {200: {"description": "RFC 5545", "content": content}, **documented(404, 422, 503)}
+
+
+def _row(feed: Feed) -> dict[str, object]:
+    return {"id": feed.digest, "scope": feed.scope, "target": feed.target, "created": feed.created}
+
+
+def _refuse_unknown(ask: FeedAsk, ledger: Ledger) -> None:
+    """Raise Refusal 422 for a pool or a GPU that does not exist: its feed would be empty for ever."""
+    problem = ""
+    if ask.scope == "pool" and ask.target not in ledger.book.pools:
+        problem = f"there is no pool {ask.target!r}; there are {', '.join(ledger.book.pools)}"
+    elif ask.scope == "gpu" and not _lanes(ledger, ask.target):
+        problem = f"there is no GPU {ask.target!r}; name one as in host/0000:3b:00.0"
+    elif ask.scope == "user" and ask.target:
+        problem = "a feed of scope user shows your own bookings; leave it empty"
+    if problem:
+        raise Refusal(422, "invalid_parameters", "The parameters of the request are wrong.", [f"target: {problem}"])
+
+
+def _lanes(ledger: Ledger, gpu: str) -> dict[int, str]:
+    """Lanes of a GPU, with their pools; several when a slot has left the site and come back as another one."""
+    return {
+        lane.id: lane.pool
+        for lane in ledger.lanes()
+        if gpu.lower() in {f"{lane.host}/{address}".lower() for address in lane.addresses}
+    }
+
+
+def feed_bookings(ledger: Ledger, feed: Feed, now: datetime) -> list[Booking]:
+    """What a feed shows, by start."""
+    since, until = now - PAST, now + FUTURE
+    if feed.scope == "user":
+        kinds = frozenset({BookingKind.BOOKING})
+        return ledger.find(Query(user_id=feed.target, kinds=kinds, start=since, end=until), MOST_EVENTS)
+    if feed.scope == "pool":
+        return ledger.find(Query(pool=feed.target, start=since, end=until), MOST_EVENTS)
+    lanes = _lanes(ledger, feed.target)
+    found = [
+        booking
+        for pool in sorted(set(lanes.values()))
+        for booking in ledger.find(Query(pool=pool, start=since, end=until), MOST_EVENTS)
+        if set(booking.lanes) & set(lanes) or booking.ask.gpu.lower() == feed.target.lower()
+    ]
+    return sorted(found, key=lambda booking: (booking.ask.start, booking.id))
+
+
+def ical(bookings: list[Booking], site: str, title: str) -> bytes:
+    """The same bytes for the same bookings, whenever it is asked."""
+    calendar = Calendar()
+    calendar.add("prodid", "-//gpuyard//bookings//EN")
+    calendar.add("version", "2.0")
+    calendar.add("method", "PUBLISH")
+    calendar.add("x-wr-calname", title)
+    calendar.add("refresh-interval", timedelta(minutes=15), parameters={"VALUE": "DURATION"})
+    calendar.add("x-published-ttl", "PT15M")
+    for booking in bookings:
+        calendar.add_component(_event(booking, site))
+    return bytes(calendar.to_ical())
+
+
+def _event(booking: Booking, site: str) -> Event:
+    ask = booking.ask
+    what = ask.gpu or f"{ask.gpus} x {ask.pool}"
+    event = Event()
+    event.add("uid", f"{booking.id}@{site}")
+    event.add("sequence", booking.version)
+    event.add("dtstamp", booking.changed)
+    event.add("last-modified", booking.changed)
+    event.add("created", booking.created)
+    event.add("dtstart", ask.start)
+    event.add("dtend", ask.end)
+    event.add("summary", f"Hold: {what}" if booking.kind is BookingKind.HOLD else f"{what}, {booking.user}")
+    event.add("status", STATUS.get(booking.state, "CONFIRMED"))
+    event.add("description", "\n".join(_details(booking)))
+    event.add("transp", "TRANSPARENT" if booking.state in STATUS else "OPAQUE")
+    return event
+
+
+def _details(booking: Booking) -> list[str]:
+    lines = [f"{booking.kind.value} {booking.id} of {booking.user} in {booking.project}: {booking.state.value}"]
+    return lines + [text for text in (booking.ask.comment, booking.reason) if text]

@@ -1,0 +1,49 @@
+"""Where a request comes from, when a gateway stands before the portal. Only gateways that are named are believed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection
+
+
+def client_address(request: HTTPConnection, trusted: Sequence[str]) -> str:
+    """The address of who asks; of the last one before the gateways that are trusted."""
+    address = request.client.host if request.client else ""
+    # A client can write anything to the left of what the gateways add.
+    hops = [hop.strip() for value in request.headers.getlist("x-forwarded-for") for hop in value.split(",")]
+    while address in trusted and hops:
+        address = hops.pop()
+    return address[:64]
+
+
+def is_https(request: HTTPConnection, trusted: Sequence[str]) -> bool:
+    """Whether the browser speaks TLS."""
+    if request.client is not None and request.client.host in trusted:
+        forwarded = request.headers.get("x-forwarded-proto", "").split(",")[-1].strip().lower()
+        if forwarded:
+            return forwarded == "https"
+    return bool(request.scope.get("scheme") == "https")
+
+
+def public_url(request: HTTPConnection, trusted: Sequence[str], public: str) -> str:
+    """Where the browser finds the portal, without a slash at the end."""
+    if public:
+        return public.rstrip("/")
+    return f"{'https' if is_https(request, trusted) else 'http'}://{request.headers.get('host', '')}"
+
+
+def is_same_site(request: HTTPConnection, public: str) -> bool:
+    """Whether a browser sent this from a page of ours, as far as it says: scripts cannot set these two headers."""
+    if fetched := request.headers.get("sec-fetch-site"):
+        return fetched == "same-origin"
+    origin = request.headers.get("origin")
+    if origin is None:
+        return True  # no browser, or a very old one: the token in the request decides
+    return origin == public.rstrip("/") or urlsplit(origin).netloc == request.headers.get("host")
+
+
+def up_from(path: str) -> str:
+    """What leads from a path of ours to the root of the portal, which a gateway may serve under a path of its own."""
+    return "../" * (path.count("/") - 1) or "./"

@@ -1,0 +1,162 @@
+"""The login page, single sign-on, logging out, and the project that is looked at."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from gpuyard.cloud.errors import CloudError
+from gpuyard.cloud.people import LoginRefusedError
+from gpuyard.model.errors import UsageError
+from gpuyard.portal.assets import render
+from gpuyard.portal.doorman import Doorman
+from gpuyard.portal.gate import form_of
+from gpuyard.portal.gateway import is_same_site, public_url, up_from
+from gpuyard.portal.people import require_visitor
+from gpuyard.portal.problems import Refusal, unavailable
+from gpuyard.portal.sources import Sources
+
+NEXT = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/?-]{0,2000}")
+LOG = logging.getLogger(__name__)
+
+
+async def _form(request: Request) -> dict[str, str]:
+    return form_of(request, await request.body())  # which the gate has read, up to a length
+
+
+Form = Annotated[dict[str, str], Depends(_form)]
+
+
+def install(app: FastAPI, sources: Sources, doorman: Doorman) -> None:
+    settings = doorman.settings
+    if settings.websso and not settings.websso_url.startswith(("https://", "http://")):
+        raise UsageError("single sign-on needs the address of Keystone as browsers find it: pass --websso-url")
+
+    def page(request: Request, status: int = 200, error: str = "", next: str = "", user: str = "") -> HTMLResponse:
+        sso = ""
+        if settings.websso:
+            back = f"{public_url(request, settings.trusted_gateways, settings.public_url)}/login/sso"
+            where = f"{settings.keystone_v3}/auth/OS-FEDERATION/websso/{quote(settings.websso, safe='')}"
+            sso = f"{where}?origin={quote(back, safe='')}"
+        html = render(
+            "login.html",
+            site=sources.site_name,
+            domain=settings.domain,
+            error=error,
+            next=next if NEXT.fullmatch(next) else "",
+            user=user,
+            sso=sso,
+            up=up_from(request.url.path).removeprefix("./"),
+        )
+        # Nothing of this page is to be found in a browser's cache.
+        return HTMLResponse(html, status, headers={"Cache-Control": "no-store"})
+
+    def refused(request: Request, refusal: Refusal, form: dict[str, str]) -> Response:
+        answer = page(request, refusal.status, refusal.detail, form.get("next", ""), form.get("user", ""))
+        answer.headers.update(refusal.headers)
+        return answer
+
+    @app.get("/login", include_in_schema=False)
+    def login_page(request: Request, next: str = "") -> Response:
+        return page(request, next=next)
+
+    @app.post("/login", include_in_schema=False)
+    def log_in(request: Request, form: Form) -> Response:
+        try:
+            return _enter(request, doorman, _by_password(request, doorman, form), form.get("next", ""))
+        except Refusal as refusal:
+            return refused(request, refusal, form)
+
+    @app.post("/login/sso", include_in_schema=False)
+    def single_sign_on(request: Request, form: Form) -> Response:
+        try:
+            return _enter(request, doorman, _by_token(request, doorman, form), "")
+        except Refusal as refusal:
+            return refused(request, refusal, {})
+
+    @app.post("/logout", include_in_schema=False)
+    def log_out(request: Request) -> Response:
+        require_visitor(request)
+        doorman.sessions.end(request.cookies.get(doorman.cookie_name(request), ""))
+        answer = RedirectResponse("login", 303)
+        doorman.clear_cookie(request, answer)
+        return answer
+
+    @app.post("/project", include_in_schema=False)
+    def switch_project(request: Request, form: Form) -> Response:
+        """To the project whose id is in the form."""
+        visitor = require_visitor(request)
+        if visitor.session is None:
+            raise Refusal(403, "no_session", "A token is for one project; get one for the other.")
+        wanted = form.get("project", "")
+        if wanted not in {membership.project_id for membership in visitor.projects}:
+            raise Refusal(403, "no_role", "You have no role in that project; choose one of yours.")
+        doorman.sessions.switch(visitor.session, wanted)
+        return RedirectResponse(after(form.get("next", "")), 303)
+
+
+def after(next: str) -> str:
+    """Where to go from a page at the root: only to a path of ours, whatever the address asked for."""
+    # With the dot it is a path even when it looks like another site or has a colon in it.
+    return f"./{next[1:].lstrip('/')}" if NEXT.fullmatch(next) else "./"
+
+
+def _by_password(request: Request, doorman: Doorman, form: dict[str, str]) -> str:
+    """Id of the user who is logging in. Raises Refusal."""
+    if not is_same_site(request, doorman.settings.public_url):
+        raise Refusal(403, "cross_site", "The login came from a page of another site; log in on this page.")
+    user, password = form.get("user", "").strip(), form.get("password", "")
+    domain = form.get("domain", "").strip() or doorman.settings.domain
+    if not user or not password or len(user) > 255 or len(domain) > 255 or len(password) > 4096:
+        raise Refusal(422, "incomplete", "Type your user name and your password.")
+    name, address = f"{domain}\n{user}".lower(), doorman.address(request)
+    doorman.refuse_too_many_logins(name, address)
+    try:
+        return doorman.people.log_in(user, password, domain)
+    except LoginRefusedError as error:
+        doorman.note_failed_login(name, address)
+        LOG.warning("a login from %s was refused", address)  # not the name: people type passwords into the wrong field
+        raise Refusal(403, "refused", str(error)) from None
+    except CloudError as error:
+        raise unavailable(error) from None
+
+
+def _by_token(request: Request, doorman: Doorman, form: dict[str, str]) -> str:
+    """Id of the user whose token Keystone's single sign-on has the browser post. Raises Refusal."""
+    settings, address = doorman.settings, doorman.address(request)
+    if not settings.websso:
+        raise Refusal(404, "not_found", "Single sign-on is not switched on here.")
+    if request.headers.get("origin") != settings.keystone_origin:
+        # Or any page could log somebody in as somebody else.
+        raise Refusal(403, "cross_site", "The login did not come from Keystone's page; begin on this page.")
+    doorman.refuse_too_many_logins("", address)
+    try:
+        facts = doorman.people.token(form.get("token", ""))
+    except CloudError as error:
+        raise unavailable(error) from None
+    if facts is None:
+        doorman.note_failed_login("", address)
+        raise Refusal(403, "refused", "Keystone does not accept the token of the login; try again.")
+    return facts.user_id
+
+
+def _enter(request: Request, doorman: Doorman, user_id: str, next: str) -> Response:
+    """Begin a new session, and end the one that this browser had: its cookie may be known to others."""
+    doorman.directory.forget(user_id)
+    try:
+        account = doorman.directory.account(user_id)
+    except CloudError as error:
+        raise unavailable(error) from None
+    if account is None:
+        raise Refusal(403, "refused", "This user is disabled.")
+    old = request.cookies.get(doorman.cookie_name(request), "")
+    cookie = doorman.begin(account, doorman.sessions.find(old))
+    doorman.sessions.end(old)
+    answer = RedirectResponse(up_from(request.url.path).removeprefix("./") + after(next), 303)
+    doorman.set_cookie(request, answer, cookie)
+    return answer

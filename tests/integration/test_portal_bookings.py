@@ -1,0 +1,233 @@
+"""The portal's login and API with a real Keystone."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from gpuyard.cloud.api import CloudApi, CloudError
+from gpuyard.cloud.people import KeystonePeople
+from gpuyard.lab.http import call
+from gpuyard.portal.app import create_app
+from gpuyard.portal.booking_documents import utc
+from gpuyard.portal.sources import utc_now
+from tests.contract.people import RULES, Bench
+from tests.integration.conftest import RunningLab
+from tests.support.ledgers import open_ledger
+from tests.support.portals import ROOMY, Browser
+from tests.support.served import RealClock
+from tests.support.yards import GPUS, driver, filled
+
+pytestmark = pytest.mark.lab
+
+TOMORROW = utc_now() + timedelta(days=1)
+WISH = {"pool": "t4", "start": utc(TOMORROW), "end": utc(TOMORROW + timedelta(hours=2))}
+
+
+@dataclass
+class Visitors:
+    """Makes users, groups and projects in the lab's Keystone, and deletes them."""
+
+    operator: CloudApi
+    made: list[str] = field(default_factory=list)
+    """Paths to delete."""
+
+    def make(self, kind: str, name: str, **values: Any) -> str:
+        body = {kind: {"name": name, **values}}
+        id = str(self.operator.request("POST", "identity", f"/{kind}s", body)[kind]["id"])
+        self.made.append(f"/{kind}s/{id}")
+        return id
+
+    def role(self, name: str) -> str:
+        return str(self.operator.get("identity", "/roles", name=name)["roles"][0]["id"])
+
+    def grant(self, project: str, actor: str, role: str) -> None:
+        """`actor`: ``users/ID`` or ``groups/ID``."""
+        self.operator.request("PUT", "identity", f"/projects/{project}/{actor}/roles/{self.role(role)}")
+
+    def revoke(self, project: str, actor: str, role: str) -> None:
+        self.operator.request("DELETE", "identity", f"/projects/{project}/{actor}/roles/{self.role(role)}")
+
+    def update(self, kind: str, id: str, **values: Any) -> None:
+        self.operator.request("PATCH", "identity", f"/{kind}s/{id}", {kind: values})
+
+    def clear(self) -> None:
+        for path in reversed(self.made):
+            with suppress(CloudError):
+                self.operator.request("DELETE", "identity", path)
+
+
+@pytest.fixture
+def visitors(operator: CloudApi) -> Iterator[Visitors]:
+    found = Visitors(operator)
+    yield found
+    found.clear()
+
+
+@pytest.fixture
+def bench(lab: RunningLab, operator: CloudApi, visitors: Visitors) -> Bench:
+    """A new user in a new project."""
+    name, password = f"ada-{secrets.token_hex(4)}", secrets.token_urlsafe(16)
+    project = visitors.make("project", f"physics-{name}", domain_id="default")
+    user = visitors.make(
+        "user", name, domain_id="default", password=password, email="ada@example.org", default_project_id=project
+    )
+    visitors.grant(project, f"users/{user}", "member")
+
+    def new_token() -> str:
+        who = {"id": user, "password": password}
+        auth = {
+            "identity": {"methods": ["password"], "password": {"user": who}},
+            "scope": {"project": {"id": project}},
+        }
+        token = call("POST", f"{lab.lab.endpoint('keystone')}/auth/tokens", {"auth": auth}).token
+        assert token
+        return token
+
+    return Bench(
+        KeystonePeople(operator),
+        user,
+        name,
+        password,
+        "ada@example.org",
+        project,
+        f"physics-{name}",
+        new_token,
+        lambda: visitors.revoke(project, f"users/{user}", "member"),
+        lambda: visitors.update("user", user, enabled=False),
+    )
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_keystone_keeps_the_rules(bench: Bench, rule: Callable[[Bench], None]) -> None:
+    rule(bench)
+
+
+def test_roles_of_groups_and_inherited_ones_count(bench: Bench, visitors: Visitors) -> None:
+    group = visitors.make("group", f"group-{bench.user}", domain_id="default")
+    visitors.operator.request("PUT", "identity", f"/groups/{group}/users/{bench.user_id}")
+    by_group = visitors.make("project", f"a-{bench.user}", domain_id="default")
+    visitors.grant(by_group, f"groups/{group}", "admin")
+    parent = visitors.make("project", f"b-{bench.user}", domain_id="default")
+    child = visitors.make("project", f"c-{bench.user}", domain_id="default", parent_id=parent)
+    inherited = f"/OS-INHERIT/projects/{parent}/users/{bench.user_id}/roles/{visitors.role('reader')}"
+    visitors.operator.request("PUT", "identity", f"{inherited}/inherited_to_projects")
+    closed = visitors.make("project", f"d-{bench.user}", domain_id="default")
+    visitors.grant(closed, f"users/{bench.user_id}", "member")
+    visitors.update("project", closed, enabled=False)
+    account = bench.people.account(bench.user_id)
+    assert account is not None
+    roles = {one.project_id: one.roles for one in account.memberships}
+    assert roles == {
+        bench.project_id: {"member", "reader"},
+        by_group: {"admin", "manager", "member", "reader"},
+        child: {"reader"},
+    }
+
+
+def test_a_user_of_a_disabled_domain_is_out(bench: Bench, visitors: Visitors) -> None:
+    domain = visitors.make("domain", f"dept-{bench.user}")
+    user = visitors.make("user", bench.user, domain_id=domain, password="secret-of-dept")  # noqa: S106
+    visitors.grant(bench.project_id, f"users/{user}", "member")
+    assert bench.people.log_in(bench.user, "secret-of-dept", f"dept-{bench.user}") == user
+    assert bench.people.account(user) is not None
+    visitors.update("domain", domain, enabled=False)
+    assert bench.people.account(user) is None
+
+
+def test_a_wrong_password_costs_the_service_nothing(bench: Bench, operator: CloudApi) -> None:
+    """Its own token is not thrown away: each wrong password would have it log in again."""
+    session = operator._connection.session
+    before = session.get_token()
+    rule = next(rule for rule in RULES if rule.__name__ == "nothing_else_does")
+    rule(bench)
+    assert session.get_token() == before
+
+
+def test_no_password_and_no_token_gets_into_the_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    token = bench.new_token()
+    with caplog.at_level("DEBUG"):
+        bench.people.log_in(bench.user, bench.password, bench.domain)
+        bench.people.token(token)
+        bench.people.account(bench.user_id)
+    assert "/users/" in caplog.text  # the requests are in it
+    assert bench.password not in caplog.text
+    assert token not in caplog.text
+
+
+def app_for(bench: Bench, folder: Path, **settings: Any) -> FastAPI:
+    """Its time is the machine's, as Keystone's is: tokens expire."""
+    return create_app(
+        filled(),
+        driver(),
+        "lab",
+        GPUS,
+        ["testserver"],
+        ledger=open_ledger(folder, clock=RealClock()),
+        people=bench.people,
+        settings=replace(ROOMY, **settings),
+    )
+
+
+@pytest.fixture
+def portal(bench: Bench, tmp_path: Path) -> Callable[[], TestClient]:
+    """New clients of one portal."""
+    app = app_for(bench, tmp_path)
+    return lambda: TestClient(app, follow_redirects=False)
+
+
+def test_somebody_logs_in_books_and_logs_out(bench: Bench, portal: Callable[[], TestClient]) -> None:
+    browser = Browser(portal())
+    assert browser.client.get("/calendar").headers["location"] == "./login?next=/calendar"
+    wrong = browser.client.post("/login", data={"user": bench.user, "password": "wrong"})
+    assert wrong.status_code == 403
+    assert "set-cookie" not in wrong.headers
+    browser.log_in(bench.user, bench.password)
+    me = browser.client.get("/v1/me").json()
+    assert (me["user"]["name"], me["project"]["name"]) == (bench.user, bench.project)
+    assert me["user"]["email"] == "ada@example.org"
+    made = browser.client.post("/v1/bookings", json=WISH)
+    assert made.status_code == 201
+    assert made.json()["user"] == bench.user
+    assert browser.client.get(made.headers["location"]).json() == made.json()
+    assert browser.client.post("/logout").status_code == 303
+    assert browser.client.get("/v1/me").status_code == 401
+
+
+def test_single_sign_on_ends_with_an_unscoped_token(bench: Bench, tmp_path: Path, lab: RunningLab) -> None:
+    """As Keystone's page posts it; that page itself needs an identity provider, which the lab has none of."""
+    keystone = lab.lab.endpoint("keystone")
+    identity = {"methods": ["password"], "password": {"user": {"id": bench.user_id, "password": bench.password}}}
+    body = {"auth": {"identity": identity, "scope": "unscoped"}}
+    token = call("POST", f"{keystone}/auth/tokens", body).token
+    client = TestClient(app_for(bench, tmp_path, websso="openid", websso_url=keystone), follow_redirects=False)
+    origin = {"Origin": keystone.removesuffix("/v3")}
+    assert client.post("/login/sso", data={"token": token}, headers=origin).headers["location"] == ".././"
+    assert client.get("/v1/me").json()["user"]["name"] == bench.user
+    assert client.get("/v1/me", headers={"X-Auth-Token": str(token)}).json()["code"] == "no_project"
+
+
+def test_a_program_books_with_a_token(bench: Bench, portal: Callable[[], TestClient], visitors: Visitors) -> None:
+    program = portal()
+    program.headers["X-Auth-Token"] = bench.new_token()
+    assert program.post("/v1/bookings", json=WISH).status_code == 201
+    stranger = portal()
+    stranger.headers["X-Auth-Token"] = "no-token"
+    assert stranger.get("/v1/me").status_code == 401
+    reader = visitors.make("user", f"eve-{bench.user}", domain_id="default", password="eve-eve-eve")  # noqa: S106
+    visitors.grant(bench.project_id, f"users/{reader}", "reader")
+    eve = Browser(portal())
+    eve.log_in(f"eve-{bench.user}", "eve-eve-eve")
+    assert eve.client.get("/v1/bookings").json()["bookings"]
+    assert eve.client.post("/v1/bookings", json=WISH).status_code == 403
+    assert eve.client.get("/v1/bookings", params={"user": bench.user}).json()["bookings"]
+    assert not eve.client.get("/v1/bookings", params={"user": "nobody"}).json()["bookings"]

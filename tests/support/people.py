@@ -1,0 +1,94 @@
+"""A Keystone in memory, for tests of the portal; tests/contract/people.py tries the same on it and on a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from gpuyard.cloud.errors import CloudError
+from gpuyard.cloud.people import Account, LoginRefusedError, Membership, Project, TokenFacts
+from gpuyard.model.booking import Person
+from tests.support.ledgers import ADA, BOB, EVE, ROOT
+
+PASSWORD = "correct horse"  # noqa: S105 - of nobody
+LATER = datetime(2030, 1, 1, tzinfo=UTC)
+PROJECTS = {"p-physics": "physics", "p-biology": "biology", "p-admin": "admin"}
+
+
+@dataclass
+class User:
+    """What a test may change while the portal runs."""
+
+    person: Person
+    password: str = PASSWORD
+    domain: str = "Default"
+    enabled: bool = True
+    roles: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Id of a project -> roles."""
+
+
+@dataclass
+class InMemoryPeople:
+    """ADA and BOB are members of a project each, EVE a reader of ADA's, ROOT an admin. ADA reads BOB's project, too."""
+
+    users_by_id: dict[str, User] = field(default_factory=dict)
+    tokens: dict[str, TokenFacts] = field(default_factory=dict)
+    down: bool = False
+    """Whether Keystone cannot be asked."""
+    status: int | None = None
+    """What it answers while it is `down`; None: nothing."""
+    calls: list[str] = field(default_factory=list)
+
+    def log_in(self, user: str, password: str, domain: str) -> str:
+        self._call("log_in")
+        for id, one in self.users_by_id.items():
+            known = (one.person.user.lower(), one.domain.lower()) == (user.lower(), domain.lower())
+            if known and one.enabled and one.password == password:
+                return id
+        raise LoginRefusedError("Keystone does not know this user, or the password is wrong.")
+
+    def account(self, user_id: str) -> Account | None:
+        self._call("account")
+        one = self.users_by_id.get(user_id)
+        if one is None or not one.enabled:
+            return None
+        found = [Membership(id, PROJECTS[id], roles) for id, roles in one.roles.items()]
+        return Account(user_id, one.person.user, one.person.email, sorted(found, key=lambda one: one.project))
+
+    def token(self, token: str) -> TokenFacts | None:
+        self._call("token")
+        facts = self.tokens.get(token)
+        one = self.users_by_id.get(facts.user_id) if facts else None
+        if facts is None or one is None or not one.enabled:
+            return None
+        return facts if facts.membership is None or facts.membership.project_id in one.roles else None
+
+    def projects(self, name_or_id: str) -> Sequence[Project]:
+        self._call("projects")
+        return [Project(id, name) for id, name in PROJECTS.items() if name_or_id in (id, name)]
+
+    def users(self, name_or_id: str) -> Sequence[str]:
+        self._call("users")
+        return [id for id, one in self.users_by_id.items() if name_or_id in (id, one.person.user)]
+
+    def _call(self, what: str) -> None:
+        if self.down:
+            raise CloudError("cloud test: cannot be asked", self.status)
+        self.calls.append(what)
+
+
+def people(more: Mapping[str, User] | None = None) -> InMemoryPeople:
+    users = {person.user_id: User(person, roles={person.project_id: person.roles}) for person in (ADA, BOB, EVE, ROOT)}
+    users[ADA.user_id].roles["p-biology"] = frozenset({"reader"})
+    found = InMemoryPeople(users | dict(more or {}))
+    for id, one in found.users_by_id.items():
+        for project, roles in one.roles.items():
+            token = f"token-{one.person.user}-{PROJECTS[project]}"
+            found.tokens[token] = TokenFacts(id, one.person.user, LATER, Membership(project, PROJECTS[project], roles))
+    return found
+
+
+def token_of(person: Person) -> dict[str, str]:
+    """Headers of a program that acts for somebody of `people`."""
+    return {"X-Auth-Token": f"token-{person.user}-{person.project}"}

@@ -1,0 +1,68 @@
+"""A portal with bookings, in the process of the test."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.model.booking import Person, Rules
+from gpuyard.portal.app import create_app
+from gpuyard.portal.settings import PortalSettings
+from tests.support.ledgers import Clock, open_ledger
+from tests.support.people import PASSWORD, InMemoryPeople, people, token_of
+from tests.support.yards import GPUS, driver, filled
+
+ROOMY = PortalSettings(login_tries=1000, address_tries=1000, writes=100_000)
+
+
+@dataclass
+class BookingPortal:
+    app: FastAPI
+    ledger: Ledger
+    people: InMemoryPeople
+    clock: Clock
+
+    def browser(self, person: Person | None = None) -> Browser:
+        """One that has logged in as a person of tests/support/people.py, or as nobody."""
+        client = TestClient(self.app, raise_server_exceptions=False, follow_redirects=False)
+        browser = Browser(client)
+        if person is not None:
+            browser.log_in(person.user)
+        return browser
+
+    def program(self, person: Person) -> TestClient:
+        """One with a token."""
+        return TestClient(self.app, raise_server_exceptions=False, follow_redirects=False, headers=token_of(person))
+
+
+@dataclass
+class Browser:
+    client: TestClient
+    csrf: str = ""
+
+    def log_in(self, user: str, password: str = PASSWORD) -> None:
+        answer = self.client.post("/login", data={"user": user, "password": password})
+        assert answer.status_code == 303, re.findall(r'id="refusal">(.*)<', answer.text)
+        self.csrf = self.client.get("/v1/me").json()["csrf"]
+        self.client.headers["X-CSRF-Token"] = self.csrf
+
+
+def booking_portal(
+    folder: Path,
+    rules: Rules | dict[str, Rules] | None = None,
+    settings: PortalSettings = ROOMY,
+    known: InMemoryPeople | None = None,
+) -> BookingPortal:
+    """Its database is in the folder."""
+    clock = Clock()
+    ledger = open_ledger(folder, rules, clock)
+    who = known or people()
+    app = create_app(
+        filled(), driver(), "test-site", GPUS, ["testserver"], clock, ledger=ledger, people=who, settings=settings
+    )
+    return BookingPortal(app, ledger, who, clock)
