@@ -11,6 +11,8 @@ from pathlib import Path
 from time import monotonic
 from urllib.request import urlopen
 
+from tests.support.sites import plain_site
+
 from bench.table import Measured, milliseconds, show
 from gpuyard.cloud.api import connect
 from gpuyard.cloud.objects import read_objects
@@ -18,7 +20,6 @@ from gpuyard.cloud.snapshot import SnapshotTaker
 from gpuyard.lab import control, portal, processes
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Boot, Exercise
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.lab.ports import free_port_base
 from gpuyard.lab.settings import Lab, LabSettings, remembered
 from gpuyard.site.load import LoadedSite, load_site
@@ -33,12 +34,12 @@ ROUNDS = 5
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpuyard-bench-") as folder:
         base = free_port_base(range(31000, 32000, 10))
-        settings = LabSettings(Path(folder) / "lab", port_base=base, site=EXAMPLE_SITE)
+        settings = LabSettings(Path(folder) / "lab", port_base=base, site=plain_site())
         try:
             control.up(settings)
             lab = remembered(settings.state)
             assert lab is not None
-            measure(lab, load_site(EXAMPLE_SITE), base + 9)
+            measure(lab, load_site(plain_site()), base + 9)
         finally:
             control.down(settings)
 

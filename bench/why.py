@@ -11,13 +11,14 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+from tests.support.sites import plain_site
+
 from bench.table import Measured, milliseconds, show
 from gpuyard.cloud.api import connect
 from gpuyard.cloud.why_facts import why
 from gpuyard.lab import control, portal
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import USER_PROJECT, Exercise
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.lab.ports import free_port_base
 from gpuyard.lab.settings import Lab, LabSettings, remembered
 from gpuyard.site.load import LoadedSite, load_site
@@ -33,12 +34,12 @@ WITHOUT_GPUS = "ci_large"
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpuyard-bench-") as folder:
         base = free_port_base(range(32000, 33000, 10))
-        settings = LabSettings(Path(folder) / "lab", port_base=base, site=EXAMPLE_SITE)
+        settings = LabSettings(Path(folder) / "lab", port_base=base, site=plain_site())
         try:
             control.up(settings)
             lab = remembered(settings.state)
             assert lab is not None
-            measure(lab, load_site(EXAMPLE_SITE))
+            measure(lab, load_site(plain_site()))
         finally:
             control.down(settings)
 
@@ -67,7 +68,7 @@ def command(lab: Lab) -> None:
     """The command as somebody types it, Python's start and the log-in included."""
     program = Path(sys.executable).parent / "gpuyard"
     environment = {"OS_CLIENT_CONFIG_FILE": str(lab.clouds_file), "PATH": "/usr/bin:/bin"}
-    arguments = ["gpu", "why", FULL, "--project", USER_PROJECT, "--os-cloud", ADMIN_CLOUD, "--site", str(EXAMPLE_SITE)]
+    arguments = ["gpu", "why", FULL, "--project", USER_PROJECT, "--os-cloud", ADMIN_CLOUD, "--site", str(plain_site())]
     ended = subprocess.run([program, *arguments], env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 3, ended.stderr
 

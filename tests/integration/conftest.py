@@ -20,13 +20,14 @@ from gpuyard.cloud.objects import read_objects
 from gpuyard.lab import control
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.plan import EXAMPLE_SITE, LabPlan
+from gpuyard.lab.plan import LabPlan
 from gpuyard.lab.ports import free_port_base
 from gpuyard.lab.settings import Lab, LabSettings, remembered
 from gpuyard.lab.status import LabStatus
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 from gpuyard.site.plan import plan_site
+from tests.support.sites import plain_site
 
 with warnings.catch_warnings():  # its own dependencies warn when they are imported
     warnings.simplefilter("ignore")
@@ -91,7 +92,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLab]:
     """
     kept = os.environ.get(REUSE_VARIABLE)
     state = Path(kept).resolve() if kept else tmp_path_factory.mktemp("lab")
-    running = start_lab(state, site=EXAMPLE_SITE)
+    running = start_lab(state, site=plain_site())
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OS_CLIENT_CONFIG_FILE", str(running.status.clouds_file))
         yield running
@@ -114,7 +115,7 @@ def demo(lab: RunningLab) -> openstack.connection.Connection:
 @pytest.fixture(scope="session")
 def example() -> CompiledSite:
     """The example site, compiled."""
-    return load_site(EXAMPLE_SITE).compiled
+    return load_site(plain_site()).compiled
 
 
 @pytest.fixture(scope="session")

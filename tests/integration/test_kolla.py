@@ -29,7 +29,6 @@ from gpuyard.kolla.folder import read_folder
 from gpuyard.kolla.inventory import read_inventory
 from gpuyard.kolla.layers import ROLES, Role
 from gpuyard.kolla.render import OSLO_LIMIT, plan_kolla
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 from gpuyard.site.options import Option, ServiceOptions, render_ini
@@ -44,7 +43,7 @@ from tests.support.kolla import (
     write_override,
 )
 from tests.support.services import nova_configuration, placement_configuration, request, whitelist
-from tests.support.sites import site, write_site
+from tests.support.sites import plain_site, site, write_site
 from tests.support.sysfs import T4, V100, Sysfs, epyc
 
 BASE = "[DEFAULT]\ndebug = false\n\n[scheduler]\nworkers = 5\n\n[filter_scheduler]\nenabled_filters = A,B\n"
@@ -78,7 +77,7 @@ def merger(kolla: Kolla) -> Iterator[Merger]:
 
 @pytest.fixture(scope="module")
 def example() -> CompiledSite:
-    return load_site(EXAMPLE_SITE).compiled
+    return load_site(plain_site()).compiled
 
 
 def render(compiled: CompiledSite, folder: Path) -> Path:
@@ -489,7 +488,7 @@ def test_the_real_kolla_ansible_writes_what_the_site_means(
     write_override(deployable, "nova.conf", "[libvirt]\ncpu_mode = host-passthrough\n")
     write_override(deployable, "nova/hyper18/nova-compute.conf", "[compute]\nmax_concurrent_disk_ops = 3\n")
     site_file = tmp_path / "site.yaml"
-    text = EXAMPLE_SITE.read_text().replace("recordings/", f"{EXAMPLE_SITE.parent}/recordings/")
+    text = plain_site().read_text()
     site_file.write_text('release: "2026.1"\n' + re.sub(r"^release:.*\n", "", text, flags=re.MULTILINE))
     example = load_site(site_file).compiled
     assert gpuyard(kolla, site_file, deployable, inventory, ["render"]).returncode == 0

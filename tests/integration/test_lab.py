@@ -23,10 +23,11 @@ from gpuyard.lab.credentials import DEMO, passwords
 from gpuyard.lab.errors import LabError, LabSettingsError
 from gpuyard.lab.http import call
 from gpuyard.lab.identity import BASE_LIMITS
-from gpuyard.lab.plan import EXAMPLE_SITE, LabDevice, LabHost, LabPlan
+from gpuyard.lab.plan import LabDevice, LabHost, LabPlan
 from gpuyard.lab.settings import LabSettings
 from gpuyard.site.load import load_site
 from tests.integration.conftest import RunningLab, start_lab
+from tests.support.sites import plain_site
 
 pytestmark = pytest.mark.lab
 
@@ -38,7 +39,7 @@ class TestTheLabOfTheExampleSite:
     def test_everything_is_up_and_small(self, lab: RunningLab) -> None:
         status = control.status(lab.settings)
         assert status.healthy
-        assert set(status.hosts) == set(load_site(EXAMPLE_SITE).inventories)
+        assert set(status.hosts) == set(load_site(plain_site()).inventories)
         assert status.memory_mib < MEMORY_LIMIT_MIB
 
     def test_connections_that_clients_leave_open_keep_nobody_out(self, lab: RunningLab) -> None:
@@ -67,7 +68,7 @@ class TestTheLabOfTheExampleSite:
     def test_placement_has_every_usable_gpu_of_the_site(
         self, lab: RunningLab, admin: openstack.connection.Connection
     ) -> None:
-        site = load_site(EXAMPLE_SITE)
+        site = load_site(plain_site())
         offered = {gpu.provider_name: gpu.resource_class for gpu in site.compiled.gpus if not gpu.blocked}
         assert gpu_providers(admin) == offered
 

@@ -31,6 +31,7 @@ from gpuyard.site.drift.finding import Drift
 from gpuyard.site.load import LoadedSite, load_site
 from gpuyard.site.plan import plan_site
 from tests.integration.conftest import RunningLab, start_lab
+from tests.support.sites import plain_site
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
@@ -113,7 +114,7 @@ class Cloud:
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedSite:
-    return load_site(EXAMPLE_SITE)
+    return load_site(plain_site())
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def cloud(operator: CloudApi, exercise: Exercise, loaded: LoadedSite) -> Iterato
 
 def command(*more: str, answer: str | None = None) -> tuple[int, str]:
     """Exit code and text of the command."""
-    common = ["--os-cloud", ADMIN_CLOUD, "--site", str(EXAMPLE_SITE)]
+    common = ["--os-cloud", ADMIN_CLOUD, "--site", str(plain_site())]
     result = CliRunner().invoke(app, ["site", "drift", *common, *more], input=answer)
     if isinstance(result.exception, BlockedError | UsageError):
         return result.exception.exit_code, result.output + str(result.exception)
@@ -365,7 +366,7 @@ def test_a_provider_that_was_left_behind(cloud: Cloud) -> None:
 
 def test_a_host_that_the_site_does_not_know(cloud: Cloud, tmp_path: Path) -> None:
     """The example without one of its hosts, which the lab still has."""
-    lines = EXAMPLE_SITE.read_text().replace("recordings/", f"{EXAMPLE_SITE.parent}/recordings/").splitlines()
+    lines = plain_site().read_text().splitlines()
     text = "\n".join(line for line in lines if not line.strip().startswith(("c4130:", "k4200.4cores:")))
     (tmp_path / "site.yaml").write_text(text)
     fewer = load_site(tmp_path / "site.yaml")
@@ -470,7 +471,7 @@ def test_a_cloud_that_cannot_be_reached(lab: RunningLab, tmp_path: Path, monkeyp
     clouds: dict[str, Any] = {"clouds": {"silent": {"auth": auth}}}
     (tmp_path / "clouds.yaml").write_text(json.dumps(clouds))
     monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(tmp_path / "clouds.yaml"))
-    args = ["site", "drift", "--os-cloud", "silent", "--site", str(EXAMPLE_SITE)]
+    args = ["site", "drift", "--os-cloud", "silent", "--site", str(plain_site())]
     result = CliRunner().invoke(app, args)
     assert isinstance(result.exception, CloudError)
     assert "cloud silent: cannot be reached at http://127.0.0.1:9" in str(result.exception)

@@ -18,12 +18,12 @@ from gpuyard.cloud.api import CloudApi, CloudError
 from gpuyard.cloud.why_facts import why
 from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.lab.portal import apply_site
 from gpuyard.model.errors import UsageError
 from gpuyard.site.load import LoadedSite, load_site
 from tests.integration.conftest import RunningLab
 from tests.support.asking import REFUSED, Cloud, kinds, remedy
+from tests.support.sites import plain_site
 
 pytestmark = pytest.mark.lab
 
@@ -33,7 +33,7 @@ K40C, HYPER18 = "k40c.2cores", "hyper18"
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedSite:
-    return load_site(EXAMPLE_SITE)
+    return load_site(plain_site())
 
 
 @pytest.fixture
@@ -459,7 +459,7 @@ def test_a_limit_that_keystone_does_not_have(lab: RunningLab, cloud: Cloud, oper
 def test_without_placement_all_but_the_gpus_is_looked_at(
     cloud: Cloud, tmp_path: Path, hog: Callable[[str, int, int], str], stage: str
 ) -> None:
-    text = EXAMPLE_SITE.read_text().replace("recordings/", f"{EXAMPLE_SITE.parent}/recordings/")
+    text = plain_site().read_text()
     document = YAML(typ="safe").load(text)
     document["pci_in_placement"] = stage
     document["flavors"] = {name: one for name, one in document["flavors"].items() if not one.get("same_group")}

@@ -71,7 +71,7 @@ def serve(lab: Lab, loaded: LoadedSite, port: int) -> str:
         return url
     processes.end(lab.state, PORTAL)
     command = [sys.executable, "-P", "-m", "gpuyard.cli.main", "serve", "--site", str(loaded.path.resolve())]
-    command += ["--os-cloud", ADMIN_CLOUD, "--port", str(port)]
+    command += ["--os-cloud", ADMIN_CLOUD, "--port", str(port), "--database", f"sqlite:///{lab.state / 'bookings.db'}"]
     environment = {**processes.clean_environment(), "OS_CLIENT_CONFIG_FILE": str(lab.clouds_file)}
     started = processes.start(lab.state, PORTAL, command, environment, lab.log_of(PORTAL))
     try:
