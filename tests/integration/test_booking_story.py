@@ -1,8 +1,8 @@
 """The whole story in the browser, on the real services: two people want the same GPUs.
 
 One wins, the other waits and gets an offer; when the time begins Nova accepts the owner's server and refuses the
-other's; when it ends the server that stays is reclaimed after grace, and the other one gets in. Pictures of each step are
-in the test's folder, or in the one that GPUYARD_TEST_PICTURES names.
+other's; when it ends the server that stays is reclaimed after grace, and the other one gets in. Pictures of each step
+are in the test's folder, or in the one that GPUYARD_TEST_PICTURES names.
 """
 
 from __future__ import annotations
