@@ -591,6 +591,24 @@ def an_event_is_told_to_every_channel_until_it_was(store: Store) -> None:
     assert [one.event for one in store.undelivered("hook", at(0), limit=1)] == [first.event]
 
 
+def later_events_of_a_booking_wait_for_earlier_ones(store: Store) -> None:
+    """Also when another process has the earlier one, or it was tried in vain."""
+
+    def told(moment: int, limit: int = 100) -> list[str]:
+        return [one.event.kind for one in store.undelivered("mail", at(moment), limit)]
+
+    assert told(0) == []
+    for kind, subject in (("first", "a"), ("second", "a"), ("other", "b"), ("third", "a")):
+        store.write_event(Event(kind, at(0), subject, "u"))
+    assert told(0, limit=1) == ["first"]
+    assert told(0) == ["other"], "another process tells the first one"
+    first = store.undelivered("mail", at(2), limit=1)[0].event
+    store.failed("mail", first.id, at(9))
+    assert told(4) == ["other"]
+    store.delivered("mail", first.id, at(9))
+    assert told(9) == ["second", "other", "third"]
+
+
 def channels_that_are_gone_are_forgotten(store: Store) -> None:
     for channel in ("mail", "hook"):
         store.undelivered(channel, at(0))

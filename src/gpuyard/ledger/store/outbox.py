@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import BigInteger, Connection, bindparam, delete, insert, literal, select, update
+from sqlalchemy import BigInteger, ColumnElement, Connection, bindparam, delete, insert, literal, select, update
 
 from gpuyard.ledger.records import Event
 from gpuyard.ledger.store.engine import Database
@@ -52,6 +52,25 @@ def insert_event(connection: Connection, event: Event) -> None:
     connection.execute(_WAIT, {"id": id})
 
 
+def _behind(channel: str, now: datetime) -> ColumnElement[bool]:
+    """Whether an earlier event of the same booking still waits to be told, and not now: it is being told by somebody,
+    or was tried in vain."""
+    earlier, waiting = EVENTS.alias("earlier"), DELIVERIES.alias("waiting")
+    return (
+        select(waiting.c.event)
+        .join(earlier, earlier.c.id == waiting.c.event)
+        .where(
+            waiting.c.channel == channel,
+            waiting.c.next_try > seconds(now),
+            earlier.c.booking == EVENTS.c.booking,
+            earlier.c.id < EVENTS.c.id,
+            EVENTS.c.booking != "",
+        )
+        .correlate(EVENTS)
+        .exists()
+    )
+
+
 class Outbox:
     """Part of `Store`: events, told at least once per channel (``mail``, ``webhook https://...``). A channel gets what
     happens after it was first asked for."""
@@ -65,7 +84,7 @@ class Outbox:
 
     def undelivered(self, channel: str, now: datetime, limit: int = 100) -> list[Delivery]:
         """Events that the channel has still to tell and that may be tried now, in order. Nobody else gets them for the
-        next minute."""
+        next minute, nor a later one of the same booking before they are told."""
         waits = (DELIVERIES.c.channel == channel, DELIVERIES.c.next_try <= seconds(now))
         with self._database.reading() as connection:
             known = connection.execute(select(CHANNELS).where(CHANNELS.c.name == channel)).first()
@@ -76,7 +95,7 @@ class Outbox:
             query = (
                 select(*EVENTS.columns, DELIVERIES.c.attempts)
                 .join(DELIVERIES, DELIVERIES.c.event == EVENTS.c.id)
-                .where(*waits)
+                .where(*waits, ~_behind(channel, now))
                 .order_by(EVENTS.c.id)
                 .limit(limit)
                 .with_for_update(of=DELIVERIES, skip_locked=True)
