@@ -1,0 +1,248 @@
+"""The ledger with a million bookings, on SQLite and on PostgreSQL, and Blazar's search on the data that it can take.
+
+python -m bench.ledger
+
+Both databases keep what they have acknowledged (SQLite synchronous=FULL; PostgreSQL with fsync). Each is measured in a
+process of its own. GPUYARD_BENCH_BOOKINGS is the number of bookings.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import median, quantiles
+from time import perf_counter, thread_time
+from uuid import uuid4
+
+from sqlalchemy import text
+from tests.support.postgres import server
+
+from bench import blazar
+from bench.table import Measured, milliseconds, show
+from gpuyard.ledger.ledger import Book, Ledger
+from gpuyard.ledger.records import Query
+from gpuyard.ledger.store import Store
+from gpuyard.model.booking import Ask, Person, Rules
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+BOOKINGS = int(os.environ.get("GPUYARD_BENCH_BOOKINGS", "1000000"))
+LARGE, SMALL = 9_800, 200
+"""GPUs of the two pools."""
+PER_GPU = BOOKINGS // (LARGE + SMALL)
+PERIOD_HOURS = 72
+"""Each GPU has a booking of 24 to 71 hours in every period, not all at the same time: a third is free at any time."""
+ASKS = 1000
+THREADS = 8
+SUSTAINED_S = 10.0
+LIMIT_ADMISSION_MS, LIMIT_CREATE_MS, LIMIT_MONTH_MS, LIMIT_RATE = 2, 5, 50, 200
+PEER_HOSTS, PEER_LEASES, PEER_HOURS, PEER_RUNS = 200, 20, (12, 120), 3
+
+PREPARED = (
+    """
+    insert into bookings
+    select pool || '-' || lane || '-' || number, pool, 'booking', 'confirmed', starts, starts + length * 3600, 1,
+        false, false, '', '', 'u' || (number * 7 + lane) % 997, 'user', 'p' || lane % 50, 'project', 0, 0, 1,
+        '' || lane, '', '', '', null, null, null, 0, false, 0
+    from (
+        select id as lane, pool, number, :base + number * :period + (id * 5) % 72 * 3600 as starts,
+            24 + (id * 7919 + number * 104729) % 48 as length
+        from lanes, numbers
+    ) as one
+    """,
+    """
+    insert into occupancy (lane, starts, ends, pool, booking)
+    select lane, starts, ends, pool, id
+    from (select cast(lanes as integer) as lane, starts, ends, pool, id from bookings) as one order by lane, starts
+    """,
+    "update pools set generation = generation + 1",
+)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="gpuyard-bench-") as folder:
+        run("SQLite", f"sqlite:///{folder}/ledger.db")
+        with server(Path(folder), durable=True) as postgres:
+            run("PostgreSQL", postgres.database())
+        peer(f"sqlite:///{folder}/peer.db")
+
+
+def run(name: str, url: str) -> None:
+    """In a process of its own, so that memory is its own, too."""
+    subprocess.run([sys.executable, "-m", "bench.ledger", name, url], check=True)
+
+
+def measure(name: str, url: str) -> None:
+    with closing(Store.open(url)) as store:
+        fill(store)
+        ledger = ledger_of(store, "large", "small")
+        before = memory_mib()
+        loaded = milliseconds(lambda: ledger.check(ask("large", 1), person(0)), 1)
+        taken = memory_mib() - before
+        chance = random.Random(11)
+        asks = [random_ask(chance, "large") for _ in range(ASKS)]
+        small = [random_ask(chance, "small") for _ in range(ASKS)]
+        rows = [
+            Measured("make the timetable, first question", "ms", loaded),
+            Measured("memory of it", "MiB", [taken]),
+            *spread(
+                "admission, any GPU of a pool",
+                each(asks, lambda n, one: ledger.check(one, person(n))),
+                LIMIT_ADMISSION_MS,
+            ),
+            *spread(
+                f"the same, pool of {SMALL}",
+                each(small, lambda n, one: ledger.check(one, person(n))),
+                LIMIT_ADMISSION_MS,
+            ),
+            *spread(
+                "check + insert + commit", each(asks, lambda n, one: ledger.create(one, person(n))), LIMIT_CREATE_MS
+            ),
+            *spread(
+                f"the same, pool of {SMALL}", each(small, lambda n, one: ledger.create(one, person(n))), LIMIT_CREATE_MS
+            ),
+            Measured(f"a month of {SMALL} GPUs", "ms", milliseconds(lambda: month(ledger), 20), LIMIT_MONTH_MS),
+        ]
+        made = sustained(ledger)
+    show(f"{name}: {LARGE + SMALL} GPUs, {PER_GPU * (LARGE + SMALL)} bookings", rows)
+    print(f"  {made:.0f} bookings a second for {SUSTAINED_S:.0f} s in {THREADS} threads (asked: {LIMIT_RATE})")
+
+
+def fill(store: Store) -> None:
+    """All bookings lie ahead, so that all are in the timetable."""
+    slots = [("large", f"host-{n // 8:04d}", (f"0000:{n % 8:02x}:00.0",)) for n in range(LARGE)]
+    slots += [("small", f"tiny-{n // 8:04d}", (f"0000:{n % 8:02x}:00.0",)) for n in range(SMALL)]
+    store.sync_lanes(slots)
+    write_bookings(store, PER_GPU)
+
+
+def write_bookings(store: Store, per_gpu: int) -> None:
+    base = int(NOW.timestamp()) + 3600
+    with store._database.writing() as connection:
+        connection.execute(text("create temporary table numbers (number integer)"))
+        connection.execute(text("insert into numbers values (:n)"), [{"n": number} for number in range(per_gpu)])
+        for statement in PREPARED:
+            values = {"base": base, "period": PERIOD_HOURS * 3600} if ":base" in statement else {}
+            connection.execute(text(statement), values)
+        connection.execute(text("drop table numbers"))
+    with store._database.writing() as connection:
+        connection.execute(text("analyze"))
+
+
+def ledger_of(store: Store, *pools: str) -> Ledger:
+    rules = Rules(most_active=10**6, ahead=timedelta(days=4000), longest=timedelta(days=400))
+    return Ledger(store, Book(pools, lambda pool, project: rules, "UTC"), lambda: NOW, lambda: uuid4().hex)
+
+
+def person(number: int) -> Person:
+    return Person(f"new{number}", f"new-{number}", f"q{number % 20}", "project", frozenset({"member"}))
+
+
+def ask(pool: str, hours: float, length: float = 4) -> Ask:
+    start = NOW + timedelta(hours=hours)
+    return Ask(pool, start, start + timedelta(hours=length))
+
+
+def random_ask(chance: random.Random, pool: str) -> Ask:
+    """One GPU for some hours, at any time of the next weeks."""
+    return ask(pool, chance.randrange(1, PER_GPU * PERIOD_HOURS), chance.randrange(1, 13))
+
+
+def month(ledger: Ledger) -> None:
+    """What a calendar shows."""
+    start = NOW + timedelta(days=10)
+    ledger.lanes("small")
+    ledger.find(Query(pool="small", start=start, end=start + timedelta(days=31)), limit=10**6)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of each call: by the clock on the wall, and of this thread's work."""
+
+    wall: list[float]
+    work: list[float]
+
+
+def each(asks: list[Ask], call: Callable[[int, Ask], object]) -> Times:
+    found = Times([], [])
+    gc.collect()
+    for number, one in enumerate(asks):
+        began, worked = perf_counter(), thread_time()
+        call(number, one)
+        found.wall.append((perf_counter() - began) * 1000)
+        found.work.append((thread_time() - worked) * 1000)
+    return found
+
+
+def spread(name: str, found: Times, limit: float) -> Iterator[Measured]:
+    """The limit is for the 99th percentile. That of the work alone is shown because it does not depend on what else the
+    machine does."""
+    yield Measured(name, "ms", found.wall)
+    yield Measured(f"{name}, p99", "ms", [p99(found.wall)], limit)
+    yield Measured(f"{name}, p99 of its work", "ms", [p99(found.work)], limit)
+
+
+def p99(values: list[float]) -> float:
+    return quantiles(values, n=100)[98]
+
+
+def sustained(ledger: Ledger) -> float:
+    """Bookings a second that several threads of one process make in both pools."""
+    until = perf_counter() + SUSTAINED_S
+    made = [0] * THREADS
+
+    def work(place: int) -> None:
+        chance = random.Random(100 + place)
+        while perf_counter() < until:
+            ledger.create(random_ask(chance, "large" if place % 2 else "small"), person(place))
+            made[place] += 1
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(made) / SUSTAINED_S
+
+
+def memory_mib() -> float:
+    """What the process has of the machine's memory now."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+def peer(url: str) -> None:
+    """The same question to Blazar and to the ledger: which of 200 hosts has its GPU free in a window? For 12 hours some
+    have; for 120 none has, and the ledger also looks for what would be possible."""
+    theirs = blazar.query_seconds(PEER_HOSTS, PEER_LEASES, PEER_HOURS, PEER_RUNS)
+    rows, ratios = [], []
+    with closing(Store.open(url)) as store:
+        store.sync_lanes([("large", f"host-{n:03d}", ("0000:01:00.0",)) for n in range(PEER_HOSTS)])
+        write_bookings(store, PEER_LEASES)
+        ledger = ledger_of(store, "large")
+        ledger.check(ask("large", 1), person(0))
+        for hours in PEER_HOURS:
+            asks = [ask("large", 247 + 24 * (n % 20), hours) for n in range(200)]
+            ours = each(asks, lambda n, one: ledger.check(one, person(n)))
+            rows.append(Measured(f"Blazar, {hours} hours", "ms", [1000 * one for one in theirs[hours]]))
+            rows.append(Measured(f"gpuyard, {hours} hours", "ms", ours.wall))
+            ratios.append(f"{hours} hours: {1000 * median(theirs[hours]) / median(ours.wall):.0f} times")
+    show(f"Is a GPU free? {PEER_HOSTS} hosts, {PEER_LEASES} bookings each, SQLite", rows)
+    print(f"  Blazar takes longer by: {', '.join(ratios)} (asked: 1000)")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        measure(*sys.argv[1:])
+    else:
+        main()
