@@ -63,6 +63,13 @@ def test_steps_count_lanes_that_are_free_throughout(
     assert table.free_by_step(LANES, start, end, step) == expected
 
 
+@given(INTERVALS, WINDOW)
+def test_the_peak_is_the_most_at_one_moment(intervals: list[tuple[int, int, int]], window: tuple[int, int]) -> None:
+    table, kept = fill(intervals)
+    expected = max(sum(not is_free(kept, lane, at, at + 1) for lane in LANES) for at in range(*window))
+    assert table.peak(LANES, *window) == expected
+
+
 @given(INTERVALS, st.data())
 def test_what_was_removed_is_free_and_comes_back(intervals: list[tuple[int, int, int]], data: st.DataObject) -> None:
     table, kept = fill(intervals)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from itertools import islice
 
 from gpuyard.ledger.policy import Facts, broken_rules, lasting, malformed, spell
@@ -40,7 +41,19 @@ class Pool:
     lanes: Sequence[Lane]
     timetable: Timetable
     movable: Callable[[int, int], Sequence[Movable]] = lambda start, end: ()
-    """Bookings in a time (seconds) that may move. It is asked only when no lane is free."""
+    """Bookings in a time (seconds) that may move. It is asked only when no lane is free, and moving could help."""
+    known_well: Sequence[Lane] | None = None
+    """`well`, for whoever has it already: with ten thousand lanes finding it takes longer than all the rest."""
+
+    @cached_property
+    def well(self) -> Sequence[Lane]:
+        """Lanes without trouble, those of one GPU first."""
+        return well_lanes(self.lanes) if self.known_well is None else self.known_well
+
+
+def well_lanes(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
+    """Lanes without trouble, those of one GPU first."""
+    return tuple(sorted((lane for lane in lanes if not lane.trouble), key=lambda lane: lane.size))
 
 
 def admit(
@@ -79,7 +92,7 @@ Placed = tuple[tuple[int, ...], Mapping[str, tuple[int, ...]]]
 
 def place(ask: Ask, pool: Pool, keep: Sequence[int] = ()) -> Placed | Reason:
     """Lanes for it, whatever the rules say, or why there are none."""
-    suitable = _suitable(ask, pool.lanes)
+    suitable = _suitable(ask, pool)
     if isinstance(suitable, Reason):
         return suitable
     start, end = seconds(ask.start), seconds(ask.end)
@@ -92,7 +105,7 @@ def place(ask: Ask, pool: Pool, keep: Sequence[int] = ()) -> Placed | Reason:
 
 def nearest(ask: Ask, pool: Pool, rules: Rules, now: datetime) -> Iterable[Alternative]:
     """Other times and numbers that are possible in the same pool."""
-    suitable = _suitable(ask, pool.lanes)
+    suitable = _suitable(ask, pool)
     if isinstance(suitable, Reason):
         return
     start, length = seconds(ask.start), seconds(ask.end) - seconds(ask.start)
@@ -118,11 +131,11 @@ def moment(at: int) -> datetime:
     return datetime.fromtimestamp(at, UTC)
 
 
-def _suitable(ask: Ask, lanes: Sequence[Lane]) -> list[Lane] | Reason:
+def _suitable(ask: Ask, pool: Pool) -> Sequence[Lane] | Reason:
     """Lanes that could serve it at some time, the least wasteful first; or why there are none at any time."""
-    well = [lane for lane in lanes if not lane.trouble]
+    well = pool.well
     if ask.gpu:
-        return _named(ask, lanes)
+        return _named(ask, pool.lanes)
     if ask.same_group:
         fitting = [lane for lane in well if lane.size == ask.gpus]
         if not fitting:
@@ -131,7 +144,7 @@ def _suitable(ask: Ask, lanes: Sequence[Lane]) -> list[Lane] | Reason:
             return Reason("no_such_group", f"pool {ask.pool} has no group of {ask.gpus} GPUs: {has}")
         return fitting
     if len(well) < ask.lanes:
-        bad = len(lanes) - len(well)
+        bad = len(pool.lanes) - len(well)
         trouble = f", and {bad} more that cannot be used now" if bad else ""
         several = " (GPUs of one group go to one server)" if any(lane.size > 1 for lane in well) else ""
         return Reason(
@@ -140,7 +153,7 @@ def _suitable(ask: Ask, lanes: Sequence[Lane]) -> list[Lane] | Reason:
     if ask.same_host and max(_by_host(well).values()) < ask.lanes:
         host, most = max(_by_host(well).items(), key=lambda item: item[1])
         return Reason("too_big", f"no host has {ask.gpus} of pool {ask.pool} to book: {host} has {most}")
-    return sorted(well, key=lambda lane: lane.size)
+    return well
 
 
 def _named(ask: Ask, lanes: Sequence[Lane]) -> list[Lane] | Reason:
@@ -173,7 +186,7 @@ def _choose(
     ask: Ask, lanes: Sequence[Lane], timetable: Timetable, start: int, end: int, keep: Sequence[int]
 ) -> tuple[int, ...]:
     """Free lanes for it that leave the least behind; () when there are not enough."""
-    known = len(keep) == ask.lanes and {*keep} <= {lane.id for lane in lanes}
+    known = bool(keep) and len(keep) == ask.lanes and {*keep} <= {lane.id for lane in lanes}
     if known and all(timetable.is_free(lane, start, end) for lane in keep):
         return tuple(keep)
     free = (lane for lane in lanes if timetable.is_free(lane.id, start, end))
@@ -201,6 +214,10 @@ def _on_one_host(ask: Ask, free: Sequence[Lane]) -> tuple[int, ...]:
 def _make_room(ask: Ask, lanes: Sequence[Lane], pool: Pool, start: int, end: int) -> Placed | None:
     """Lanes for it when others that have not begun change theirs. The others of its time are taken off the timetable
     and put back one by one: what is hard to place first, so that the rest finds what is left."""
+    everywhere = [lane.id for lane in pool.well]
+    found = [one for lane in everywhere for one in pool.timetable.intervals(lane, start, end)]
+    if len(found) > MOST_MOVES * 4 or pool.timetable.peak(everywhere, start, end) + ask.lanes > len(everywhere):
+        return None  # too many to try, or at some moment there is no lane left, wherever the others are
     others = pool.movable(start, end)
     if not others or len(others) > MOST_MOVES:
         return None
@@ -232,7 +249,7 @@ def _place_all(wanted: Sequence[Movable], pool: Pool) -> dict[str, tuple[int, ..
     try:
         for one in wanted:
             start, end = seconds(one.ask.start), seconds(one.ask.end)
-            suitable = _suitable(one.ask, pool.lanes)
+            suitable = _suitable(one.ask, pool)
             if isinstance(suitable, Reason):
                 return None
             chosen = _choose(one.ask, suitable, pool.timetable, start, end, one.lanes)
@@ -263,8 +280,7 @@ def _full(ask: Ask, lanes: Sequence[Lane], timetable: Timetable, start: int, end
         return Reason("full", f"{free} GPUs of pool {ask.pool} are free then, but no {ask.gpus} of them on one host")
     if free:
         return Reason("full", f"only {free} of {ask.lanes} GPUs of pool {ask.pool} are free throughout that time")
-    busiest = min(timetable.free_by_step([lane.id for lane in lanes], start, end, max(STEP, (end - start) // 500)))
-    if busiest >= ask.lanes:
+    if timetable.peak([lane.id for lane in lanes], start, end) + ask.lanes <= len(lanes):
         return Reason(
             "fragmented",
             f"at any moment a {what} is free, but not the same one throughout: book it in parts, or shorter",

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from gpuyard.ledger.admission import Movable, Pool, admit, moment, place, seconds
+from gpuyard.ledger.admission import Movable, Pool, admit, moment, place, seconds, well_lanes
 from gpuyard.ledger.life import TAKES_LANES
 from gpuyard.ledger.policy import Facts, months
 from gpuyard.ledger.records import AuditEntry, Event
@@ -40,12 +40,14 @@ class PoolCopy:
         self.generation = -1
         self._lanes_generation = -1
         self.lanes: tuple[Lane, ...] = ()
+        self.well: tuple[Lane, ...] = ()
         self.timetable = Timetable()
 
     def catch_up(self, look: PoolLook) -> None:
         """Make it what the store has in this transaction."""
         if look.lanes_generation != self._lanes_generation:
             self.lanes = look.lanes()
+            self.well = well_lanes(self.lanes)
             self._lanes_generation = look.lanes_generation
         if look.generation == self.generation:
             return
@@ -71,6 +73,7 @@ class Desk:
         self.book = book
         self.now = now
         self.lanes = copy.lanes
+        self._well = copy.well
         self.timetable = copy.timetable
         self._done: list[tuple[bool, Taken]] = []
 
@@ -82,7 +85,12 @@ class Desk:
 
     @property
     def pool(self) -> Pool:
-        return Pool(self.lanes, self.timetable, self._movable)
+        return Pool(self.lanes, self.timetable, self._movable, self._well)
+
+    def leave_out(self, lane: int) -> None:
+        """Give a lane to nobody in this transaction."""
+        self.lanes = tuple(replace(one, trouble="held") if one.id == lane else one for one in self.lanes)
+        self._well = well_lanes(self.lanes)
 
     def rules(self, project: str) -> Rules:
         return self.book.rules(self.look.pool, project)
@@ -117,12 +125,8 @@ class Desk:
         if not self.lanes:
             return ()
         begins = max(self.now, moment(start))
-        found = self.look.on_lanes([lane.id for lane in self.lanes], begins)
-        return [
-            Movable(one.id, one.ask, one.lanes)
-            for one in found
-            if one.id != without and seconds(one.ask.start) < end and self.may_move(one)
-        ]
+        found = self.look.on_lanes([lane.id for lane in self.lanes], begins, moment(end))
+        return [Movable(one.id, one.ask, one.lanes) for one in found if one.id != without and self.may_move(one)]
 
     def may_move(self, booking: Booking) -> bool:
         """Whether nobody would notice that it has other GPUs: not when it asks for a certain one, has begun, or begins
@@ -131,9 +135,16 @@ class Desk:
         confirmed = booking.state in (BookingState.CONFIRMED, BookingState.OFFERED)
         return booking.kind is BookingKind.BOOKING and confirmed and not booking.ask.gpu and kept_from > self.now
 
+    def add(self, booking: Booking, *others: Booking) -> Booking:
+        """Write a new booking, and others that change for it; the timetable follows."""
+        return self._save((booking, *others), [one.id for one in others])[0]
+
     def save(self, *bookings: Booking) -> tuple[Booking, ...]:
         """Write bookings with their next version; the timetable follows."""
-        known = self.look.get_many([one.id for one in bookings])
+        return self._save(bookings, [one.id for one in bookings])
+
+    def _save(self, bookings: Sequence[Booking], changing: Sequence[str]) -> tuple[Booking, ...]:
+        known = self.look.get_many(changing) if changing else {}
         new = [
             replace(one, version=known[one.id].version + 1 if one.id in known else 1, changed=self.now)
             for one in bookings

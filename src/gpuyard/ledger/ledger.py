@@ -33,6 +33,8 @@ MOST_POOLS = 3
 """Other pools that are proposed."""
 BREAK = timedelta(minutes=5)
 """When claims were not told of for this long, the cloud was out of sight, and nobody is a no-show because of it."""
+KEEP = timedelta(days=30)
+"""How long idempotency keys and events that were delivered are kept."""
 T = TypeVar("T")
 
 
@@ -48,6 +50,7 @@ class Ledger:
         self._new_id = new_id
         self._desks = Desks(store, book, now)
         self._reminded: set[tuple[str, datetime]] = set()
+        self._pruned: datetime | None = None
         self._offers_tried: dict[str, int] = {}
 
     # What people do. `who` may act on own bookings; with the role admin on everybody's.
@@ -271,6 +274,7 @@ class Ledger:
             self._reminded |= soon
             if waiting:
                 self._offers_tried[pool] = generation
+        self._prune()
         return changed
 
     def troubles(self, troubles: Mapping[int, str]) -> int:
@@ -340,7 +344,7 @@ class Ledger:
             override=bool(answer.overridden),
         )
         moved = desk.move(answer) if state is S.CONFIRMED else []
-        saved = desk.save(booking, *moved)[0]
+        saved = desk.add(booking, *moved)
         desk.tell(f"booking.{state.value}", saved)
         desk.note(who.user, "booking.create", saved, _describe(ask))
         _note_override(desk, saved, who, answer)
@@ -400,7 +404,7 @@ class Ledger:
         fixed = [one for one in in_the_way if not desk.may_move(one)]
         if fixed:
             raise RefusedError(Answer(reasons=tuple(_blocks(lane, one) for one in fixed)))
-        desk.lanes = tuple(replace(one, trouble="held") if one.id == lane.id else one for one in desk.lanes)
+        desk.leave_out(lane.id)
         for one in in_the_way:
             answer = desk.place(one)
             if not answer.yes:
@@ -419,9 +423,18 @@ class Ledger:
             changed=desk.now,
             lanes=(lane.id,),
         )
-        (saved,) = desk.save(booking)
+        saved = desk.add(booking)
         desk.note(who.user, "hold.create", saved, _describe(ask))
         return saved
+
+    def _prune(self) -> None:
+        """Once a day: forget what nobody asks for any more. Bookings and the audit log stay."""
+        now = self.now()
+        if self._pruned is None or now - self._pruned > timedelta(days=1):
+            self.store.prune(now - KEEP)
+            self.store.prune_sessions(now)
+            self._reminded = {(id, end) for id, end in self._reminded if end > now}
+            self._pruned = now
 
     def _seen_for(self) -> timedelta:
         """For how long claims have been told of without a break; remembered in the store, for a restart is no break."""

@@ -87,6 +87,21 @@ class Timetable:
                 return
             yield starts[place], ends[place]
 
+    def peak(self, lanes: Iterable[int], start: int, end: int) -> int:
+        """The most of these lanes that are taken at one moment of [start, end)."""
+        changes: list[tuple[int, int]] = []
+        for lane in lanes:
+            for taken, free_again in self.intervals(lane, start, end):
+                changes += [
+                    (max(taken, start), 1),
+                    (free_again, -1),
+                ]  # at the same moment the one that ends sorts first
+        busy = most = 0
+        for _, change in sorted(changes):
+            busy += change
+            most = max(most, busy)
+        return most
+
     def earliest(self, lanes: Iterable[int], count: int, start: int, length: int, until: int) -> int | None:
         """The first moment from `start` on, and not after `until`, from which `count` of the lanes are free for
         `length` seconds."""
