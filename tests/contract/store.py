@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -589,6 +589,19 @@ def an_event_is_told_to_every_channel_until_it_was(store: Store) -> None:
     store.failed("mail", second.event.id, None)
     assert store.undelivered("mail", at(99)) == []
     assert [one.event for one in store.undelivered("hook", at(0), limit=1)] == [first.event]
+
+
+def one_has_the_turn_until_it_ends(store: Store) -> None:
+    url = store._database.url.render_as_string(hide_password=False)
+    with closing(Store.open(url)) as other:
+        assert store.take_turn("bookings")
+        assert store.take_turn("bookings"), "it keeps it"
+        assert not other.take_turn("bookings")
+        assert other.take_turn("something else")
+        store.end_turns()
+        assert other.take_turn("bookings")
+        assert not store.take_turn("bookings")
+    assert store.take_turn("bookings")
 
 
 def later_events_of_a_booking_wait_for_earlier_ones(store: Store) -> None:

@@ -251,6 +251,7 @@ BookingsKeeper(api, compiled, ledger, SnapshotTaker(api, compiled.gpus, compiled
 
 def keep(lab: RunningLab, booked: BookedLab, folder: Path, at: int) -> int:
     """A process that runs the loop once and gets a real SIGKILL after its nth change. Returns its exit status."""
+    booked.ledger.store.end_turns()  # the loop of this process rests meanwhile
     command = [
         sys.executable,
         "-W",

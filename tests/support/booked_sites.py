@@ -12,9 +12,9 @@ from uuid import uuid4
 
 from ruamel.yaml import YAML
 
-from gpuyard.keeper.bookings import site_lanes
+from gpuyard.keeper.site_ledger import book_of, site_lanes
 from gpuyard.lab.plan import EXAMPLE_SITE
-from gpuyard.ledger.ledger import Book, Ledger
+from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.store import Store
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
@@ -53,5 +53,4 @@ def open_ledger(folder: Path, compiled: CompiledSite, clock: ShiftedClock) -> Le
     """On an SQLite database in a folder; the same again for the same folder."""
     store = Store.open(f"sqlite:///{folder / 'ledger.db'}")
     store.sync_lanes(site_lanes(compiled.gpus))
-    site = compiled.site
-    return Ledger(store, Book(tuple(site.pools), site.rules, "UTC"), clock, lambda: uuid4().hex[:8])
+    return Ledger(store, book_of(compiled), clock, lambda: uuid4().hex[:8])

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 from pydantic import ValidationError
 
+from gpuyard.keeper.site_ledger import book_of, default_database
 from gpuyard.ledger.life import OPEN, TRANSITIONS, LifeError, next_states, require
 from gpuyard.ledger.policy import Facts, broken_rules, lasting, malformed, months
 from gpuyard.ledger.recurrence import expand
 from gpuyard.model.booking import Ask, BookingState, QuietHours, Reason, ReclaimAction, Rules
+from gpuyard.model.errors import UsageError
 from gpuyard.site.booking_rules import BookingRules, SiteBooking, resolve
 from tests.support.ledgers import ADA, DAY, HOUR, NOON, ask, names
+from tests.support.sites import flavor, site
 
 ROME = "Europe/Rome"
 
@@ -171,3 +175,25 @@ def test_until_in_utc_is_inclusive() -> None:
     assert isinstance(made, list)
     assert len(made) == 3
     assert isinstance(expand(ask(), "FREQ=DAILY;COUNT=2", "Nowhere/Land"), Reason)
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({"booking": {}, "gpu_quotas": False}, "bookings need limits on GPUs"),
+        ({"booking": {}, "pci_in_placement": "report"}, "'gpuyard site rollout' says what it takes"),
+        ({"projects": {"physics": {"booking": {"priority": 3}}}}, "projects.physics.booking: rules of bookings"),
+    ],
+)
+def test_bookings_need_what_enforces_them(tmp_path: Path, stated: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        site(tmp_path, stated)
+
+
+def test_a_project_that_sees_no_flavor_of_a_pool_cannot_book_there(tmp_path: Path) -> None:
+    stated = {"booking": {"priority": 1}, "flavors": {"one": flavor(gpus={"v100": 1}, projects=["physics"])}}
+    book = book_of(site(tmp_path, stated).compiled)
+    assert book.rules("v100", "physics") == Rules(priority=1)
+    assert not book.rules("v100", "biology").may_book
+    assert default_database("lab", {"STATE_DIRECTORY": "/var/lib/gpuyard:/x"}) == "sqlite:////var/lib/gpuyard/lab.db"
+    assert default_database("lab", {"HOME": "/home/ada"}) == "sqlite:////home/ada/.local/state/gpuyard/lab.db"

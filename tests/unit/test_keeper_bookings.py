@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.keeper.bookings import site_lanes
 from gpuyard.keeper.sightings import PATIENCE, STUCK, Sightings
+from gpuyard.keeper.site_ledger import site_lanes
 from gpuyard.ledger.state import LedgerWords, gpu_statuses, ledger_words
 from gpuyard.model.booking import BookingKind, BookingState, Lane
 from gpuyard.model.gpu import GpuState

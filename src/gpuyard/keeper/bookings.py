@@ -38,7 +38,6 @@ from gpuyard.ledger.shortage import Shortage, shortage
 from gpuyard.ledger.state import LedgerWords, ledger_words
 from gpuyard.model.booking import Booking, BookingState
 from gpuyard.model.errors import GpuyardError, UsageError
-from gpuyard.model.gpu import Gpu
 from gpuyard.model.world import Snapshot
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import bookings_mark, gpu_resources
@@ -95,8 +94,12 @@ class BookingsKeeper:
         return self._words
 
     def run(self) -> None:
-        """One look, and what follows from it. Raises what went wrong, after the rest was done."""
+        """One look, and what follows from it. Raises what went wrong, after the rest was done. Of several processes on
+        one database one does this; another one goes on when that one ends."""
         with self._lock:
+            if not self._ledger.store.take_turn("bookings"):
+                self.waits = ("another process on this database keeps the bookings",)
+                return
             self._ledger.advance()
             snapshot = self._taker.take(self._now())
             projects = self._enforcer.projects()
@@ -310,16 +313,3 @@ def bookings_loop(keeper: BookingsKeeper, period: float) -> Loop:
     changed, ended or opened."""
     what = "Makes bookings true: limits, holds, and GPUs back from those who have not booked."
     return Loop("bookings", what, period, keeper.run)
-
-
-def site_lanes(gpus: Sequence[Gpu]) -> list[tuple[str, str, tuple[str, ...]]]:
-    """The slots of a site for `Store.sync_lanes`: (pool, host, addresses), the leader's address first.
-
-    GPUs that can never be offered are left out, as is what is blocked in a slot that has others.
-    """
-    slots: dict[tuple[str, str, object], list[str]] = {}
-    for gpu in gpus:
-        if not gpu.blocked:
-            group: object = gpu.address if gpu.group is None else gpu.group
-            slots.setdefault((gpu.pool, gpu.host, group), []).append(gpu.address)
-    return [(pool, host, tuple(addresses)) for (pool, host, _), addresses in slots.items()]

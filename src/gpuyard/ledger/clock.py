@@ -32,7 +32,8 @@ def go(desk: Desk, booking: Booking, to: BookingState, reason: str = "") -> Book
     require(booking, to)
     new = replace(booking, state=to, reason=reason)
     if to is S.ACTIVE and not _rules(desk, booking).must_book:
-        new = replace(new, open_until=booking.ask.start + _rules(desk, booking).window)
+        # From now, not from the start: after an outage that window would be over before anybody could use it.
+        new = replace(new, open_until=min(desk.now + _rules(desk, booking).window, booking.ask.end))
     if to in (S.EXPIRED, S.CANCELLED):
         new = replace(new, lanes=(), offer_until=None)
     if to in (S.ENDED, S.NO_SHOW) and new.ask.end > desk.now:

@@ -32,7 +32,26 @@ def site_problems(site: Site, inventories: Mapping[str, Inventory], encoded: Seq
         if flavor.gpus.keys() <= site.pools.keys() and set(flavor.aggregates) <= site.aggregates.keys():
             hosts = {host: one for host, one in facts.items() if may_run_on(flavor, aggregates.get(host, frozenset()))}
             problems += _unrunnable(site, name, flavor, hosts, room)
-    return [*problems, *_owned_properties(site), *_zones(site), *_other_devices(site)]
+    return [*problems, *_owned_properties(site), *_zones(site), *_other_devices(site), *_booking(site)]
+
+
+def _booking(site: Site) -> Iterable[Problem]:
+    """Bookings are limits for a time, and holds of GPUs that Placement knows."""
+    if site.booking is None:
+        states = [("pools", name) for name, pool in site.pools.items() if pool.booking]
+        states += [("projects", name) for name, project in site.projects.items() if project.booking]
+        for kind, name in states:
+            text = "rules of bookings, and the site has none; add 'booking: {}' to the site file"
+            yield Problem((kind, name, "booking"), text)
+        return
+    if not site.gpu_quotas:
+        yield Problem(("booking",), "bookings need limits on GPUs; take 'gpu_quotas: false' out of the site file")
+    if site.pci_in_placement != "on":
+        yield Problem(
+            ("booking",),
+            f"bookings need GPUs that Nova's scheduler finds in Placement, and the site has 'pci_in_placement: "
+            f"{site.pci_in_placement}'; 'gpuyard site rollout' says what it takes to change that",
+        )
 
 
 def _unknown_names(site: Site) -> Iterable[Problem]:

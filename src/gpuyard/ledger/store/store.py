@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,9 +14,10 @@ from gpuyard.ledger.store.migrate import migrate
 from gpuyard.ledger.store.outbox import Outbox
 from gpuyard.ledger.store.pool import PoolLook
 from gpuyard.ledger.store.pool_change import PoolChange
+from gpuyard.ledger.store.turns import Turns
 
 
-class Store(Bookings, Lanes, Desk, Outbox):
+class Store(Bookings, Lanes, Desk, Outbox, Turns):
     """Safe to use from several threads, and from several processes on one database. Every method raises StoreError when
     the database cannot be used.
 
@@ -25,6 +27,7 @@ class Store(Bookings, Lanes, Desk, Outbox):
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._files, self._connections, self._turns = {}, {}, threading.Lock()
 
     @classmethod
     def open(cls, url: str) -> Store:
@@ -35,7 +38,8 @@ class Store(Bookings, Lanes, Desk, Outbox):
         return cls(Database(url))
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Give the connections back, and the turns."""
+        self.end_turns()
         self._database.close()
 
     @property

@@ -10,7 +10,7 @@ from gpuyard.site.drift.facts import ALIAS_SPEC, asked_devices
 from gpuyard.site.drift.finding import Drift, Level
 from gpuyard.site.drift.subject import Subject
 from gpuyard.site.encoding import count_class, peer_class, pool_class
-from gpuyard.site.objects import FlavorObject, SeenFlavor, keeps_reserves, owner_mark, site_trait
+from gpuyard.site.objects import FlavorObject, SeenFlavor, bookings_mark, keeps_reserves, owner_mark, site_trait
 from gpuyard.site.plan import UNDEPLOYED, foreign_differences, plan_site
 
 APPLY = "gpuyard site apply, or --fix"
@@ -159,12 +159,14 @@ def _foreign_limits(subject: Subject) -> Iterable[Drift]:
     """Limits on the site's GPUs that the site file does not state, of others."""
     if not subject.compiled.site.gpu_quotas:
         return
-    mark = owner_mark(subject.compiled.site.site)
+    site = subject.compiled.site
+    # Where GPUs can be booked, projects' limits rise and fall with bookings.
+    marks = {owner_mark(site.site), *([bookings_mark(site.site)] if site.booking else [])}
     wanted = {(limit.project, limit.resource) for limit in subject.compiled.limits}
     mine = _site_classes(subject)
     for item in subject.world.objects.limits:
         limit = item.limit
-        if limit.resource not in mine or (limit.project, limit.resource) in wanted or limit.description == mark:
+        if limit.resource not in mine or (limit.project, limit.resource) in wanted or limit.description in marks:
             continue
         who = f"project {limit.project}" if limit.project else "every project"
         command = "limit" if limit.project else "registered limit"
