@@ -294,7 +294,7 @@ def test_a_no_show_is_released_and_a_claim_is_none(ledger: Ledger, clock: Clock)
     for _ in range(130):
         clock.forward(minutes=2.5)
         ledger.advance()
-        ledger.claimed({one.id: one.lanes[:1]})
+        ledger.claimed({one.id: one.lanes[:1]}, {other.id})
     assert ledger.get(one.id).claimed is not None
     assert state(ledger, one) is S.ACTIVE
     assert state(ledger, other) is S.NO_SHOW
@@ -306,12 +306,39 @@ def test_nobody_is_a_no_show_because_the_cloud_was_out_of_sight(ledger: Ledger, 
     (made,) = ledger.create(ask(hours=48), ADA)
     clock.forward(2)
     ledger.advance()
+    ledger.claimed({}, {made.id})
     clock.forward(8)
-    ledger.claimed({})
+    ledger.claimed({}, {made.id})
     assert state(ledger, made) is S.ACTIVE
     for _ in range(62):
         clock.forward(minutes=4)
+        ledger.claimed({}, {made.id})
+    assert state(ledger, made) is S.NO_SHOW
+
+
+def test_who_is_not_let_in_yet_is_no_no_show(ledger: Ledger, clock: Clock) -> None:
+    (made,) = ledger.create(ask(start=0, hours=20), ADA)
+    for _ in range(200):
+        clock.forward(minutes=4)
+        ledger.advance()
         ledger.claimed({})
+    assert state(ledger, made) is S.ACTIVE, "somebody else's server was on its GPU all the time"
+    for _ in range(62):
+        ledger.claimed({}, {made.id})
+        clock.forward(minutes=4)
+    assert state(ledger, made) is S.NO_SHOW
+
+
+def test_a_clock_that_was_wrong_stops_no_release(ledger: Ledger, clock: Clock) -> None:
+    (made,) = ledger.create(ask(start=0, hours=20), ADA)
+    right = clock.now
+    clock.now = right + 400 * DAY
+    ledger.claimed({})
+    clock.now = right
+    for _ in range(65):
+        ledger.advance()
+        ledger.claimed({}, {made.id})
+        clock.forward(minutes=4)
     assert state(ledger, made) is S.NO_SHOW
 
 

@@ -34,13 +34,18 @@ class Movable:
     lanes: tuple[int, ...]
 
 
+def nobody(start: int, end: int) -> Sequence[Movable]:
+    """No booking may move."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Pool:
     """A pool as admission sees it."""
 
     lanes: Sequence[Lane]
     timetable: Timetable
-    movable: Callable[[int, int], Sequence[Movable]] = lambda start, end: ()
+    movable: Callable[[int, int], Sequence[Movable]] = nobody
     """Bookings in a time (seconds) that may move. It is asked only when no lane is free, and moving could help."""
     known_well: Sequence[Lane] | None = None
     """`well`, for whoever has it already: with ten thousand lanes finding it takes longer than all the rest."""
@@ -67,8 +72,10 @@ def admit(
     zone: str = "UTC",
     override: bool = False,
     keep: Sequence[int] = (),
+    stay: bool = False,
 ) -> Answer:
-    """The answer. `keep`: lanes to take again when they are free, for a booking that changes and as its owner knows it.
+    """The answer. `keep`: lanes to take again when they are free, for a booking that changes and as its owner knows it;
+    with `stay` it must be these, because servers are on them.
 
     `override` sets the rules aside, and only them: a GPU is never given twice.
     """
@@ -76,7 +83,7 @@ def admit(
     if wrong:
         return Answer(reasons=tuple(wrong))
     broken = tuple(broken_rules(ask, rules, who, facts, zone, now))
-    found = place(ask, pool, keep)
+    found = place(ask, pool, keep, stay)
     if isinstance(found, Reason):
         others = () if broken and not override else tuple(nearest(ask, pool, rules, now))
         return Answer(reasons=(found, *(() if override else broken)), alternatives=others)
@@ -90,17 +97,65 @@ Placed = tuple[tuple[int, ...], Mapping[str, tuple[int, ...]]]
 """Lanes for the ask, and the new lanes of bookings that move for it."""
 
 
-def place(ask: Ask, pool: Pool, keep: Sequence[int] = ()) -> Placed | Reason:
+def place(ask: Ask, pool: Pool, keep: Sequence[int] = (), stay: bool = False) -> Placed | Reason:
     """Lanes for it, whatever the rules say, or why there are none."""
+    if stay and keep:
+        return _stay(ask, pool, keep)
     suitable = _suitable(ask, pool)
     if isinstance(suitable, Reason):
         return suitable
     start, end = seconds(ask.start), seconds(ask.end)
+    return _find(ask, suitable, pool, keep) or _full(ask, suitable, pool.timetable, start, end)
+
+
+def find_place(ask: Ask, pool: Pool, keep: Sequence[int] = ()) -> Placed | None:
+    """As `place`, for whoever does not ask why not."""
+    suitable = _suitable(ask, pool)
+    return None if isinstance(suitable, Reason) else _find(ask, suitable, pool, keep)
+
+
+def _find(ask: Ask, suitable: Sequence[Lane], pool: Pool, keep: Sequence[int]) -> Placed | None:
+    start, end = seconds(ask.start), seconds(ask.end)
     chosen = _choose(ask, suitable, pool.timetable, start, end, keep)
-    if chosen:
-        return chosen, {}
-    moved = _make_room(ask, suitable, pool, start, end)
-    return moved or _full(ask, suitable, pool.timetable, start, end)
+    return (chosen, {}) if chosen else _make_room(ask, suitable, pool, start, end)
+
+
+def _stay(ask: Ask, pool: Pool, keep: Sequence[int]) -> Placed | Reason:
+    """The lanes that it has, and more when it asks for more. Others that were to have these later go elsewhere, which
+    a server cannot."""
+    start, end = seconds(ask.start), seconds(ask.end)
+    own = tuple(keep[: ask.lanes])
+    table = pool.timetable
+    in_the_way = [one for one in pool.movable(start, end) if {*one.lanes} & {*own}]
+    with table.without([taken for one in in_the_way for taken in taken_by(one)]):
+        for lane in own:
+            if not table.is_free(lane, start, end):
+                name = next((one.name for one in pool.lanes if one.id == lane), str(lane))
+                begins = next(table.intervals(lane, start, end))[0]
+                text = f"GPU {name}, which this booking has, is somebody else's from {spell(moment(begins))} on"
+                return Reason("full", text)
+        mine = [(lane, start, end) for lane in own]
+        for taken in mine:
+            table.add(*taken)
+        try:
+            more = ask.lanes - len(own)
+            extra: tuple[int, ...] = ()
+            if more:
+                found = find_place(replace(ask, gpus=more, gpu="", same_group=False), replace(pool, movable=nobody))
+                if found is None:
+                    return Reason("full", f"{more} more GPUs of pool {ask.pool} are not free throughout that time")
+                extra = found[0]
+            for lane in extra:
+                table.add(lane, start, end)
+                mine.append((lane, start, end))
+            placed = _place_all(sorted(in_the_way, key=_hard_first), pool)
+        finally:
+            for taken in mine:
+                table.remove(*taken)
+    if placed is None:
+        names = ", ".join(one.id for one in in_the_way)
+        return Reason("full", f"its GPUs are booked by others later ({names}), and there are no other GPUs for these")
+    return (*own, *extra), dict(placed.items())
 
 
 def nearest(ask: Ask, pool: Pool, rules: Rules, now: datetime) -> Iterable[Alternative]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from datetime import timedelta
 
@@ -78,8 +78,8 @@ def offer(desk: Desk) -> int:
     for booking in desk.look.waiting():
         if booking.ask.end <= desk.now:
             continue
-        answer = desk.place(booking)
-        if not answer.yes:
+        answer = desk.find_place(booking)
+        if answer is None or desk.broken(booking):
             continue
         until = min(desk.now + _rules(desk, booking).offer, booking.ask.end)
         new = replace(booking, state=S.OFFERED, lanes=answer.lanes, offer_until=until, reason="")
@@ -102,15 +102,22 @@ def remind(desk: Desk) -> None:
                 desk.tell("booking.ending", booking, end=spell(booking.ask.end))
 
 
-def no_shows(desk: Desk, since: timedelta | None = None) -> int:
-    """Release bookings without a server. `since`: for how long the cloud has been seen without a break; before that,
-    nobody could have shown up. Returns how many."""
+READY = "ready"
+"""Told when a booking's owner was let in for the first time."""
+
+
+def no_shows(desk: Desk, ids: Collection[str], seen_for: timedelta) -> int:
+    """Note that these bookings, which have no server, let their owners in now; release those that have done so for as
+    long as the rules give. `seen_for`: how long the cloud has been seen without a break; before that nobody could have
+    come. Returns how many were released."""
     released = 0
-    for booking in desk.look.unclaimed(desk.now):
+    for booking in desk.look.get_many(sorted(ids)).values():
         limit = _rules(desk, booking).no_show
-        if limit is None or (since is not None and since < limit):
+        if booking.state is not S.ACTIVE or booking.claimed is not None:
             continue
-        if desk.now - max(booking.ask.start, booking.created) >= limit:
+        desk.change.told(booking.id, READY, desk.now)
+        ready = desk.look.told_at(booking.id, READY) or desk.now
+        if limit is not None and min(seen_for, desk.now - ready) >= limit:
             go(desk, booking, S.NO_SHOW, "no server came in time, so its GPUs are free for others")
             released += 1
     return released + (offer(desk) if released else 0)

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from gpuyard.ledger.admission import Movable, Pool, admit, moment, place, seconds, well_lanes
+from gpuyard.ledger.admission import Movable, Pool, admit, find_place, moment, place, seconds, well_lanes
 from gpuyard.ledger.life import TAKES_LANES
-from gpuyard.ledger.policy import Facts, months
+from gpuyard.ledger.policy import Facts, broken_rules, months
 from gpuyard.ledger.records import AuditEntry, Event
 from gpuyard.ledger.store import PoolChange, PoolLook, Store
 from gpuyard.ledger.timetable import Taken, Timetable
-from gpuyard.model.booking import Answer, Ask, Booking, BookingKind, BookingState, Lane, Person, Rules
+from gpuyard.model.booking import Answer, Ask, Booking, BookingKind, BookingState, Lane, Person, Reason, Rules
 
 GPUYARD = "gpuyard"
 """The actor of what happens by the clock."""
@@ -30,6 +30,10 @@ class Book:
     """Rules of a pool (name) for a project (name)."""
     zone: str
     """Time zone of quiet hours, as in ``Europe/Rome``."""
+
+    def rules_of(self, pool: str, project: str) -> Rules:
+        """Also for pools that are no longer in the site file: nobody can book there, and what was booked ends."""
+        return self.rules(pool, project) if pool in self.pools else Rules(may_book=False)
 
 
 class PoolCopy:
@@ -76,6 +80,7 @@ class Desk:
         self._well = copy.well
         self.timetable = copy.timetable
         self._done: list[tuple[bool, Taken]] = []
+        self.wrote = False
 
     @property
     def change(self) -> PoolChange:
@@ -93,20 +98,13 @@ class Desk:
         self._well = well_lanes(self.lanes)
 
     def rules(self, project: str) -> Rules:
-        return self.book.rules(self.look.pool, project)
+        return self.book.rules_of(self.look.pool, project)
 
     def admit(self, ask: Ask, who: Person, *, without: Booking | None = None, override: bool = False) -> Answer:
         """The answer to what somebody asks. `without`: the booking that it is to replace."""
         rules = self.rules(who.project)
         old = without.id if without else ""
-        booked = {}
-        if rules.gpu_hours_per_month is not None and ask.start < ask.end:
-            booked = {
-                month: self.look.booked_seconds(who.project_id, month, following, old)
-                for month, following in list(months(ask.start, min(ask.end, ask.start + rules.longest)))
-            }
-        started = without is not None and without.ask.start == ask.start
-        facts = Facts(self.look.active_count(who.user_id, old), booked, started)
+        facts = self.facts(ask, who, without)
         with self.timetable.without(taken_by(without) if without else ()):
             return admit(
                 ask,
@@ -118,7 +116,27 @@ class Desk:
                 zone=self.book.zone,
                 override=override,
                 keep=without.lanes if without else (),
+                stay=without is not None and (without.claimed is not None or without.kind is BookingKind.HOLD),
             )
+
+    def facts(self, ask: Ask, who: Person, without: Booking | None) -> Facts:
+        """What the rules need to know."""
+        rules = self.rules(who.project)
+        old = without.id if without else ""
+        booked = {}
+        if rules.gpu_hours_per_month is not None and ask.start < ask.end:
+            booked = {
+                month: self.look.booked_seconds(who.project_id, month, following, old)
+                for month, following in months(ask.start, min(ask.end, ask.start + rules.longest))
+            }
+        started = without is not None and without.state is BookingState.ACTIVE
+        return Facts(self.look.active_count(who.user_id, old), booked, started)
+
+    def broken(self, booking: Booking) -> list[Reason]:
+        """Rules that speak against a booking by now, but for those on when it is made."""
+        who = Person(booking.user_id, booking.user, booking.project_id, booking.project, frozenset({"member"}))
+        rules, facts = self.rules(booking.project), replace(self.facts(booking.ask, who, booking), started=True)
+        return broken_rules(booking.ask, rules, who, facts, self.book.zone, self.now)
 
     def _movable(self, start: int, end: int, without: str = "") -> Sequence[Movable]:
         """Bookings in a time that have not begun: they may have other lanes."""
@@ -144,6 +162,7 @@ class Desk:
         return self._save(bookings, [one.id for one in bookings])
 
     def _save(self, bookings: Sequence[Booking], changing: Sequence[str]) -> tuple[Booking, ...]:
+        self.wrote = True
         known = self.look.get_many(changing) if changing else {}
         new = [
             replace(one, version=known[one.id].version + 1 if one.id in known else 1, changed=self.now)
@@ -162,6 +181,11 @@ class Desk:
         """Bookings of an answer's moves, with their new lanes; not saved yet."""
         known = self.look.get_many(list(moves.moves))
         return [replace(known[id], lanes=lanes) for id, lanes in moves.moves.items()]
+
+    def find_place(self, booking: Booking) -> Answer | None:
+        """Lanes for one that has none, whatever the rules say of it; None when there are none."""
+        found = find_place(booking.ask, self.pool)
+        return Answer(lanes=found[0], moves=found[1]) if found else None
 
     def place(self, booking: Booking, keep: Sequence[int] = ()) -> Answer:
         """Other lanes for a booking, whatever the rules say of it."""
@@ -184,6 +208,7 @@ class Desk:
 
     def tell(self, kind: str, booking: Booking, **details: str) -> None:
         """An event for the booking's owner."""
+        self.wrote = True
         self.change.event(Event(kind, self.now, booking.id, booking.user_id, booking.email, details))
 
     def note(self, actor: str, action: str, booking: Booking, text: str = "", rule: str = "") -> None:
@@ -205,12 +230,17 @@ class Desks:
         self._store = store
         self._book = book
         self._now = now
-        self._copies = {name: PoolCopy() for name in book.pools}
+        self._copies: dict[str, PoolCopy] = {}
+        self._adding = threading.Lock()
+
+    def _copy(self, pool: str) -> PoolCopy:
+        with self._adding:
+            return self._copies.setdefault(pool, PoolCopy())
 
     @contextmanager
     def change(self, pool: str) -> Iterator[Desk]:
         """For writing: the pool is locked until the block ends, here and in the store."""
-        copy = self._copies[pool]
+        copy = self._copy(pool)
         desk = None
         with copy.lock:
             try:
@@ -228,7 +258,7 @@ class Desks:
     @contextmanager
     def look(self, pool: str) -> Iterator[Desk]:
         """For reading."""
-        copy = self._copies[pool]
+        copy = self._copy(pool)
         with copy.lock, self._store.look(pool) as look:
             now = self._now().replace(microsecond=0)
             copy.catch_up(look)
@@ -236,6 +266,6 @@ class Desks:
 
     def forget(self, pool: str) -> None:
         """After the store has found that a timetable was wrong."""
-        copy = self._copies[pool]
+        copy = self._copy(pool)
         with copy.lock:
             copy.forget()

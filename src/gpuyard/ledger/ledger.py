@@ -7,7 +7,7 @@ audit entries that belong to it. So two who ask at once are asked one after the 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -16,8 +16,9 @@ from typing import TypeVar
 from gpuyard.ledger import clock, relocate
 from gpuyard.ledger.admission import moment, seconds
 from gpuyard.ledger.desk import Book, Desk, Desks
+from gpuyard.ledger.editing import NO_ROOM, describe, edit, note_override, owner
 from gpuyard.ledger.errors import ForbiddenError, NoBookingError, RefusedError, StaleError
-from gpuyard.ledger.life import OPEN, require
+from gpuyard.ledger.life import require
 from gpuyard.ledger.policy import PATIENCE, spell
 from gpuyard.ledger.records import AuditEntry, Occupied, Query
 from gpuyard.ledger.recurrence import expand
@@ -27,14 +28,15 @@ from gpuyard.model.booking import Alternative, Answer, Ask, Booking, BookingKind
 __all__ = ["Book", "ForbiddenError", "Ledger", "NoBookingError", "RefusedError", "StaleError"]
 
 S = BookingState
-NO_ROOM = frozenset({"full", "fragmented"})
-"""Reasons for which waiting helps."""
 MOST_POOLS = 3
 """Other pools that are proposed."""
 BREAK = timedelta(minutes=5)
 """When claims were not told of for this long, the cloud was out of sight, and nobody is a no-show because of it."""
 KEEP = timedelta(days=30)
 """How long idempotency keys and events that were delivered are kept."""
+PAGE = 1000
+GONE = "it is not in the site file any more"
+"""The trouble of lanes that have left, as the store says it."""
 T = TypeVar("T")
 
 
@@ -52,6 +54,10 @@ class Ledger:
         self._reminded: set[tuple[str, datetime]] = set()
         self._pruned: datetime | None = None
         self._offers_tried: dict[str, int] = {}
+        self._ready: dict[str, datetime] = {}
+        """Bookings without a server -> when their owner was first seen to be let in."""
+        # Pools that have left the site file have bookings that must end, too.
+        self._pools = (*book.pools, *(pool for pool in store.pools() if pool not in book.pools))
 
     # What people do. `who` may act on own bookings; with the role admin on everybody's.
 
@@ -61,7 +67,7 @@ class Ledger:
         with self._desks.look(ask.pool) as desk:
             old = desk.look.get(without) if without else None
             ask = ask if old and old.ask.start == ask.start else self._tidy(ask)
-            answer = desk.admit(ask, _owner(old, who) if old else who, without=old)
+            answer = desk.admit(ask, owner(old, who) if old else who, without=old)
         return self._with_other_pools(ask, who, answer)
 
     def create(
@@ -115,7 +121,8 @@ class Ledger:
         """Keep GPUs (``host/address``) out of use. Admins only. Bookings in the way move to other GPUs when they can;
         when they cannot, RefusedError names them."""
         _require_admin(who, True, "hold GPUs")
-        known = {f"{lane.host}/{address}": lane for lane in self.lanes() for address in lane.addresses}
+        there = [lane for lane in self.lanes() if lane.trouble != GONE]
+        known = {f"{lane.host}/{address}": lane for lane in there for address in lane.addresses}
         missing = [name for name in lanes if name.lower() not in {one.lower() for one in known}]
         if missing:
             reason = Reason("no_such_gpu", f"there is no GPU {missing[0]}; name one as in host/0000:3b:00.0")
@@ -144,7 +151,7 @@ class Ledger:
 
         def change(desk: Desk, old: Booking) -> Booking:
             same_start = ask.start == old.ask.start  # then it is not too late for it, however little it is in the past
-            return self._edit(desk, old, ask if same_start else self._tidy(ask), who, override)
+            return edit(desk, old, ask if same_start else self._tidy(ask), who, override, self._new_id)
 
         return self._change_one(id, who, version, change)
 
@@ -181,9 +188,11 @@ class Ledger:
             answer = desk.place(old)
             if not answer.yes:
                 raise RefusedError(answer)
+            answer = replace(answer, overridden=tuple(desk.broken(old)))
             new = desk.save(replace(old, state=S.CONFIRMED, lanes=answer.lanes, reason=""), *desk.move(answer))[0]
             desk.tell("booking.confirmed", new, by=who.user)
             desk.note(who.user, "booking.approve", new)
+            note_override(desk, new, who, answer)
             return new
 
         return self._change_one(id, who, version, change)
@@ -198,6 +207,8 @@ class Ledger:
                 text = f"the offer of booking {id} was open until {spell(old.offer_until)}"
                 raise RefusedError(Answer(reasons=(Reason("offer_over", text),)))
             asked = _from_now(old.ask, desk.now)
+            if broken := desk.broken(replace(old, ask=asked)):
+                raise RefusedError(Answer(reasons=tuple(broken)))
             (new,) = desk.save(replace(old, ask=asked, state=S.CONFIRMED, offer_until=None))
             desk.tell("booking.confirmed", new)
             desk.note(who.user, "booking.accept", new)
@@ -259,7 +270,7 @@ class Ledger:
         """Everything that is due by the clock: starts, ends, reminders, expiries, offers. Returns how many bookings
         changed. What is done twice is done once."""
         changed = 0
-        for pool in self.book.pools:
+        for pool in self._pools:
             with self._desks.look(pool) as desk:
                 generation = desk.look.generation
                 waiting = self._offers_tried.get(pool) != generation and bool(desk.look.waiting())
@@ -280,31 +291,58 @@ class Ledger:
     def troubles(self, troubles: Mapping[int, str]) -> int:
         """Tell what is wrong with lanes (id -> why; a lane that is not named is well). Bookings on them that have begun
         without a server or begin later move to others; owners of those that cannot are told, once."""
-        self.store.set_troubles(troubles)
+        self.store.set_troubles({**self._still_booked_elsewhere(), **troubles})
         moved = 0
-        for pool in self.book.pools:
+        for pool in self._pools:
             with self._desks.look(pool) as desk:
                 bad = [lane.id for lane in desk.lanes if lane.trouble]
-                concerned = bad and desk.look.on_lanes(bad, desk.now)
-            if concerned:
+                found = desk.look.on_lanes(bad, desk.now) if bad else []
+            if any(relocate.concerned(one, bad) for one in found):
                 moved += self._change(pool, relocate.leave_bad_lanes)
         return moved
 
-    def claimed(self, claims: Mapping[str, Sequence[int]]) -> None:
+    def _still_booked_elsewhere(self) -> dict[int, str]:
+        """Lanes of GPUs that had another lane before the site file changed, as long as that one is still booked."""
+        lanes = self.lanes()
+        gone = [lane for lane in lanes if lane.trouble == GONE]
+        troubles: dict[int, str] = {}
+        for pool in sorted({lane.pool for lane in gone}):
+            mine = {lane.id: lane for lane in gone if lane.pool == pool}
+            with self._desks.look(pool) as desk:
+                booked = {id for one in desk.look.on_lanes(list(mine), desk.now) for id in one.lanes if id in mine}
+            gpus = {(mine[id].host, address): id for id in booked for address in mine[id].addresses}
+            for lane in lanes:
+                for address in lane.addresses:
+                    before = gpus.get((lane.host, address))
+                    if lane.trouble != GONE and before is not None:
+                        troubles[lane.id] = f"it is still booked as {mine[before].name} of pool {pool}"
+        return troubles
+
+    def claimed(self, claims: Mapping[str, Sequence[int]], ready: Collection[str] = ()) -> None:
         """Tell which lanes servers of bookings hold now (booking id -> lanes; all of them, each time): a booking's
-        lanes become those that Nova chose. Bookings that none came for in time are released."""
-        seen_for = self._seen_for()
-        overdue = set()
-        for booking in self.find(Query(states=frozenset({S.ACTIVE}), kinds=frozenset({BookingKind.BOOKING}))):
+        lanes become those that Nova chose. `ready`: bookings whose owner is let in; those of them that no server came
+        for in time are released."""
+        seen_for, now = self._seen_for(), self.now()
+        waiting: dict[str, set[str]] = {}
+        for booking in self._active():
             lanes = claims.get(booking.id, ())
             if lanes and (booking.claimed is None or not {*lanes} <= {*booking.lanes}):
                 self._change(booking.ask.pool, partial(_follow, booking.id, lanes))
-            elif not lanes and booking.claimed is None:
-                limit = self.book.rules(booking.ask.pool, booking.project).no_show
-                if limit is not None and self.now() - booking.ask.start >= limit <= seen_for:
-                    overdue.add(booking.ask.pool)
-        for pool in overdue:
-            self._change(pool, lambda desk: clock.no_shows(desk, seen_for))
+            elif not lanes and booking.claimed is None and booking.id in ready:
+                limit = self.book.rules_of(booking.ask.pool, booking.project).no_show
+                first = self._ready.get(booking.id)
+                if first is None or (limit is not None and now - first >= limit <= seen_for):
+                    waiting.setdefault(booking.ask.pool, set()).add(booking.id)
+                    self._ready.setdefault(booking.id, now)
+        for pool, ids in waiting.items():
+            self._change(pool, partial(_release, ids, seen_for))
+
+    def _active(self) -> list[Booking]:
+        query = Query(states=frozenset({S.ACTIVE}), kinds=frozenset({BookingKind.BOOKING}))
+        found: list[Booking] = []
+        while page := self.find(query, PAGE, found[-1].id if found else ""):
+            found += page
+        return found
 
     def prefer(self, lanes: Mapping[str, Sequence[int]]) -> int:
         """Tell which lanes bookings without a server should rather have, because those are free now (booking id -> all
@@ -346,39 +384,8 @@ class Ledger:
         moved = desk.move(answer) if state is S.CONFIRMED else []
         saved = desk.add(booking, *moved)
         desk.tell(f"booking.{state.value}", saved)
-        desk.note(who.user, "booking.create", saved, _describe(ask))
-        _note_override(desk, saved, who, answer)
-        return saved
-
-    def _edit(self, desk: Desk, old: Booking, ask: Ask, who: Person, override: bool) -> Booking:
-        ask = replace(ask, end=ask.end.replace(microsecond=0))
-        if old.state not in OPEN or old.state is S.OFFERED:
-            hint = "; accept or cancel the offer" if old.state is S.OFFERED else ""
-            text = f"booking {old.id} is {old.state.value} and cannot be changed{hint}"
-            raise RefusedError(Answer(reasons=(Reason("not_open", text),)))
-        if ask.pool != old.ask.pool:
-            text = f"booking {old.id} is in pool {old.ask.pool} and stays there; make another one in {ask.pool}"
-            raise RefusedError(Answer(reasons=(Reason("other_pool", text),)))
-        if old.state is S.ACTIVE and ask.start != old.ask.start:
-            text = f"booking {old.id} began on {spell(old.ask.start)}; its start cannot change any more"
-            raise RefusedError(Answer(reasons=(Reason("begun", text),)))
-        moves: list[Booking] = []
-        new = replace(old, ask=ask)
-        if replace(ask, comment="") != replace(old.ask, comment=""):
-            answer = desk.admit(ask, _owner(old, who), without=old, override=override or _only_less(old.ask, ask))
-            takes_now = old.state in (S.CONFIRMED, S.ACTIVE)
-            if not answer.yes and (takes_now or any(reason.code not in NO_ROOM for reason in answer.reasons)):
-                raise RefusedError(answer)
-            if takes_now:
-                new, moves = replace(new, lanes=answer.lanes), desk.move(answer)
-            if override:
-                new = replace(new, override=new.override or bool(answer.overridden))
-                _note_override(desk, new, who, answer)
-        saved = desk.save(new, *moves)[0]
-        if old.kind is BookingKind.BOOKING:
-            desk.tell("booking.changed", saved, by=who.user)
-        desk.note(who.user, "booking.edit", saved, f"{_describe(old.ask)} -> {_describe(ask)}")
-        clock.offer(desk)
+        desk.note(who.user, "booking.create", saved, describe(ask))
+        note_override(desk, saved, who, answer)
         return saved
 
     def _end(self, desk: Desk, old: Booking, who: Person) -> Booking:
@@ -424,7 +431,7 @@ class Ledger:
             lanes=(lane.id,),
         )
         saved = desk.add(booking)
-        desk.note(who.user, "hold.create", saved, _describe(ask))
+        desk.note(who.user, "hold.create", saved, describe(ask))
         return saved
 
     def _prune(self) -> None:
@@ -441,8 +448,9 @@ class Ledger:
         now = self.now().replace(microsecond=0)
         known = self.store.values("")
         last, since = (moment(int(known.get(key, "0"))) for key in ("claims.last", "claims.since"))
-        if now - last > BREAK:
+        if now - last > BREAK or max(last, since) > now:  # or the clock was wrong
             since = now
+            self.store.set_value("", "claims.last", str(seconds(now)))
             self.store.set_value("", "claims.since", str(seconds(now)))
         if now - last > BREAK / 5:  # not at each look
             self.store.set_value("", "claims.last", str(seconds(now)))
@@ -453,11 +461,14 @@ class Ledger:
         try:
             with self._desks.change(pool) as desk:
                 result = work(desk)
+                wrote = desk.wrote
         except (OverlapError, ConflictError):
             self._desks.forget(pool)
             with self._desks.change(pool) as desk:
                 result = work(desk)
-        self.on_change()
+                wrote = desk.wrote
+        if wrote:
+            self.on_change()
         return result
 
     def _change_one(
@@ -500,6 +511,10 @@ class Ledger:
             raise RefusedError(Answer(reasons=(Reason("no_such_pool", text),)))
 
 
+def _release(ids: Collection[str], seen_for: timedelta, desk: Desk) -> None:
+    clock.no_shows(desk, ids, seen_for)
+
+
 def _follow(id: str, lanes: Sequence[int], desk: Desk) -> None:
     booking = desk.look.get(id)
     if booking is not None and booking.state is S.ACTIVE:
@@ -516,19 +531,6 @@ def _prefer(id: str, lanes: Sequence[int], desk: Desk) -> bool:
     return moved.lanes != booking.lanes
 
 
-def _owner(booking: Booking, who: Person) -> Person:
-    """Whose rules hold for a change: the owner's, also when an admin makes it."""
-    roles = who.roles if who.user_id == booking.user_id else frozenset({"member"})
-    return Person(booking.user_id, booking.user, booking.project_id, booking.project, roles, booking.email)
-
-
-def _only_less(old: Ask, new: Ask) -> bool:
-    """Whether a change only gives back: nothing that a rule could have against it."""
-    return new == replace(old, end=new.end, gpus=new.gpus, comment=new.comment) and (
-        new.end <= old.end and new.gpus <= old.gpus
-    )
-
-
 def _whole(lane: Lane, start: datetime, end: datetime, comment: str) -> Ask:
     """All of a slot."""
     return Ask(lane.pool, start, end, lane.size, lane.size > 1, lane.size > 1, lane.name, comment)
@@ -543,11 +545,6 @@ def _by(who: Person, booking: Booking, reason: str) -> str:
     return ": ".join(part for part in (by, reason) if part)
 
 
-def _describe(ask: Ask) -> str:
-    what = f"GPU {ask.gpu}" if ask.gpu else f"{ask.gpus} of pool {ask.pool}"
-    return f"{what} from {spell(ask.start)} until {spell(ask.end)}"
-
-
 def _blocks(lane: Lane, booking: Booking) -> Reason:
     text = (
         f"{lane.name} is {'held' if booking.kind is BookingKind.HOLD else 'booked'} by {booking.user} until "
@@ -559,11 +556,6 @@ def _blocks(lane: Lane, booking: Booking) -> Reason:
 def _in_series(answer: Answer, ask: Ask) -> Answer:
     reasons = tuple(Reason(one.code, f"on {spell(ask.start)}: {one.text}") for one in answer.reasons)
     return replace(answer, reasons=reasons, alternatives=())
-
-
-def _note_override(desk: Desk, booking: Booking, who: Person, answer: Answer) -> None:
-    for reason in answer.overridden:
-        desk.note(who.user, "booking.override", booking, reason.text, reason.code)
 
 
 def _require_admin(who: Person, wanted: bool, what: str) -> None:

@@ -93,7 +93,7 @@ def _how_much(ask: Ask, rules: Rules, facts: Facts) -> Iterable[Reason]:
             "too_many",
             f"you have {facts.active} bookings in pool {ask.pool} that are not over, and may have {rules.most_active}",
         )
-    if rules.gpu_hours_per_month is not None:
+    if rules.gpu_hours_per_month is not None and length <= rules.longest:  # else its months may be thousands
         for month, following in months(ask.start, ask.end):
             seconds = ask.gpus * (min(ask.end, following) - max(ask.start, month)).total_seconds()
             before = facts.booked_seconds.get(month, 0)

@@ -5,9 +5,11 @@ The rule is reckoned in local time, so that "Mondays at nine" stays at nine when
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import islice
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from dateutil.rrule import rrule, rrulestr
@@ -16,6 +18,18 @@ from gpuyard.model.booking import Ask, Reason
 
 MOST = 60
 """Bookings of one series."""
+REACH = timedelta(days=2 * 366)
+"""How far ahead a rule is followed."""
+PARTS = {
+    "FREQ": re.compile(r"DAILY|WEEKLY|MONTHLY"),
+    "INTERVAL": re.compile(r"[1-9]\d{0,2}"),
+    "COUNT": re.compile(r"[1-9]\d{0,4}"),
+    "UNTIL": re.compile(r"\d{8}(T\d{6}Z?)?"),
+    "BYDAY": re.compile(r"[+-]?[1-5]?(MO|TU|WE|TH|FR|SA|SU)(,[+-]?[1-5]?(MO|TU|WE|TH|FR|SA|SU)){0,6}"),
+    "BYMONTHDAY": re.compile(r"-?([1-9]|[12]\d|3[01])(,-?([1-9]|[12]\d|3[01])){0,30}"),
+    "WKST": re.compile(r"MO|TU|WE|TH|FR|SA|SU"),
+}
+"""What a rule may have. More of iCalendar can keep a processor busy for ever, and nobody books by it."""
 
 
 def expand(ask: Ask, rule: str, zone: str) -> list[Ask] | Reason:
@@ -27,39 +41,60 @@ def expand(ask: Ask, rule: str, zone: str) -> list[Ask] | Reason:
         local = ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         return Reason("repeat", f"there is no time zone {zone!r}; name one as in 'Europe/Rome'")
-    text = rule.strip().removeprefix("RRULE:").upper()
-    if "COUNT=" not in text and "UNTIL=" not in text:
-        return Reason("repeat", f"{rule!r} never ends; add COUNT= or UNTIL=, as in FREQ=WEEKLY;COUNT=4")
-    if "\n" in text or "FREQ=" not in text or any(f"FREQ={unit}" in text for unit in ("SECONDLY", "MINUTELY")):
-        return Reason("repeat", f"{rule!r} is no rule for bookings; write one as in FREQ=WEEKLY;COUNT=4")
+    parts = _parts(rule)
+    if isinstance(parts, Reason):
+        return parts
     first, last = (moment.astimezone(local).replace(tzinfo=None) for moment in (ask.start, ask.end))
     try:
-        times = _times(text, first, local)
-        begins = [time for _, time in zip(range(MOST + 1), times, strict=False)]
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        begins = _times(parts, first, local)
+    except (ValueError, TypeError, OverflowError) as error:
         return Reason("repeat", f"{rule!r} is no rule of iCalendar ({error}); write one as in FREQ=WEEKLY;COUNT=4")
     if len(begins) > MOST:
         return Reason("repeat", f"{rule!r} makes more than {MOST} bookings; make fewer at a time")
     if not begins or begins[0] != first:
         return Reason("repeat", f"the first booking, {first:%a %Y-%m-%d %H:%M}, is not one that {rule!r} names")
+    if len(begins) < int(parts.get("COUNT", "0")):
+        return Reason("repeat", f"{rule!r} reaches further than {REACH.days} days ahead; book fewer")
     length = last - first
-    return [
+    others = [
         replace(
             ask,
             start=begin.replace(tzinfo=local).astimezone(UTC),
             end=(begin + length).replace(tzinfo=local).astimezone(UTC),
         )
-        for begin in begins
+        for begin in begins[1:]
     ]
+    return [ask, *others]
 
 
-def _times(text: str, first: datetime, local: ZoneInfo) -> Iterator[datetime]:
+def _parts(rule: str) -> dict[str, str] | Reason:
+    """The rule, taken apart, with nothing in it that is not in PARTS."""
+    example = "write one as in FREQ=WEEKLY;COUNT=4"
+    found: dict[str, str] = {}
+    for part in rule.strip().upper().removeprefix("RRULE:").split(";"):
+        name, _, value = part.partition("=")
+        if name not in PARTS or name in found or not PARTS[name].fullmatch(value):
+            known = ", ".join(PARTS)
+            return Reason("repeat", f"{part!r} is nothing that bookings repeat by; {example} (there are {known})")
+        found[name] = value
+    if "FREQ" not in found:
+        return Reason("repeat", f"{rule!r} has no FREQ; {example}")
+    if ("COUNT" in found) == ("UNTIL" in found):
+        return Reason("repeat", f"{rule!r} must end: add either COUNT= or UNTIL=, as in FREQ=WEEKLY;COUNT=4")
+    return found
+
+
+def _times(parts: Mapping[str, str], first: datetime, local: ZoneInfo) -> list[datetime]:
     """Local times, without a zone. UNTIL is in UTC in rules that have a Z there, and local in others."""
-    parts = dict(part.split("=", 1) for part in text.split(";") if part)
+    limit = first + REACH
     until = parts.get("UNTIL", "")
-    if until.endswith("Z"):
-        limit = datetime.strptime(until, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).astimezone(local)
-        parts["UNTIL"] = limit.strftime("%Y%m%dT%H%M%S")
-    rule = rrulestr(";".join(f"{key}={value}" for key, value in parts.items()), dtstart=first)
+    if until:
+        form = "%Y%m%dT%H%M%SZ" if until.endswith("Z") else "%Y%m%dT%H%M%S" if "T" in until else "%Y%m%d"
+        given = datetime.strptime(until, form)  # noqa: DTZ007
+        if until.endswith("Z"):
+            given = given.replace(tzinfo=UTC).astimezone(local).replace(tzinfo=None)
+        limit = min(limit, given if "T" in until else given + timedelta(days=1, seconds=-1))
+    rest = ";".join(f"{name}={value}" for name, value in parts.items() if name not in ("COUNT", "UNTIL"))
+    rule = rrulestr(f"{rest};UNTIL={limit:%Y%m%dT%H%M%S}", dtstart=first)
     assert isinstance(rule, rrule)
-    yield from rule
+    return list(islice(rule, min(int(parts.get("COUNT", MOST + 1)), MOST + 1)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from gpuyard.ledger.desk import GPUYARD, Desk, taken_by
@@ -15,8 +15,9 @@ def leave_bad_lanes(desk: Desk) -> int:
     for each lane. Returns how many moved."""
     bad = {lane.id: lane for lane in desk.lanes if lane.trouble}
     moved = 0
-    for booking in desk.look.on_lanes(list(bad), desk.now) if bad else []:
-        if booking.kind is BookingKind.HOLD or booking.claimed is not None:
+    for found in desk.look.on_lanes(list(bad), desk.now) if bad else []:
+        booking = desk.look.get(found.id)  # one before it may have moved it to make room
+        if booking is None or not concerned(booking, bad):
             continue
         # A certain GPU was asked for, and it is not to be had: any other of the pool is better than none.
         anywhere = replace(booking, ask=replace(booking.ask, gpu=""))
@@ -36,6 +37,13 @@ def leave_bad_lanes(desk: Desk) -> int:
                 desk.tell("booking.trouble", booking, gpu=lane.name, trouble=lane.trouble)
                 desk.note(GPUYARD, "booking.trouble", booking, f"{lane.name}: {lane.trouble}")
     return moved
+
+
+def concerned(booking: Booking, bad: Collection[int]) -> bool:
+    """Whether a booking must leave bad lanes: not a hold, which may be there because of them, nor one with a server,
+    which stays where that is."""
+    takes_any = booking.kind is BookingKind.BOOKING and booking.claimed is None
+    return takes_any and any(lane in bad for lane in booking.lanes)
 
 
 def follow_claim(desk: Desk, booking: Booking, chosen: Sequence[int]) -> Booking:

@@ -23,6 +23,17 @@ from gpuyard.ledger.store.errors import ConflictError, OverlapError, StoreError
 
 PATIENCE = 30
 """Seconds to wait for somebody else's transaction before giving up."""
+STATEMENT = 60
+"""Seconds that one statement may take on PostgreSQL, but in a migration."""
+LINE = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,  # ms
+}
+"""To PostgreSQL: a server that is gone without a word is noticed within half a minute; else it takes many."""
 CONNECTIONS = 32
 CACHE_KIB = 16 * 1024
 """Of a connection to SQLite, at most."""
@@ -102,10 +113,11 @@ def shown(url: URL) -> str:
     return url.set(query={}).render_as_string(hide_password=True)
 
 
-def open_engine(url: URL) -> Engine:
-    """Does not connect yet."""
+def open_engine(url: URL, statement: int | None = None) -> Engine:
+    """Does not connect yet. `statement`: seconds that one may take; 0: any; None: STATEMENT."""
     if url.get_backend_name() == "sqlite":
         return open_sqlite(url)
+    limit = STATEMENT if statement is None else statement
     try:
         return create_engine(
             url,
@@ -114,9 +126,9 @@ def open_engine(url: URL) -> Engine:
             pool_timeout=PATIENCE,
             pool_pre_ping=True,
             connect_args={
-                "connect_timeout": 10,
+                **{name: value for name, value in LINE.items() if name not in url.query},
                 "application_name": "gpuyard",
-                "options": f"-c lock_timeout={PATIENCE}s -c timezone=UTC",
+                "options": f"-c lock_timeout={PATIENCE}s -c statement_timeout={limit}s -c timezone=UTC",
             },
         )
     except ModuleNotFoundError:
@@ -186,6 +198,8 @@ def _meaning(error: DBAPIError, name: str) -> StoreError:
         return ConflictError(f"it is there already ({text}); read it again")
     if state in ("55P03", "40P01", "40001") or "database is locked" in text:
         return StoreError(_busy(name))
+    if state == "57014":
+        return StoreError(f"the database {name} gave up: {text}; try again")
     if state == "25006" or "readonly database" in text:
         return StoreError(f"the database {name} is read-only; let gpuyard's user write to it")
     if state == "28P01" or state == "28000":

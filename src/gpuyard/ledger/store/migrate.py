@@ -38,7 +38,7 @@ def migrate(url: URL, target: str = HEAD) -> None:
     sqlite = url.get_backend_name() == "sqlite"
     path = Path(url.database or "") if sqlite else None
     with translated(shown(url)), _ONE_AT_A_TIME, _file_lock(path) if path else nullcontext():
-        engine = open_sqlite(url, foreign_keys=False) if sqlite else open_engine(url)
+        engine = open_sqlite(url, foreign_keys=False) if sqlite else open_engine(url, statement=0)
         try:
             _upgrade(engine, path, target)
         finally:

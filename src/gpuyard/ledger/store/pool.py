@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, ColumnElement, Connection, Select, and_, bindparam, case, func, literal, or_, select
 
 from gpuyard.ledger.store.errors import StoreError
-from gpuyard.ledger.store.rows import BOOKING, LANE, OPEN, USED, seconds, to_booking, to_lane
-from gpuyard.ledger.store.schema import BOOKINGS, KEYS, LANES, OCCUPANCY, OCCUPANCY_LOG, POOLS
+from gpuyard.ledger.store.rows import BOOKING, LANE, OPEN, USED, moment, seconds, to_booking, to_lane
+from gpuyard.ledger.store.schema import BOOKINGS, KEYS, LANES, OCCUPANCY, OCCUPANCY_LOG, POOLS, TOLD
 from gpuyard.model.booking import Booking, BookingKind, BookingState, Lane
 
 PORTION = 500
@@ -202,6 +202,12 @@ class PoolLook:
             here = OCCUPANCY.c.lane.in_(lanes[first : first + PORTION])
             ids.update(self._connection.execute(select(OCCUPANCY.c.booking).where(here, *bounds)).scalars())
         return sorted(self.get_many(sorted(ids)).values(), key=lambda booking: (booking.ask.start, booking.id))
+
+    def told_at(self, booking: str, what: str) -> datetime | None:
+        """When something was told of a booking for the first time (`PoolChange.told`)."""
+        query = select(TOLD.c.at).where(TOLD.c.booking == booking, TOLD.c.what == what)
+        found = self._connection.execute(query).scalar_one_or_none()
+        return None if found is None else moment(found)
 
     def active_count(self, user_id: str, without: str = "") -> int:
         """How many bookings of a user in this pool have not ended: requested, waiting, offered, confirmed, active.
