@@ -109,6 +109,7 @@ def test_limits_of_others_on_these_gpus_do_not_stand_and_plans_leave_ours_alone(
     assert booked.limits() == {}
 
 
+@pytest.mark.slow
 def test_holds_of_an_operator_and_of_bookings_do_not_touch_each_other(opened: Open) -> None:
     booked = opened(MUST)
     booking = booked.book("ada", start=5 * 60, gpus=4)
@@ -177,7 +178,8 @@ class Thief:
             thread.join()
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [8])
 def test_a_thief_who_posts_all_the_time_never_gets_the_booked_gpu(opened: Open, rounds: int) -> None:
     """Unbooked use is allowed, and the thief may use every GPU that nobody has booked."""
     booked = opened({**FREE, "most_active": 99}, ART)
@@ -209,6 +211,7 @@ def test_a_thief_who_posts_all_the_time_never_gets_the_booked_gpu(opened: Open, 
     assert not thief.odd
 
 
+@pytest.mark.slow
 def test_outside_its_window_the_gpu_is_held_and_opens_again_on_request(opened: Open) -> None:
     booked = opened(FREE, ART)
     booked.keeper.run()
@@ -232,6 +235,7 @@ def test_outside_its_window_the_gpu_is_held_and_opens_again_on_request(opened: O
     assert boot.status == "ACTIVE", boot.fault
 
 
+@pytest.mark.slow
 def test_a_whole_slot_is_booked_and_no_single_server_gets_half_of_it(opened: Open) -> None:
     booked = opened(MUST)
     whole = booked.book("ada", start=9 * 60, pool="v100", gpus=2, same_group=True)
@@ -331,6 +335,7 @@ def test_killed_at_any_change_of_a_start_or_an_end_it_goes_on(
     assert at > 5
 
 
+@pytest.mark.slow
 def test_while_the_cloud_is_away_bookings_go_on_and_enforcement_catches_up(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,45 @@ def test_a_user_of_a_disabled_domain_is_out(bench: Bench, visitors: Visitors) ->
     assert bench.people.account(user) is None
 
 
+def test_projects_and_users_of_another_domain_are_not_taken_for_those_of_a_site_file(
+    bench: Bench, visitors: Visitors
+) -> None:
+    """Whoever runs a domain may call what is in it as he likes."""
+    evil = visitors.make("domain", f"evil-{bench.user}")
+    theirs = visitors.make("project", bench.project, domain_id=evil)
+    user = visitors.make("user", bench.user, domain_id=evil, password="secret-of-evil")  # noqa: S106
+    name, project = f"{bench.user}@evil-{bench.user}", f"{bench.project}@evil-{bench.user}"
+    visitors.grant(theirs, f"users/{user}", "member")
+    visitors.grant(bench.project_id, f"users/{user}", "reader")
+    account = bench.people.account(user)
+    assert account is not None
+    assert account.user == name
+    assert {one.project for one in account.memberships} == {bench.project, project}
+    who = {"name": bench.user, "password": "secret-of-evil", "domain": {"id": evil}}
+    scope = {"project": {"id": theirs}}
+    auth = {"identity": {"methods": ["password"], "password": {"user": who}}, "scope": scope}
+    answer = call("POST", f"{str(visitors.operator.auth_url).removesuffix('/v3')}/v3/auth/tokens", {"auth": auth})
+    facts = bench.people.token(str(answer.token))
+    assert facts is not None
+    assert facts.membership is not None
+    assert (facts.user, facts.membership.project) == (name, project)
+    assert [(one.id, one.name) for one in bench.people.projects(bench.project)] == [(bench.project_id, bench.project)]
+    for known in (theirs, project):
+        assert [(one.id, one.name) for one in bench.people.projects(known)] == [(theirs, project)]
+    assert list(bench.people.users(bench.user)) == [bench.user_id]
+    assert list(bench.people.users(name)) == list(bench.people.users(user)) == [user]
+    assert not bench.people.projects(f"{bench.project}@Default")
+
+
+def test_a_user_who_is_called_as_gpuyard_is_not_taken_for_it(bench: Bench, visitors: Visitors) -> None:
+    user = visitors.make("user", "gpuyard", domain_id="default", password="secret-of-it")  # noqa: S106
+    account = bench.people.account(user)
+    assert account is not None
+    assert account.user == "gpuyard@Default"
+    assert list(bench.people.users("gpuyard@Default")) == [user]
+    assert not bench.people.users("gpuyard")
+
+
 def test_a_wrong_password_costs_the_service_nothing(bench: Bench, operator: CloudApi) -> None:
     """Its own token is not thrown away: each wrong password would have it log in again."""
     session = operator._connection.session

@@ -133,6 +133,7 @@ def test_a_booking_in_time_clears_the_case_and_takes_the_warning_off(opened: Ope
     booked.exercises["ada"].delete([boot.server_id])
 
 
+@pytest.mark.slow
 def test_deleted_is_deleted(opened: Open) -> None:
     booked = opened({**MUST, "reclaim": "delete"})
     boot = overstay(booked)
@@ -144,6 +145,7 @@ def test_deleted_is_deleted(opened: Open) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_before_it_is_deleted_a_server_becomes_an_image_of_its_own_project(lab: RunningLab, opened: Open) -> None:
     booked = opened({**MUST, "reclaim": "snapshot-and-delete"})
     boot = overstay(booked)
@@ -172,6 +174,7 @@ def test_before_it_is_deleted_a_server_becomes_an_image_of_its_own_project(lab: 
     booked.operator.request("DELETE", "image", f"/images/{image['id']}")
 
 
+@pytest.mark.slow
 def test_stop_shuts_off_and_says_that_it_frees_nothing(opened: Open) -> None:
     booked = opened({**MUST, "reclaim": "stop"})
     boot = overstay(booked)
@@ -199,6 +202,7 @@ def test_a_colleague_without_a_booking_is_reclaimed_and_the_owner_is_told_of_the
     assert delayed.target == booking.id
 
 
+@pytest.mark.slow
 def test_servers_without_a_booking_make_room_the_newest_first(opened: Open) -> None:
     booked = opened({**FREE, "grace": "20 min"}, ART)
     booked.keeper.run()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import select
+import socket
+import socketserver
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import URL, make_url
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import URL, make_url, text
 
 from gpuyard.ledger.store import Store, StoreError, engine
 from tests.contract.store import RULES, at, booking, prepare, taken, write
@@ -117,6 +124,87 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="cannot be used") as caught:
             Store.open(url.render_as_string(hide_password=False))
         assert "s3cret" not in str(caught.value)
+
+
+@contextmanager
+def over_tcp(url: str) -> Iterator[str]:
+    """The URL of the same database through a port of this machine: the server itself listens on a socket file."""
+    parsed = make_url(url)
+    folder = str(parsed.query["host"])
+
+    class Pipe(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.socket(socket.AF_UNIX) as server:
+                server.connect(f"{folder}/.s.PGSQL.5432")
+                ends = {self.request: server, server: self.request}
+                while True:
+                    for end in select.select(list(ends), [], [])[0]:
+                        data = end.recv(65536)
+                        if not data:
+                            return
+                        ends[end].sendall(data)
+
+    class Proxy(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+
+    with Proxy(("127.0.0.1", 0), Pipe) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever)
+        thread.start()
+        try:
+            query = {"host": "127.0.0.1", "port": str(proxy.server_address[1])}
+            yield parsed.set(query=query).render_as_string(hide_password=False)
+        finally:
+            proxy.shutdown()
+            thread.join()
+
+
+def test_a_server_that_is_gone_without_a_word_is_noticed(url: str) -> None:
+    """What the kernel is told of the connections: it is what notices."""
+    with over_tcp(url) as address:
+        for given, idle in (("", 10), ("&keepalives_idle=33", 33)):
+            opened = engine.open_engine(make_url(f"{address}{given}"))
+            try:
+                with opened.connect() as connection:
+                    driver = connection.connection.driver_connection
+                    assert driver is not None
+                    with socket.socket(fileno=os.dup(driver.fileno())) as line:
+                        assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+                        values = [line.getsockopt(socket.IPPROTO_TCP, option) for option in options]
+                        assert values == [idle, 5, 3]
+                        assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
+            finally:
+                opened.dispose()
+
+
+def test_a_statement_that_takes_too_long_is_given_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "STATEMENT", 1)
+    store = prepare(Store.open(url))
+    try:
+        with (
+            pytest.raises(StoreError, match=r"gave up: .*statement timeout; try again"),
+            store._database.reading() as connection,
+        ):
+            connection.execute(text("select pg_sleep(10)"))
+        assert len(store.lanes()) == 4
+    finally:
+        store.close()
+
+
+def test_a_migration_takes_the_time_it_takes(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "STATEMENT", 1)
+    Store.open(url).close()
+    before = command.upgrade
+
+    def slow(config: Config, target: str) -> None:
+        config.attributes["connection"].execute(text("select pg_sleep(1.5)"))
+        before(config, target)
+
+    monkeypatch.setattr(command, "upgrade", slow)
+    with psycopg.connect(dsn(url), autocommit=True) as connection:
+        connection.execute("drop schema public cascade")
+        connection.execute("create schema public")
+    prepare(Store.open(url)).close()
 
 
 def test_an_unknown_user_and_database(url: str) -> None:
