@@ -184,6 +184,27 @@ def test_rows_in_trouble_say_why_and_free_capacity_leaves_them_out(site: Site, v
     expect(track(page, "pool t4").locator(".tl-free em")).to_have_text(["1 free", "none free", "1 free"])
 
 
+def test_where_slots_have_several_gpus_it_is_slots_that_are_free(site: Site, visits: Visits) -> None:
+    page = visits.enter(site)
+    expect(track(page, "pool v100")).to_have_attribute("aria-label", "pool v100, 4 of 4 slots free")
+    (made,) = site.ledger.create(ask(24, 24, gpus=3), BOB)
+    page.evaluate("void load()")
+    expect(event(page, made)).to_be_visible()
+    expect(track(page, "pool v100").locator(".tl-free em")).to_have_text(
+        ["4 slots free", "1 slot free", "4 slots free"]
+    )
+
+
+def test_a_map_whose_session_is_over_leads_to_the_login(site: Site, visits: Visits) -> None:
+    page = visits.enter(site, path="")
+    expect(page.locator("#link")).to_have_attribute("data-link", re.compile("live|behind"))
+    site.ledger.store.delete_sessions(ADA.user_id)
+    page.evaluate("source.close(); connect()")  # as after a stream that was ended
+    page.wait_for_url("**/login")
+    expect(page.get_by_label("User")).to_be_visible()
+    visits.errors[:] = [error for error in visits.errors if "status of 401" not in error]
+
+
 # Time zones
 
 

@@ -599,8 +599,11 @@ def one_has_the_turn_until_it_ends(store: Store) -> None:
         assert not other.take_turn("bookings")
         assert other.take_turn("something else")
         store.end_turns()
+        assert not store.has_turn("bookings")
         assert other.take_turn("bookings")
         assert not store.take_turn("bookings")
+        assert (other.has_turn("bookings"), store.has_turn("bookings")) == (True, False)
+    assert not store.has_turn("bookings"), "it must be taken"
     assert store.take_turn("bookings")
 
 
@@ -706,6 +709,23 @@ def enforcement_remembers_values(store: Store) -> None:
     assert store.values("t4") == {}
 
 
+def what_enforcement_remembers_is_replaced_only_as_it_was_read(store: Store) -> None:
+    store.set_value("v100", "holds", "kept")
+    assert not store.swap_value("t4", "holds", "a", "b"), "there is nothing"
+    assert not store.swap_value("t4", "holds", "a", None)
+    assert store.swap_value("t4", "holds", None, None)
+    assert store.swap_value("t4", "holds", None, "a")
+    assert not store.swap_value("t4", "holds", None, "b"), "somebody was there before"
+    assert not store.swap_value("t4", "holds", None, None)
+    assert not store.swap_value("t4", "holds", "b", "c")
+    assert not store.swap_value("t4", "holds", "b", None)
+    assert store.swap_value("t4", "holds", "a", "a")
+    assert store.swap_value("t4", "holds", "a", "b")
+    assert store.value("t4", "holds") == "b"
+    assert store.swap_value("t4", "holds", "b", None)
+    assert (store.values("t4"), store.values("v100")) == ({}, {"holds": "kept"})
+
+
 RULES: tuple[Callable[[Store], None], ...] = (
     lanes_have_numbers_that_stay,
     a_slot_that_leaves_the_site_keeps_its_lane_and_gets_it_back,
@@ -748,4 +768,5 @@ RULES: tuple[Callable[[Store], None], ...] = (
     feeds_are_found_by_their_secret_and_owner,
     cases_are_open_until_they_are_cleared,
     enforcement_remembers_values,
+    what_enforcement_remembers_is_replaced_only_as_it_was_read,
 )

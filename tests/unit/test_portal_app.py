@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, MutableMapping, Sequence
 from datetime import datetime, timedelta
 from html import escape
+from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,6 +22,7 @@ from gpuyard.keeper.yard import Yard
 from gpuyard.model.gpu import GpuState
 from gpuyard.portal.app import create_app
 from gpuyard.portal.assets import assets, build
+from tests.support.portals import booking_portal
 from tests.support.yards import GPUS, HELD, LONE, NASTY, NOON, changed, claim, driver, filled
 
 API = ("/v1/gpus", "/v1/pools")
@@ -374,3 +379,36 @@ def test_the_openapi_document_tells_of_problems() -> None:
     assert "HTTPValidationError" not in document["components"]["schemas"]
     for schema in ("GpuRow", "GpuList", "PoolList"):
         assert schema in document["components"]["schemas"]
+
+
+@pytest.mark.parametrize("bookings", [False, True])
+def test_it_is_alive_although_all_threads_wait(tmp_path: Path, bookings: bool) -> None:
+    app = booking_portal(tmp_path).app if bookings else create_app(filled(), driver(), "test", GPUS, ["testserver"])
+    free, said = threading.Event(), []
+    scope = {"type": "http", "method": "GET", "path": "/healthz", "raw_path": b"/healthz", "query_string": b""}
+    scope |= {"headers": [(b"host", b"testserver")], "scheme": "http", "client": ("127.0.0.1", 1), "root_path": ""}
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        said.append(message)
+
+    async def wait() -> None:
+        await anyio.to_thread.run_sync(free.wait)
+
+    async def ask() -> None:
+        threads = int(anyio.to_thread.current_default_thread_limiter().total_tokens)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(threads):
+                tasks.start_soon(wait)
+            await anyio.sleep(0.1)
+            try:
+                with anyio.fail_after(5):
+                    await app(scope, receive, send)
+            finally:
+                free.set()
+
+    anyio.run(ask)
+    assert said[0]["status"] == 200
+    assert said[1]["body"] == b"ok\n"

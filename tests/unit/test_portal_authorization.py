@@ -220,6 +220,57 @@ def test_who_has_left_a_project_does_not_book_on_in_it(portal: BookingPortal) ->
     assert ada.delete(path).status_code == 200  # gives back what she had
 
 
+@pytest.mark.parametrize("roles", [{}, {"p-physics": frozenset({"reader"})}], ids=["left", "reader"])
+@pytest.mark.parametrize("verb", ["open", "accept"])
+def test_who_may_book_no_more_in_a_project_cannot_make_more_of_what_is_booked_there(
+    portal: BookingPortal, roles: dict[str, frozenset[str]], verb: str
+) -> None:
+    portal.ledger.create(ask(pool="t4", gpus=2), BOB)
+    waits, pool = verb == "accept", "t4" if verb == "accept" else "v100"
+    (booking,) = portal.ledger.create(ask(pool=pool), ADA, wait=waits)
+    if waits:
+        portal.ledger.cancel("b1", BOB)
+    else:
+        portal.clock.forward(hours=1)
+    portal.ledger.advance()
+    before = portal.ledger.get(booking.id)
+    assert before.state is (BookingState.OFFERED if waits else BookingState.ACTIVE)
+    portal.people.users_by_id[ADA.user_id].roles = {"p-biology": frozenset({"member"}), **roles}
+    for _ in range(2):
+        answer = portal.browser(ADA).client.post(f"/v1/bookings/{booking.id}/{verb}")
+        assert (answer.status_code, answer.json()["code"]) == (403, "no_role")
+    assert portal.ledger.get(booking.id) == before
+    portal.people.users_by_id[ADA.user_id].roles |= {"p-physics": frozenset({"member"})}
+    portal.clock.forward(seconds=1)
+    portal.people.calls.clear()
+    ada = portal.browser(ADA).client
+    assert ada.post(f"/v1/bookings/{booking.id}/{verb}").status_code == 200
+
+
+@pytest.mark.parametrize("give_back", ["delete", "cancel", "end", "decline"])
+def test_who_looks_at_another_project_gives_back_as_well_as_changes(portal: BookingPortal, give_back: str) -> None:
+    (booking,) = portal.ledger.create(ask(), ADA)
+    path = f"/v1/bookings/{booking.id}"
+    ada = portal.browser(ADA)
+    assert ada.client.post("/project", data={"project": "p-biology"}).status_code == 303  # a reader there
+    assert ada.client.patch(path, json={"comment": "x"}, headers={"If-Match": "*"}).status_code == 200
+    answer = ada.client.delete(path) if give_back == "delete" else ada.client.post(f"{path}/{give_back}")
+    # It has not begun, so there is nothing to end, and nobody asks whether to take it.
+    assert answer.status_code == (409 if give_back in ("end", "decline") else 200)
+
+
+def test_a_token_gives_back_no_more_than_its_roles_let_it(portal: BookingPortal) -> None:
+    (booking,) = portal.ledger.create(ask(), ADA)
+    facts = portal.people.tokens["token-ada-physics"]
+    assert facts.membership is not None
+    reads = replace(facts, membership=replace(facts.membership, roles=frozenset({"reader"})))
+    portal.people.tokens["token-ada-physics"] = reads
+    for program in (portal.program(ADA), portal.program(replace(ADA, project="biology"))):
+        assert program.delete(f"/v1/bookings/{booking.id}").status_code == 403
+        assert program.post(f"/v1/bookings/{booking.id}/cancel").status_code == 403
+    assert portal.ledger.get(booking.id).state is BookingState.CONFIRMED
+
+
 def test_an_admin_of_one_project_is_none_in_another(portal: BookingPortal) -> None:
     (booking,) = portal.ledger.create(ask(), BOB)
     both = {"p-admin": frozenset({"admin", "member", "reader"}), "p-physics": frozenset({"member"})}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -15,9 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
+from gpuyard.cloud.errors import CloudError
 from gpuyard.cloud.people import TokenFacts
 from gpuyard.ledger.records import Session
 from gpuyard.model.errors import UsageError
+from gpuyard.portal.directory import AGAIN, Directory
 from gpuyard.portal.doorman import Doorman
 from gpuyard.portal.gate import LOOK_AGAIN, MOST_BYTES
 from gpuyard.portal.gateway import client_address, is_https, up_from
@@ -27,7 +31,7 @@ from gpuyard.portal.sessions import Sessions, digest_of
 from gpuyard.portal.settings import PortalSettings
 from tests.contract.people import RULES, Bench
 from tests.support.ledgers import ADA, BOB, EVE, NOON, ROOT
-from tests.support.people import LATER, PASSWORD, people, token_of
+from tests.support.people import LATER, PASSWORD, InMemoryPeople, people, token_of
 from tests.support.portals import ROOMY, BookingPortal, booking_portal
 
 WISH = {"pool": "t4", "start": "2026-11-23T13:00:00Z", "end": "2026-11-23T15:00:00Z"}
@@ -480,6 +484,103 @@ def test_an_address_cannot_try_many_users(timed: tuple[BookingPortal, list[float
     assert (answer.status_code, answer.json()["code"]) == (429, "too_many")
     time[0] += 7
     assert portal.program(ADA).get("/v1/me").status_code == 200
+
+
+def test_a_good_token_is_good_whatever_others_guess_from_its_address(
+    timed: tuple[BookingPortal, list[float]],
+) -> None:
+    portal, time = timed
+    program, client = portal.program(ADA), portal.browser().client
+    assert program.get("/v1/me").status_code == 200
+    for number in range(PortalSettings().address_tries + 1):
+        status = client.get("/v1/me", headers={"X-Auth-Token": f"guess{number}"}).status_code
+    assert status == 429
+    assert program.get("/v1/me").status_code == 200
+    time[0] += 61  # it is asked about again
+    for number in range(20):
+        status = client.get("/v1/me", headers={"X-Auth-Token": f"again{number}"}).status_code
+    assert status == 429
+    assert program.get("/v1/me").status_code == 200
+    portal.people.users_by_id[ADA.user_id].enabled = False
+    time[0] += 5 * 61
+    for number in range(60):
+        client.get("/v1/me", headers={"X-Auth-Token": f"more{number}"})
+    assert [program.get("/v1/me").status_code for _ in range(2)] == [401, 429]
+
+
+def test_while_keystone_is_away_strangers_do_not_wait_for_it(
+    timed: tuple[BookingPortal, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    portal, time = timed
+    ada, program, client = portal.browser(ADA), portal.program(BOB), portal.browser().client
+    assert program.get("/v1/me").status_code == 200
+    asked: list[str] = []
+
+    def black_hole(people: InMemoryPeople, what: str) -> None:
+        asked.append(what)
+        if people.down:
+            raise CloudError("cloud test: no answer")
+
+    monkeypatch.setattr(InMemoryPeople, "_call", black_hole)
+    portal.people.down = True
+
+    def strangers() -> list[int]:
+        tokens = [client.get("/v1/me", headers={"X-Auth-Token": f"guess{n}"}).status_code for n in range(20)]
+        return tokens + [client.post("/login", data={"user": f"u{n}", "password": "x"}).status_code for n in range(20)]
+
+    assert strangers() == [503] * 40
+    assert asked == ["token", "log_in"]
+    time[0] += AGAIN + 1
+    assert strangers() == [503] * 40
+    assert asked == ["token", "log_in"] * 2
+    for somebody in (ada.client, program):
+        assert somebody.get("/v1/me").status_code == 200
+    portal.people.down = False
+    time[0] += AGAIN + 1
+    portal.browser(EVE)
+    assert portal.program(EVE).get("/v1/me").status_code == 200
+
+
+def test_only_one_finds_out_whether_keystone_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    time, down, begun, go_on = [0.0], [True], threading.Event(), threading.Event()
+
+    def slow(token: str) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        if down[0]:
+            raise CloudError("no answer")
+
+    known = people()
+    monkeypatch.setattr(known, "token", slow)
+    directory = Directory(known, lambda: time[0])
+    go_on.set()
+    with pytest.raises(CloudError, match="no answer"):
+        directory.token("first")
+    begun.clear()
+    go_on.clear()
+    time[0] += AGAIN
+    with ThreadPoolExecutor(1) as pool:
+        probe = pool.submit(directory.token, "second")
+        assert begun.wait(10)
+        with pytest.raises(CloudError, match="a moment ago"):
+            directory.token("third")
+        down[0] = False
+        go_on.set()
+        assert probe.result(10) is None
+    assert directory.token("third") is None
+
+
+def test_what_gets_no_answer_pushes_out_no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuyard.portal.directory.MOST", 5)
+    known = people()
+    directory = Directory(known, lambda: 0.0)
+    token = token_of(ADA)["X-Auth-Token"]
+    assert directory.token(token) is not None
+    known.down = True
+    for number in range(20):
+        with pytest.raises(CloudError):
+            directory.token(f"guess{number}")
+    assert directory.knows_token(token)
 
 
 def test_guessed_tokens_count(timed: tuple[BookingPortal, list[float]]) -> None:

@@ -64,15 +64,19 @@ class CloudApi:
         query: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
         personal: bool = False,
+        timeout: float | None = None,
     ) -> dict[str, Any]:
         """One request; the JSON answer, or {} when it has none. Raises CloudError for any answer from 400 up.
 
         `personal`: the body has somebody's password. Then it goes without a token of ours, which a 401 would have
-        thrown away, and into no log.
+        thrown away, and into no log. `timeout`: seconds to wait, once; else TIMEOUT, and a second time when nothing
+        came.
         """
         with self._lock:
             self.calls += 1
         keywords: dict[str, Any] = {"raise_exc": False, "connect_retries": 1, "timeout": TIMEOUT}
+        if timeout is not None:
+            keywords |= {"connect_retries": 0, "timeout": timeout}
         if body is not None:
             keywords["json"] = body
         if query:
@@ -180,7 +184,9 @@ def connect(cloud: str | None = None, clouds_file: Path | None = None) -> CloudA
     try:
         files = [str(clouds_file)] if clouds_file else None
         config = OpenStackConfig(config_files=files, load_envvars=clouds_file is None)
-        return CloudApi(openstack.connection.Connection(config=config.get_one(cloud, app_name="gpuyard")))
+        # The timeout is for the requests that get us a token: they would wait for ever.
+        region = config.get_one(cloud, app_name="gpuyard", api_timeout=TIMEOUT)
+        return CloudApi(openstack.connection.Connection(config=region))
     except (sdk_errors.ConfigException, auth_errors.MissingRequiredOptions, auth_errors.MissingAuthPlugin) as error:
         hint = "name one of clouds.yaml with --os-cloud or OS_CLOUD"
         which = f"cloud {cloud} cannot be used" if cloud else "no cloud is named"

@@ -2,12 +2,15 @@
 
 All but the password check is asked with the credentials of the service, so nothing of a person's is kept: neither
 a password nor a token.
+
+Names are those that a site file and the audit log have. Both mean projects and users of the default domain, and each
+domain has its own: a project ``physics`` of the domain ``evil`` is ``physics@evil`` here, and so are users.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +22,12 @@ if TYPE_CHECKING:
     from gpuyard.cloud.api import CloudApi
 
 UNAUTHORIZED, NOT_FOUND = 401, 404
+DOMAIN = "default"
+"""Id of the domain that a site's projects are in; objects.py has it too, and needs OpenStack's libraries."""
+SOON = 10.0
+"""Seconds to wait for answers about a password or a token: anybody may send those, and each keeps a thread busy."""
+OURS = "gpuyard"
+"""Who did what gpuyard itself has done, in the audit log."""
 TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -65,6 +74,16 @@ class Project:
     name: str
 
 
+def shown(name: str, domain: Mapping[str, Any]) -> str:
+    """The name of a project or a user. `domain`: its ``id`` and ``name``."""
+    return name if domain["id"] == DOMAIN else f"{name}@{domain['name']}"
+
+
+def shown_user(name: str, domain: Mapping[str, Any]) -> str:
+    """Nobody is called as gpuyard itself is."""
+    return f"{name}@{domain['name']}" if name.strip().lower() == OURS else shown(name, domain)
+
+
 class People(Protocol):
     """What the portal asks Keystone. Every method raises CloudError when Keystone cannot be asked."""
 
@@ -81,11 +100,11 @@ class People(Protocol):
         ...
 
     def projects(self, name_or_id: str) -> Sequence[Project]:
-        """Projects with that id, or all with that name, in any domain."""
+        """Projects with that id, or with that name as it is shown here."""
         ...
 
     def users(self, name_or_id: str) -> Sequence[str]:
-        """Ids of the user with that id, or of all with that name, in any domain."""
+        """Ids of users with that id, or with that name as it is shown here."""
         ...
 
 
@@ -100,7 +119,7 @@ class KeystonePeople:
         # Unscoped on purpose: a user whose default project is gone can log in, too.
         auth = {"identity": {"methods": ["password"], "password": {"user": who}}, "scope": "unscoped"}
         try:
-            answer = self._api.request("POST", "identity", "/auth/tokens", {"auth": auth}, personal=True)
+            answer = self._api.request("POST", "identity", "/auth/tokens", {"auth": auth}, personal=True, timeout=SOON)
         except CloudError as error:
             if error.status == UNAUTHORIZED:
                 raise LoginRefusedError(_why_refused(str(error))) from None
@@ -115,23 +134,30 @@ class KeystonePeople:
         if domain is None or not domain["enabled"]:
             return None
         rows = self._api.get("identity", f"/users/{user_id}/projects")["projects"]
-        names = {row["id"]: row["name"] for row in rows if row["enabled"]}
+        enabled = {row["id"] for row in rows if row["enabled"]}
+        names: dict[str, str] = {}
         query = {"user.id": user_id, "effective": "", "include_names": ""}
         roles: dict[str, set[str]] = {}
         for assignment in self._api.get("identity", "/role_assignments", **query)["role_assignments"]:
-            project = assignment["scope"].get("project", {}).get("id")
-            if project in names:
-                roles.setdefault(project, set()).add(assignment["role"]["name"].lower())
+            project = assignment["scope"].get("project", {})
+            if project.get("id") in enabled:
+                names[project["id"]] = shown(project["name"], project["domain"])
+                roles.setdefault(project["id"], set()).add(assignment["role"]["name"].lower())
         memberships = [Membership(id, names[id], frozenset(found)) for id, found in roles.items()]
         memberships.sort(key=lambda membership: (membership.project, membership.project_id))
-        return Account(user_id, user["name"], user.get("email") or "", tuple(memberships))
+        return Account(user_id, shown_user(user["name"], domain), user.get("email") or "", tuple(memberships))
 
     def token(self, token: str) -> TokenFacts | None:
         if not TOKEN.fullmatch(token):
             return None
         try:
             answer = self._api.request(
-                "GET", "identity", "/auth/tokens", query={"nocatalog": ""}, headers={"X-Subject-Token": token}
+                "GET",
+                "identity",
+                "/auth/tokens",
+                query={"nocatalog": ""},
+                headers={"X-Subject-Token": token},
+                timeout=SOON,
             )
         except CloudError as error:
             if error.status == NOT_FOUND:
@@ -142,26 +168,38 @@ class KeystonePeople:
         roles = frozenset(role["name"].lower() for role in facts.get("roles", ()))
         return TokenFacts(
             facts["user"]["id"],
-            facts["user"]["name"],
+            shown_user(facts["user"]["name"], facts["user"]["domain"]),
             datetime.fromisoformat(facts["expires_at"]),
-            Membership(project["id"], project["name"], roles) if project else None,
+            Membership(project["id"], shown(project["name"], project["domain"]), roles) if project else None,
         )
 
     def projects(self, name_or_id: str) -> Sequence[Project]:
-        return [Project(row["id"], row["name"]) for row in self._named("project", name_or_id)]
+        found = self._known("project", name_or_id, shown)
+        return [Project(id, name) for id, name in found.items()]
 
     def users(self, name_or_id: str) -> Sequence[str]:
-        return [str(row["id"]) for row in self._named("user", name_or_id)]
+        return list(self._known("user", name_or_id, shown_user))
 
-    def _named(self, kind: str, name_or_id: str) -> list[dict[str, Any]]:
-        if not name_or_id:
-            return []
-        if ID.fullmatch(name_or_id):
-            found = self._get_or_none(f"/{kind}s/{name_or_id}", kind)
-            if found is not None:
-                return [found]
-        rows: list[dict[str, Any]] = self._api.get("identity", f"/{kind}s", name=name_or_id)[f"{kind}s"]
-        return rows
+    def _known(self, kind: str, wanted: str, spell: Callable[[str, Mapping[str, Any]], str]) -> dict[str, str]:
+        """Id -> name as it is shown, of those that are meant."""
+        if not wanted:
+            return {}
+        if ID.fullmatch(wanted):
+            row = self._get_or_none(f"/{kind}s/{wanted}", kind)
+            if row is not None:
+                domain = self._api.get("identity", f"/domains/{row['domain_id']}")["domain"]
+                return {row["id"]: spell(row["name"], domain)}
+        # As it is in the default domain, and as NAME@DOMAIN; names may have an @ of their own.
+        places = [(wanted, {"id": DOMAIN, "name": ""})]
+        name, _, domain_name = wanted.rpartition("@")
+        if name and domain_name:
+            places += [(name, one) for one in self._api.get("identity", "/domains", name=domain_name)["domains"]]
+        found = {
+            row["id"]: spell(row["name"], domain)
+            for name, domain in places
+            for row in self._api.get("identity", f"/{kind}s", name=name, domain_id=domain["id"])[f"{kind}s"]
+        }
+        return {id: name for id, name in found.items() if name.lower() == wanted.lower()}
 
     def _get_or_none(self, path: str, key: str) -> dict[str, Any] | None:
         try:

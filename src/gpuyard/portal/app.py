@@ -104,7 +104,7 @@ def _install_operation(app: FastAPI, sources: Sources, feed: Feed) -> None:
     registry = metrics.registry(sources, feed)
 
     @app.get("/healthz", tags=["operation"], response_class=PlainTextResponse)
-    def alive() -> str:
+    async def alive() -> str:  # in the event loop: also when all threads wait for somebody
         """The process answers."""
         return "ok\n"
 

@@ -33,7 +33,7 @@ from gpuyard.portal.doorman import Doorman
 from gpuyard.portal.people import Visitor, require_visitor
 from gpuyard.portal.preconditions import etag, not_modified, wanted_version
 from gpuyard.portal.problems import Refusal, documented
-from gpuyard.portal.projects import acting_for, acting_on, refuse_readers
+from gpuyard.portal.projects import acting_for, acting_on, giving_back, refuse_readers
 
 TAG = "bookings"
 ETAG = {"ETag": {"description": "The version; send it as If-Match.", "schema": {"type": "string"}}}
@@ -226,7 +226,6 @@ def _install_changing(app: FastAPI, ledger: Ledger, shown: Shown) -> None:
         version = wanted_version(request, required=True)
         booking = booking_to_change(id, version)
         person = acting_on(who, booking)
-        refuse_readers(person)
         # Without a version ("*") the one that the changes were laid over, so that nothing of another's is lost.
         changed = ledger.edit(
             id, changes.apply(booking.ask), person, version or booking.version, override=changes.override
@@ -243,7 +242,6 @@ def _install_changing(app: FastAPI, ledger: Ledger, shown: Shown) -> None:
         """Another end."""
         booking = booking_to_change(id, wanted_version(request))
         person = acting_on(who, booking)
-        refuse_readers(person)
         asked = replace(booking.ask, end=until.end)
         changed = ledger.edit(id, asked, person, booking.version, override=until.override)
         return shown(changed, person, response)
@@ -256,18 +254,18 @@ def _install_changing(app: FastAPI, ledger: Ledger, shown: Shown) -> None:
     )
     def give_back(request: Request, response: Response, who: Who, id: Id) -> BookingRow:
         """Cancel it, or end it when it has begun. It can still be looked at."""
-        refuse_readers(who.person)
         version, booking = wanted_version(request), ledger.get(id)
+        person = giving_back(who, booking)
         begun = booking.state is BookingState.ACTIVE
         work = ledger.end if begun else ledger.cancel
-        return shown(work(id, who.person, version), who.person, response)
+        return shown(work(id, person, version), person, response)
 
 
 Act = Callable[[str, Person, int | None, str], Booking]
 
 
 def _install_acts(app: FastAPI, ledger: Ledger, shown: Shown) -> None:
-    def add(verb: str, summary: str, act: Act) -> None:
+    def add(verb: str, summary: str, act: Act, who_acts: Callable[[Visitor, Booking], Person] = acting_on) -> None:
         @app.post(
             f"/v1/bookings/{{id}}/{verb}",
             tags=[TAG],
@@ -279,9 +277,9 @@ def _install_acts(app: FastAPI, ledger: Ledger, shown: Shown) -> None:
         def handle(
             request: Request, response: Response, who: Who, id: Id, because: Because | None = None
         ) -> BookingRow:
-            refuse_readers(who.person)
+            person = who_acts(who, ledger.get(id))
             reason = because.reason if because else ""
-            return shown(act(id, who.person, wanted_version(request), reason), who.person, response)
+            return shown(act(id, person, wanted_version(request), reason), person, response)
 
     def decline(id: str, who: Person, version: int | None, reason: str) -> Booking:
         booking = ledger.get(id)
@@ -297,13 +295,14 @@ def _install_acts(app: FastAPI, ledger: Ledger, shown: Shown) -> None:
             raise StaleError(f"booking {id} was changed by somebody else since you read it; look again", booking)
         return ledger.open(id, who)
 
-    add("cancel", "Before it begins; also takes it off the waitlist, or ends a hold.", ledger.cancel)
+    add("cancel", "Before it begins; also takes it off the waitlist, or ends a hold.", ledger.cancel, giving_back)
     add(
         "end",
         "End it now; the rest of its time is free at once.",
         lambda id, who, version, _: ledger.end(id, who, version),
+        giving_back,
     )
     add("approve", "For admins.", lambda id, who, version, _: ledger.approve(id, who, version))
-    add("decline", "A request, as an admin, or an offer.", decline)
+    add("decline", "A request, as an admin, or an offer.", decline, giving_back)
     add("accept", "Take an offer.", lambda id, who, version, _: ledger.accept(id, who, version))
     add("open", "In pools with unbooked use: release its GPUs for a server of its owner's, for a while.", release)

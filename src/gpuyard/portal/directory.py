@@ -1,7 +1,8 @@
 """What Keystone says of people, kept for a minute.
 
 A role that is taken away or a user who is disabled is without access a minute later. When Keystone cannot be asked,
-what it said last holds for some hours: bookings go on while it is away.
+what it said last holds for some hours: bookings go on while it is away. Those of whom nothing is known are told at
+once that it is away: one of them asks it now and then, and the others do not wait.
 """
 
 from __future__ import annotations
@@ -34,11 +35,38 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass
 class _Line:
     """To Keystone."""
 
-    down_until: float = 0.0
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._down_until = 0.0
+        """0: the last question was answered."""
+        self._lock = threading.Lock()
+
+    @property
+    def down(self) -> bool:
+        return self._clock() < self._down_until
+
+    def up(self) -> None:
+        """It has answered somebody else."""
+        self._down_until = 0.0
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """Raises CloudError: what the question raises, or at once while the line is down."""
+        with self._lock:
+            if self.down:
+                raise CloudError("Keystone could not be asked a moment ago; it is asked again in a while")
+            if self._down_until:  # one tries whether it is back; the others do not wait for that
+                self._down_until = self._clock() + AGAIN
+        down = False
+        try:
+            return question()
+        except CloudError as error:
+            down = error.status is None or error.status in GATEWAY
+            raise
+        finally:
+            self._down_until = self._clock() + AGAIN if down else 0.0
 
 
 @dataclass
@@ -67,20 +95,28 @@ class _Answers(Generic[T]):
             return kept.answer
         try:
             return self._answer(kept, question)
+        except CloudError:
+            if kept.asked is None:  # or questions without an answer would push out answers
+                self.forget(key)
+            raise
         finally:
             kept.lock.release()
+
+    def knows(self, key: str) -> bool:
+        """Whether the last answer was somebody, and not that there is nobody. Asks nothing."""
+        with self._lock:
+            kept = self._kept.get(key)
+            return kept is not None and kept.answer is not None
 
     def _answer(self, kept: _Kept[T], question: str) -> T | None:
         now = self._clock()
         age = None if kept.asked is None else now - kept.asked
-        if age is not None and (age < FRESH or (age < OUTAGE and now < self._line.down_until)):
+        if age is not None and (age < FRESH or (age < OUTAGE and self._line.down)):
             return kept.answer
         try:
-            kept.answer = self._ask(question)
+            kept.answer = self._line.ask(lambda: self._ask(question))
         except CloudError as error:
             # Not for an answer that says no: somebody could send what gets one, and keep his old roles by it.
-            if error.status is None or error.status in GATEWAY:
-                self._line.down_until = self._clock() + AGAIN
             if age is None or age >= OUTAGE or (error.status is not None and error.status < SERVER_ERROR):
                 raise
             LOG.warning("what Keystone said %d s ago still holds: %s", age, error)
@@ -98,8 +134,18 @@ class Directory:
 
     def __init__(self, people: People, clock: Callable[[], float] = time.monotonic) -> None:
         self.people = people
-        self._accounts: _Answers[Account] = _Answers(people.account, clock, _Line())
-        self._tokens: _Answers[TokenFacts] = _Answers(people.token, clock, _Line())
+        # Of their own: what strangers send must not decide whether others are asked about.
+        self._of_accounts, self._of_tokens, self._of_logins = _Line(clock), _Line(clock), _Line(clock)
+        self._accounts: _Answers[Account] = _Answers(people.account, clock, self._of_accounts)
+        self._tokens: _Answers[TokenFacts] = _Answers(people.token, clock, self._of_tokens)
+
+    def log_in(self, user: str, password: str, domain: str) -> str:
+        """Id of the user. Raises LoginRefusedError."""
+        return self._of_logins.ask(lambda: self.people.log_in(user, password, domain))
+
+    def login_token(self, token: str) -> TokenFacts | None:
+        """As `token`, and Keystone is asked each time."""
+        return self._of_logins.ask(lambda: self.people.token(token))
 
     def account(self, user_id: str) -> Account | None:
         """None when the user may not log in."""
@@ -107,9 +153,18 @@ class Directory:
 
     def token(self, token: str) -> TokenFacts | None:
         """None when it is not valid. Whoever asks compares `expires` with the time."""
-        # By its digest: what may be in memory for hours is no token.
-        return self._tokens.get(hashlib.sha256(token.encode()).hexdigest(), token)
+        return self._tokens.get(_key(token), token)
 
-    def forget(self, user_id: str) -> None:
-        """Ask Keystone the next time: the user has just logged in."""
+    def knows_token(self, token: str) -> bool:
+        """Whether it was valid when Keystone was asked last. Asks nothing."""
+        return self._tokens.knows(_key(token))
+
+    def logged_in(self, user_id: str) -> None:
+        """Ask Keystone for the account the next time: the user has just logged in there, so it answers."""
+        self._of_accounts.up()
         self._accounts.forget(user_id)
+
+
+def _key(token: str) -> str:
+    """Its digest: what may be in memory for hours is no token."""
+    return hashlib.sha256(token.encode()).hexdigest()

@@ -61,7 +61,9 @@ class Doorman:
         return self._with_session(session) if session else None
 
     def _with_token(self, token: str, address: str) -> Visitor:
-        self._refuse_when(self._of_address.wait(address), "tokens that Keystone does not know")
+        # Programs whose token is good are not kept out by others behind the same address.
+        if not self.directory.knows_token(token):
+            self._refuse_when(self._of_address.wait(address), "tokens that Keystone does not know")
         facts = self.directory.token(token)
         account = self.directory.account(facts.user_id) if facts and facts.expires > self._now() else None
         if facts is None or account is None:

@@ -41,7 +41,9 @@ class Gate:
         request = Request(scope, receive)
         try:
             body = b"" if request.method in SAFE else await read_body(request)
-            answer = await run_in_threadpool(self._look, request, body)
+            answer = None
+            if not is_open(request.url.path):
+                answer = await run_in_threadpool(self._look, request, body)
         except ClientDisconnect:
             return
         except Refusal as refusal:
@@ -61,8 +63,6 @@ class Gate:
     def _look(self, request: Request, body: bytes) -> Response | None:
         """None: come in."""
         path = request.url.path
-        if path in OPEN or path.startswith(OPEN_FOLDERS):
-            return None
         # A page that is left open is not somebody who uses it.
         visitor = self._doorman.visitor(request, used=path not in STREAMS)
         if visitor is None:
@@ -108,6 +108,10 @@ class Gate:
         if path.startswith(PROGRAMS):
             raise Refusal(401, "unauthorized", "Log in first, or send a token of Keystone as X-Auth-Token.")
         return to_login(request)
+
+
+def is_open(path: str) -> bool:
+    return path in OPEN or path.startswith(OPEN_FOLDERS)
 
 
 def to_login(request: Request) -> RedirectResponse:

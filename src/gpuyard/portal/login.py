@@ -117,7 +117,7 @@ def _by_password(request: Request, doorman: Doorman, form: dict[str, str]) -> st
     name, address = f"{domain}\n{user}".lower(), doorman.address(request)
     doorman.refuse_too_many_logins(name, address)
     try:
-        return doorman.people.log_in(user, password, domain)
+        return doorman.directory.log_in(user, password, domain)
     except LoginRefusedError as error:
         doorman.note_failed_login(name, address)
         LOG.warning("a login from %s was refused", address)  # not the name: people type passwords into the wrong field
@@ -136,7 +136,7 @@ def _by_token(request: Request, doorman: Doorman, form: dict[str, str]) -> str:
         raise Refusal(403, "cross_site", "The login did not come from Keystone's page; begin on this page.")
     doorman.refuse_too_many_logins("", address)
     try:
-        facts = doorman.people.token(form.get("token", ""))
+        facts = doorman.directory.login_token(form.get("token", ""))
     except CloudError as error:
         raise unavailable(error) from None
     if facts is None:
@@ -147,7 +147,7 @@ def _by_token(request: Request, doorman: Doorman, form: dict[str, str]) -> str:
 
 def _enter(request: Request, doorman: Doorman, user_id: str, next: str) -> Response:
     """Begin a new session, and end the one that this browser had: its cookie may be known to others."""
-    doorman.directory.forget(user_id)
+    doorman.directory.logged_in(user_id)
     try:
         account = doorman.directory.account(user_id)
     except CloudError as error:

@@ -44,16 +44,27 @@ def acting_for(visitor: Visitor, name: str, people: People) -> Person:
     return replace(person, project_id=id, project=project, roles=roles)
 
 
+def giving_back(visitor: Visitor, booking: Booking) -> Person:
+    """The person who cancels or ends a booking. Who has logged in may always give back what is his own, also when he
+    has no role in its project any more; a program no more than the roles of its token let it."""
+    if visitor.session is not None and booking.user_id == visitor.person.user_id:
+        return visitor.person
+    return acting_on(visitor, booking)
+
+
 def acting_on(visitor: Visitor, booking: Booking) -> Person:
     """The person who changes a booking: its owner with the roles that he has in its project today, or an admin.
 
-    Raises Refusal 403 for an owner who has left the project, or whose token is for another one.
+    Raises Refusal 403 for an owner who has left the project or may only look there, or whose token is for another one.
     """
     person = visitor.person
     if person.admin or booking.user_id != person.user_id or booking.project_id == person.project_id:
+        refuse_readers(person)
         return person
     for one in visitor.projects:
         if one.project_id == booking.project_id:
-            return replace(person, project_id=one.project_id, project=one.project, roles=one.roles)
+            person = replace(person, project_id=one.project_id, project=one.project, roles=one.roles)
+            refuse_readers(person)
+            return person
     where = "you have no role there" if visitor.session else "your token is for another one"
     raise Refusal(403, "no_role", f"Booking {booking.id} is of project {booking.project}, and {where}.")

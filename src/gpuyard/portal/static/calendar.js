@@ -142,8 +142,9 @@ function agenda(start, end) {
       ),
     );
     const free = [...new Set(page.lanes.map((lane) => lane.pool))].map((pool) => {
+      const lanes = page.lanes.filter((one) => one.pool === pool);
       const counts = freeOver(
-        page.lanes.filter((one) => one.pool === pool),
+        lanes,
         page.bookings.filter((one) => one.pool === pool),
         from,
         to,
@@ -155,7 +156,7 @@ function agenda(start, end) {
       return make(
         "li",
         {},
-        make("span", {}, `${pool}: ${least === most ? least : `${least} to ${most}`} free`),
+        make("span", {}, `${pool}: ${least === most ? least : `${least} to ${most}`}${whatIsFree(lanes, most)}`),
         to > Date.now()
           ? make(
               "button",

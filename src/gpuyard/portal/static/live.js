@@ -51,6 +51,11 @@ function swap(html) { // only what differs, so that focus, selection and scroll 
   if (byId("seen").dataset.build !== document.documentElement.dataset.build) location.reload(); // gpuyard was upgraded
 }
 
+async function leaveWhenLoggedOut() { // the page leads to the login, and from there back
+  const answer = await fetch("events", {method: "HEAD", cache: "no-store"}).catch(() => null);
+  if (answer?.status === 401) location.reload();
+}
+
 function connect() {
   heard = Date.now();
   source = new EventSource("events");
@@ -59,7 +64,10 @@ function connect() {
     swap(event.data);
     link(byId("troubles").children.length ? "behind" : byId("seen").children.length ? "live" : "connected");
   });
-  source.onerror = () => link("lost"); // the browser tries again by itself, except when it was refused
+  source.onerror = () => {
+    link("lost"); // the browser tries again by itself, except when it was refused
+    if (source.readyState === EventSource.CLOSED) leaveWhenLoggedOut();
+  };
 }
 
 function watch() {

@@ -4,6 +4,12 @@
 const SHOWN = ["requested", "waiting", "offered", "confirmed", "active", "ended", "no-show"];
 const WITHOUT_GPU = ["requested", "waiting"];
 
+function whatIsFree(lanes, number) {
+  // in words; where a slot may have several GPUs, it is slots that are counted
+  const noun = lanes.some((lane) => lane.size > 1) ? (String(number) === "1" ? " slot" : " slots") : "";
+  return `${noun} free`;
+}
+
 function freeOver(lanes, bookings, start, end) {
   // [{start, end, free}]: how many of the lanes are free throughout
   const there = new Set(lanes.filter((lane) => !lane.trouble).map((lane) => lane.id)),
@@ -196,14 +202,15 @@ class Rows {
       own = this.bookings.filter((one) => one.pool === name);
     const well = lanes.filter((lane) => !lane.trouble).length,
       parts = freeOver(lanes, own, this.view.start, this.view.end);
-    const free = make("div", {class: "tl-free", "aria-hidden": "true"});
+    const free = make("div", {class: "tl-free", "aria-hidden": "true"}),
+      pairs = lanes.some((lane) => lane.size > 1);
     for (const part of parts) {
       const level = part.free <= 0 ? 0 : Math.max(1, Math.ceil((4 * part.free) / Math.max(well, 1)));
-      const text = part.free <= 0 ? "none free" : `${part.free} free`;
+      const text = part.free <= 0 ? "none free" : `${part.free}${whatIsFree(lanes, part.free)}`;
       const words =
         part.free <= 0
           ? make("em", {}, "none", make("i", {}, " free"))
-          : make("em", {}, String(part.free), make("i", {}, " free"));
+          : make("em", {}, String(part.free), make("i", {class: pairs ? "long" : null}, whatIsFree(lanes, part.free)));
       free.append(
         this.place(
           make("span", {class: `free-${level}`, title: `${text}, ${this.zone.range(part.start, part.end)}`}, words),
@@ -223,7 +230,7 @@ class Rows {
         tabindex: "-1",
         "data-key": `pool ${name}`,
         "data-pool": name,
-        "aria-label": `pool ${name}, ${least === most ? least : `${least} to ${most}`} of ${well} free`,
+        "aria-label": `pool ${name}, ${least === most ? least : `${least} to ${most}`} of ${well}${whatIsFree(lanes, well)}`,
       },
       free,
     );

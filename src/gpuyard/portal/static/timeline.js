@@ -305,8 +305,9 @@ class Timeline extends Rows {
     const lane = this.lanes.find((one) => String(one.id) === track.dataset.lane),
       booking = this.under(track);
     const where = lane ? `${lane.host} ${lane.gpus[0]}` : `pool ${track.dataset.pool}`;
+    const lanes = this.lanes.filter((one) => one.pool === track.dataset.pool);
     const part = freeOver(
-      this.lanes.filter((one) => one.pool === track.dataset.pool),
+      lanes,
       this.bookings.filter((one) => one.pool === track.dataset.pool),
       this.spot,
       this.step(this.spot, 1),
@@ -316,7 +317,7 @@ class Timeline extends Rows {
       ? `${booking.mine ? "yours" : booking.user || "hold"}, ${this.zone.range(booking.start, booking.end)}`
       : lane
         ? "free"
-        : `${least} free`;
+        : `${least}${whatIsFree(lanes, least)}`;
     this.say(
       a === b
         ? `${this.zone.stamp(this.spot)}, ${where}: ${lane?.trouble || what}`

@@ -1,0 +1,154 @@
+"""A small cloud in memory for the loop of bookings: what it asks of Keystone, Placement and Nova, and nothing else. It
+is there to let things happen between two calls; whether the services behave like this is tested on the lab."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from gpuyard.cloud.api import CloudError
+from gpuyard.model.world import HostService, Provider, Server, Snapshot
+from gpuyard.site.compile import CompiledSite
+
+
+@dataclass
+class SmallCloud:
+    """Stands for a CloudApi, and for the SnapshotTaker on it (`take`)."""
+
+    compiled: CompiledSite
+    projects: dict[str, str] = field(default_factory=dict)
+    """Name -> id."""
+    emails: dict[str, str | None] = field(default_factory=dict)
+    """User's id -> address; only these users are known."""
+    registered: bool = True
+    limits: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(project's id, resource) -> limit."""
+    reserved: dict[str, int] = field(default_factory=dict)
+    """Provider -> 1."""
+    generations: dict[str, int] = field(default_factory=dict)
+    servers: dict[str, Server] = field(default_factory=dict)
+    holders: dict[str, str] = field(default_factory=dict)
+    """Provider -> server."""
+    asked: list[str] = field(default_factory=list)
+    """Every change and what was asked of users, as ``POST identity /limits``."""
+    between: Callable[[str], None] = lambda asked: None
+    """Called before each request."""
+    name: str = "small"
+    region: str = "RegionOne"
+
+    def get(self, service: str, path: str, **query: object) -> dict[str, Any]:
+        return self.request("GET", service, path, query=query)
+
+    def request(self, method: str, service: str, path: str, body: Any = None, **more: Any) -> dict[str, Any]:
+        asked = f"{method} {service} {path}"
+        self.between(asked)
+        if method != "GET" or path.startswith("/users"):
+            self.asked.append(asked)
+        what = getattr(self, f"_{service}_{path.split('/')[1]}")
+        answer: dict[str, Any] = what(method, path, body)
+        return answer
+
+    def boot(self, id: str, user: str, project: str, providers: Collection[str], created: datetime) -> None:
+        """A server on these GPUs."""
+        pool = next(gpu.pool for gpu in self.compiled.gpus if gpu.provider_name in providers)
+        flavor = next(one.name for one in self.compiled.flavors if one.pool == pool)
+        names = {identity: name for name, identity in self.projects.items()}
+        self.servers[id] = Server(
+            id, id, "ACTIVE", None, names[project], user, flavor, created, user_id=user, project_id=project
+        )
+        self.holders |= dict.fromkeys(providers, id)
+
+    def take(self, now: datetime) -> Snapshot:
+        """As SnapshotTaker does."""
+        names = [gpu.provider_name for gpu in self.compiled.gpus]
+        hosts = {gpu.host for gpu in self.compiled.gpus}
+        return Snapshot(
+            taken_at=now,
+            providers={name: Provider(name, name, name) for name in (*hosts, *names)},
+            allocatable=frozenset(name for name in names if name not in self.holders and name not in self.reserved),
+            holders=dict(self.holders),
+            reserved=frozenset(name for name in self.reserved if name not in self.holders),
+            roomy_hosts={},
+            servers=dict(self.servers),
+            services={host: HostService(host, True, True) for host in hosts},
+        )
+
+    # Keystone.
+
+    def _identity_projects(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        return {"projects": [{"id": id, "name": name} for name, id in self.projects.items()]}
+
+    def _identity_services(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        return {"services": [{"id": "nova"}]}
+
+    def _identity_users(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        id = path.rpartition("/")[2]
+        if id not in self.emails:
+            raise CloudError("no such user", 404)
+        return {"user": {"id": id, "name": id, **({"email": self.emails[id]} if self.emails[id] else {})}}
+
+    def _identity_registered_limits(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        names = {limit.resource for limit in self.compiled.limits if limit.project is None} if self.registered else ()
+        return {"registered_limits": [{"resource_name": name, "region_id": self.region} for name in names]}
+
+    def _identity_limits(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        keys = {f"{project} {resource}": (project, resource) for project, resource in self.limits}
+        if method == "GET":
+            return {"limits": [self._limit(id, *key) for id, key in keys.items()]}
+        if method == "POST":
+            (row,) = body["limits"]
+            if not self.registered:
+                raise CloudError("POST identity /limits: 403 You are not authorized to perform the action.", 403)
+            self.limits[row["project_id"], row["resource_name"]] = row["resource_limit"]
+        elif method == "PATCH":
+            self.limits[keys[path.rpartition("/")[2]]] = body["limit"]["resource_limit"]
+        else:
+            del self.limits[keys[path.rpartition("/")[2]]]
+        return {}
+
+    def _limit(self, id: str, project: str, resource: str) -> dict[str, Any]:
+        limit = self.limits[project, resource]
+        row = {"id": id, "project_id": project, "resource_name": resource, "resource_limit": limit}
+        return {**row, "region_id": self.region}
+
+    # Placement.
+
+    def _placement_resource_providers(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        name = path.split("/")[2]
+        (gpu,) = (gpu for gpu in self.compiled.gpus if gpu.provider_name == name)
+        generation = self.generations.setdefault(name, 1)
+        if method == "PUT":
+            if body["resource_provider_generation"] != generation:
+                raise CloudError("generation conflict", 409)
+            self.generations[name] += 1
+            self.reserved.pop(name, None)
+            if body["reserved"]:
+                self.reserved[name] = 1
+            return {}
+        inventory = {"total": 1, "reserved": self.reserved.get(name, 0)}
+        return {"inventories": {gpu.resource_class: inventory}, "resource_provider_generation": generation}
+
+    # Nova.
+
+    def _compute_servers(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        found = re.fullmatch(r"/servers/([^/]+)(/.*)?", path)
+        assert found is not None
+        id, rest = found.groups()
+        if id not in self.servers:
+            raise CloudError("no such server", 404)
+        server = self.servers[id]
+        if method == "GET":
+            row = {"id": id, "status": server.status, "user_id": server.user_id, "tenant_id": server.project_id}
+            return {"server": {**row, "OS-EXT-STS:task_state": None}}
+        if method == "DELETE" and rest is None:
+            self._take_back(id)
+            del self.servers[id]
+        if rest == "/action" and "shelve" in body:
+            self._take_back(id)
+        return {}
+
+    def _take_back(self, id: str) -> None:
+        self.holders = {name: one for name, one in self.holders.items() if one != id}
