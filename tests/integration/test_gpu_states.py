@@ -80,7 +80,7 @@ def test_a_gpu_that_the_operator_reserves_is_held(exercise: Exercise, held: str)
     status = at(exercise.statuses(), "c4130", held)
     assert (status.state, status.reason) == (
         GpuState.HELD,
-        "reserved in Placement: maintenance, quarantine or scrub",
+        "reserved in Placement: for a booking, maintenance, quarantine or scrub",
     )
     assert at(exercise.statuses(), "c4130", "88:00.0").state is GpuState.FREE
 

@@ -13,8 +13,8 @@ import pytest
 import gpuyard
 from gpuyard.client.times import parse_time
 from gpuyard.keeper.mail import PASSWORD
-from gpuyard.ledger.events import EVENTS
 from gpuyard.model.booking import BookingState, ReclaimAction
+from gpuyard.model.events import EVENTS
 from gpuyard.site.booking_rules import BookingRules, SiteBooking, parse_duration, resolve
 
 SOURCES = Path(gpuyard.__file__).parent

@@ -131,7 +131,7 @@ def test_the_map_says_for_whom_a_gpu_is_kept_and_who_holds_it(compiled: Compiled
     assert [(status.state, status.reason) for status in found] == [
         *[(GpuState.BOOKED, "booked by ada (physics) until 2026-11-23 11:00 UTC")] * 2,
         (GpuState.BOOKED, "booked by ada (physics) from 2026-11-23 09:05 UTC"),
-        (GpuState.HELD, "reserved in Placement: maintenance, quarantine or scrub"),
+        (GpuState.HELD, "reserved in Placement: for a booking, maintenance, quarantine or scrub"),
         *[(GpuState.HELD, "held by root until 2026-11-23 12:00 UTC: fan")] * 2,
     ]
     plain = gpu_statuses(compiled.gpus, snapshot(compiled))

@@ -79,8 +79,8 @@ def test_the_last_gpu_goes_to_one_and_the_other_hears_what_else(ledger: Ledger) 
 
 def test_a_start_of_a_moment_ago_is_now(ledger: Ledger, clock: Clock) -> None:
     clock.now = NOON + timedelta(seconds=20, microseconds=17)
-    (made,) = ledger.create(ask(start=0), ADA)
-    assert made.ask.start == NOON + timedelta(seconds=20)
+    (made,) = ledger.create(ask(start=0, gpus=4), ADA)
+    assert made.ask == ask(start=0, gpus=4), "as long as it was asked for"
     assert refusal(ledger, ask(start=-0.1), ADA) == ["past"]
     assert refusal(ledger, ask(pool="h100"), ADA) == ["no_such_pool"]
 
@@ -206,7 +206,7 @@ def test_what_ends_early_is_free_at_once(ledger: Ledger, clock: Clock) -> None:
     clock.forward(3)
     ledger.advance()
     assert refusal(ledger, ask(start=3), BOB) == ["full"]
-    with pytest.raises(LifeError, match="can become ended"):
+    with pytest.raises(LifeError, match="it has begun: end it instead"):
         ledger.cancel(made.id, ADA)
     ended = ledger.end(made.id, ADA)
     assert ended.ask.end == clock.now

@@ -25,6 +25,7 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult, Envelope, LoginPassword
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from gpuyard.keeper.mail import SUBJECTS, MailChannel, letter, spell
 from gpuyard.keeper.messages import (
@@ -41,12 +42,12 @@ from gpuyard.keeper.messages import (
 )
 from gpuyard.keeper.webhooks import WebhookChannel, signature
 from gpuyard.lab.plan import EXAMPLE_SITE
-from gpuyard.ledger.events import EVENTS
 from gpuyard.ledger.ledger import Book, Ledger
 from gpuyard.ledger.records import Event
 from gpuyard.ledger.store import Store
 from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState, Person, Rules
 from gpuyard.model.errors import UsageError
+from gpuyard.model.events import EVENTS
 from gpuyard.site.booking_rules import Mail, SiteBooking, Webhook
 from gpuyard.site.load import load_site
 from gpuyard.site.schema import Site
@@ -599,8 +600,8 @@ def test_a_password_goes_through_tls_only(
 def test_settings_that_would_show_the_password_or_not_work_are_refused() -> None:
     with pytest.raises(UsageError, match="GPUYARD_SMTP_PASSWORD"):
         MailChannel(Mail(host="mail", sender="a@b", user="gpus", starttls=True), ROME, {})
-    with pytest.raises(UsageError, match="unencrypted"):
-        MailChannel(Mail(host="mail", sender="a@b", user="gpus"), ROME, {"GPUYARD_SMTP_PASSWORD": "x"})
+    with pytest.raises(ValidationError, match="unencrypted"):
+        Mail(host="mail", sender="a@b", user="gpus")
 
 
 @pytest.mark.parametrize("kind", EVENTS)
@@ -665,8 +666,8 @@ def test_a_site_has_the_channels_that_it_names(ledger: Ledger, clock: Clock) -> 
 
 
 def test_a_webhook_with_an_unknown_event_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"no event 'booking\.startet'; there are booking\.requested"):
-        channels_of(site(webhooks=[{"url": "https://a.example.org", "events": ["booking.startet"]}]), SECRET)
+    with pytest.raises(ValidationError, match=r"no event 'booking\.startet'; did you mean 'booking\.started'"):
+        site(webhooks=[{"url": "https://a.example.org", "events": ["booking.startet"]}])
 
 
 def test_a_webhook_twice_is_refused() -> None:

@@ -74,14 +74,14 @@ def up(
             envvar="GPUYARD_PORT",
             min=1,
             max=65535,
-            help="Where the map is served.",
+            help="Where the portal is served.",
             show_default="as at the last start, or 8080",
         ),
     ] = None,
     bare: Annotated[bool, typer.Option("--bare", help="Only the services: apply no site, serve no map.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what the lab has, and start over.")] = False,
 ) -> None:
-    """Start the lab, or heal one that died half way; apply its site and serve the map; return when all can be used."""
+    """Start the lab, or heal one that died half way; apply its site; serve the portal; return when all can be used."""
     settings = _settings(state, port_base, database, site, fresh)
     from gpuyard.lab import portal
     from gpuyard.lab.control import up as lab_up
@@ -193,6 +193,6 @@ def _print_welcome(status: LabStatus, seconds: float, url: str) -> None:
     after = f" after {seconds:.0f} s" if status.phases else " already"
     print(f"The lab is up{after}: {len(status.hosts)} hosts, {status.memory_mib} MiB.")
     if url:
-        print(f"  the map:    {url}")
+        print(f"  the portal: {url}")
     print(f"  as admin:   . {shlex.quote(str(status.state / 'openrc'))}; then: gpuyard gpu list, openstack server list")
     print(f"  as a user:  openstack --os-cloud {DEMO_CLOUD} ... (login: {user}, password: {password})")

@@ -117,6 +117,8 @@ def door_of(
         return Door(session, url)
     try:
         found = session.get_endpoint(service_type=SERVICE_TYPE, region_name=region, interface=interface)
+    except auth_errors.EndpointNotFound:
+        found = None  # a catalogue that has no such service says so in one of two ways
     except (auth_errors.ClientException, sdk_errors.SDKException) as error:
         raise CloudError(f"cannot log in to find the portal: {_of_keystone(error)}") from None
     if found:

@@ -128,6 +128,7 @@ class FactsReader:
             pool_sizes=Counter((gpu.host, gpu.pool) for gpu in self._loaded.compiled.gpus),
             counting=frozenset(map(count_class, self._loaded.site.pools)),
             site_limits=_site_limits(self._loaded.compiled, limits.result().name) if limits else {},
+            bookable=self._loaded.site.booking is not None,
             gpu_hosts=_gpu_hosts(self._loaded.compiled, request),
             **_options(self._loaded.compiled),
         )

@@ -14,17 +14,15 @@ from email.utils import format_datetime
 from zoneinfo import ZoneInfo
 
 from gpuyard.keeper.messages import ChannelDownError, Message, NeverError, NotNowError
-from gpuyard.ledger.events import EVENTS
 from gpuyard.ledger.records import Event
 from gpuyard.model.booking import Booking
 from gpuyard.model.errors import UsageError
-from gpuyard.site.booking_rules import Mail
+from gpuyard.model.events import EVENTS
+from gpuyard.site.booking_rules import SMTPS, Mail
 
 PASSWORD = "GPUYARD_SMTP_PASSWORD"  # noqa: S105 - the name of a variable
 TIMEOUT = 10
 """Seconds for each answer of the server."""
-SMTPS = 465
-"""The port on which TLS begins with the connection."""
 
 SUBJECTS = {
     "booking.requested": "waits for approval",
@@ -88,11 +86,6 @@ class MailChannel:
         self._password = environment.get(PASSWORD, "")
         if mail.user and not self._password:
             raise UsageError(f"booking.mail has a user, and the environment has no password for it: set {PASSWORD}")
-        if mail.user and not mail.starttls and mail.port != SMTPS:
-            raise UsageError(
-                f"booking.mail: the password of {mail.user} would go to {mail.host} unencrypted; say 'starttls: true'"
-                f", or port {SMTPS}"
-            )
 
     def wants(self, event: Event) -> bool:
         return bool(event.email)

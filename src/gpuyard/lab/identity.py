@@ -16,6 +16,8 @@ from gpuyard.lab.http import call
 from gpuyard.lab.settings import Lab
 
 DOMAIN = "default"
+PORTAL_TYPE = "gpu"
+"""The portal's type in the catalogue."""
 
 # With unified limits a resource without a registered limit is either unlimited or not to be had at all. These are the
 # ones that Nova refuses or counts; GPU classes are left to 'gpuyard site apply'. Values of servers, VCPU, MEMORY_MB and
@@ -121,6 +123,13 @@ def ensure_identity(lab: Lab, token: str) -> None:
         keystone.ensure_endpoint(service, lab.endpoint(api.name))
         if api.name == "nova":
             keystone.ensure_limits(service)
+
+
+def ensure_portal(lab: Lab, token: str, url: str) -> None:
+    """The portal in the catalogue, so that command lines find it."""
+    keystone = Keystone(lab, token)
+    service = keystone.ensure("service", "gpuyard", type=PORTAL_TYPE)
+    keystone.ensure_endpoint(service, url)
 
 
 def ensure_projects(lab: Lab, token: str, names: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.errors import LabError
 from gpuyard.lab.files import write_json
 from gpuyard.lab.http import answers
-from gpuyard.lab.identity import ensure_projects, log_in
+from gpuyard.lab.identity import ensure_portal, ensure_projects, log_in
 from gpuyard.lab.ports import require_free_port
 from gpuyard.lab.readiness import ensure_image, wait_for
 from gpuyard.lab.settings import Lab, LabSettings, remembered
@@ -59,13 +59,15 @@ def last_port(state: Path) -> int:
 def require_port(settings: LabSettings, port: int) -> None:
     """Raise LabSettingsError, before anything is started, when the portal's port is in use by somebody else."""
     if _running(settings.state) is None or _served(settings.state) != url_of(port):
-        require_free_port(port, "the map", "choose another with --port or GPUYARD_PORT")
+        require_free_port(port, "the portal", "choose another with --port or GPUYARD_PORT")
 
 
 def serve(lab: Lab, loaded: LoadedSite, port: int) -> str:
     """Start the portal as one more process of the lab; one that serves this site at this port already is left alone.
     Returns its address."""
     url = url_of(port)
+    if loaded.site.booking is not None:
+        ensure_portal(lab, log_in(lab), url)
     wanted = {"url": url, "site": hashlib.sha256(repr(loaded.compiled).encode()).hexdigest()}
     if _running(lab.state) is not None and _record(lab.state) == wanted and answers(f"{url}/readyz"):
         return url
@@ -75,7 +77,7 @@ def serve(lab: Lab, loaded: LoadedSite, port: int) -> str:
     environment = {**processes.clean_environment(), "OS_CLIENT_CONFIG_FILE": str(lab.clouds_file)}
     started = processes.start(lab.state, PORTAL, command, environment, lab.log_of(PORTAL))
     try:
-        wait_for("the map", lambda: answers(f"{url}/readyz"), [started])
+        wait_for("the portal", lambda: answers(f"{url}/readyz"), [started])
     except BaseException:
         processes.end(lab.state, PORTAL)
         raise

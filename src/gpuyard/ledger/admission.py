@@ -201,7 +201,8 @@ def _suitable(ask: Ask, pool: Pool) -> Sequence[Lane] | Reason:
     if len(well) < ask.lanes:
         bad = len(pool.lanes) - len(well)
         trouble = f", and {bad} more that cannot be used now" if bad else ""
-        several = " (GPUs of one group go to one server)" if any(lane.size > 1 for lane in well) else ""
+        groups = any(lane.size > 1 for lane in well)
+        several = " (GPUs of one group go to one server: same_group books a whole one)" if groups else ""
         return Reason(
             "too_big", f"pool {ask.pool} has {len(well)} to book one by one{several}{trouble}; not {ask.gpus}"
         )

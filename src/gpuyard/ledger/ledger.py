@@ -19,7 +19,7 @@ from gpuyard.ledger.desk import Book, Desk, Desks
 from gpuyard.ledger.editing import NO_ROOM, describe, edit, note_override, owner
 from gpuyard.ledger.errors import ForbiddenError, NoBookingError, RefusedError, StaleError
 from gpuyard.ledger.life import require
-from gpuyard.ledger.policy import PATIENCE, spell
+from gpuyard.ledger.policy import spell
 from gpuyard.ledger.records import AuditEntry, Occupied, Query
 from gpuyard.ledger.recurrence import expand
 from gpuyard.ledger.store import ConflictError, OverlapError, Store
@@ -500,10 +500,8 @@ class Ledger:
         return replace(answer, alternatives=(*answer.alternatives, *others))
 
     def _tidy(self, ask: Ask) -> Ask:
-        """Whole seconds; a start that was now when it was written is now."""
-        now = self.now().replace(microsecond=0)
-        start, end = ask.start.replace(microsecond=0), ask.end.replace(microsecond=0)
-        return replace(ask, start=now if now - PATIENCE <= start < now else start, end=end)
+        """Whole seconds."""
+        return replace(ask, start=ask.start.replace(microsecond=0), end=ask.end.replace(microsecond=0))
 
     def _require_pool(self, pool: str) -> None:
         if pool not in self.book.pools:

@@ -30,13 +30,28 @@ TAKES_LANES = frozenset({S.OFFERED, S.CONFIRMED, S.ACTIVE})
 """States in which GPUs are kept for a booking."""
 
 
+HINTS = {
+    (S.ACTIVE, S.CANCELLED): "it has begun: end it instead",
+    (S.ACTIVE, S.ACTIVE): "it has begun already",
+    (S.CONFIRMED, S.ENDED): "it has not begun: cancel it instead",
+    **{(state, S.OFFERED): "nothing is offered to it that could be accepted" for state in S},
+    **{(state, S.REQUESTED): "nobody asks for its approval" for state in S},
+}
+"""What helps more than the names of states."""
+
+
 class LifeError(BlockedError):
     """A booking cannot go where it was asked to; `allowed` are the states that it can go to."""
 
     def __init__(self, booking: Booking, to: BookingState) -> None:
         self.booking = booking
         self.allowed = next_states(booking.state)
-        can = f"it can become {', '.join(state.value for state in self.allowed)}" if self.allowed else "it is over"
+        hint = HINTS.get((booking.state, to), "")
+        can = (
+            hint or f"it can become {', '.join(state.value for state in self.allowed)}"
+            if self.allowed
+            else "it is over"
+        )
         super().__init__(f"booking {booking.id} is {booking.state.value} and cannot become {to.value}: {can}")
 
 

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 from gpuyard.model.booking import Ask, Person, QuietHours, Reason, Rules
 
 PATIENCE = timedelta(minutes=1)
-"""A start that is this little in the past means now: clocks differ, and forms are filled in."""
+"""A start may be this little in the past: clocks differ, and forms are filled in."""
 BOOKING_ROLES = frozenset({"member", "manager", "admin"})
 LATEST = datetime(9000, 1, 1, tzinfo=UTC)
 """Far enough for everybody, and near enough for adding to it."""
@@ -49,7 +49,7 @@ def malformed(ask: Ask, now: datetime, started: bool = False) -> list[Reason]:
         found.append(Reason("ends_first", f"the end, {spell(ask.end)}, is not after the start, {spell(ask.start)}"))
     elif ask.end <= now:
         found.append(Reason("past", f"the end, {spell(ask.end)}, is over; it is {spell(now)}"))
-    elif not started and ask.start < now:
+    elif not started and ask.start < now - PATIENCE:
         found.append(Reason("past", f"the start, {spell(ask.start)}, is over; it is {spell(now)}"))
     if max(ask.start, ask.end) > LATEST:
         found.append(Reason("too_far", f"there are no bookings after the year {LATEST.year}"))

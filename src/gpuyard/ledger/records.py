@@ -25,7 +25,7 @@ class Event:
     and delivered later: what happened is never lost, and told at least once."""
 
     kind: str
-    """``booking.confirmed``, ``booking.started`` ...: ledger/events.py lists them."""
+    """``booking.confirmed``, ``booking.started`` ...: model/events.py lists them."""
     at: datetime
     booking: str
     """Id; empty for what concerns a server without a booking."""

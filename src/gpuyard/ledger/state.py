@@ -69,7 +69,7 @@ def _alone(gpu: Gpu, snapshot: Snapshot, words: LedgerWords) -> GpuStatus:
     if name in snapshot.reserved and name in words.booked:
         return GpuStatus(gpu, GpuState.BOOKED, words.booked[name])
     if name in snapshot.reserved:
-        return GpuStatus(gpu, GpuState.HELD, "reserved in Placement: maintenance, quarantine or scrub")
+        return GpuStatus(gpu, GpuState.HELD, "reserved in Placement: for a booking, maintenance, quarantine or scrub")
     if name not in snapshot.allocatable:
         return GpuStatus(gpu, GpuState.BLOCKED, snapshot.unexplained.get(name, "Placement does not give it away"))
     closed = _host_closed(gpu, snapshot)

@@ -6,14 +6,25 @@ error, so that no rule is silently off.
 
 from __future__ import annotations
 
+import difflib
 import re
 from datetime import timedelta
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo, available_timezones
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
 
 from gpuyard.model.booking import QuietHours, ReclaimAction, Rules
+from gpuyard.model.events import EVENTS
 
 UNITS = {
     **dict.fromkeys(("min", "minute", "minutes"), timedelta(minutes=1)),
@@ -25,6 +36,8 @@ DURATION = re.compile(r"^(\d{1,6})\s*([a-z]+)$")
 LONGEST = timedelta(days=3660)
 HOURS = re.compile(r"^([01]\d|2[0-4]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)$")
 MIDNIGHT = 24 * 60
+SMTPS = 465
+"""The port of SMTP that is encrypted from the beginning."""
 
 
 def parse_duration(value: object) -> timedelta:
@@ -76,6 +89,18 @@ Quiet = Annotated[
     BeforeValidator(parse_quiet_hours),
     WithJsonSchema({"type": "string", "pattern": HOURS.pattern, "examples": ["22:00-06:00"]}),
 ]
+
+
+def parse_no_show(value: object) -> timedelta | bool:
+    """A duration, or true or false."""
+    return value if isinstance(value, bool) else _positive(parse_duration(value))
+
+
+NoShow = Annotated[
+    timedelta | bool,
+    BeforeValidator(parse_no_show),
+    WithJsonSchema({"anyOf": [_DURATION_SCHEMA, {"type": "boolean"}]}),
+]
 Number = Annotated[int, Field(ge=0, le=10**9, strict=True)]
 
 
@@ -111,7 +136,7 @@ class BookingRules(BaseModel):
         description="Parts of the day, in the site's time zone, in which no booking starts or ends. Default: none.",
     )
     approval: bool | None = Field(None, description="An admin must approve each booking. Default: false.")
-    no_show: SomeTime | bool | None = Field(
+    no_show: NoShow | None = Field(
         None, description="A booking without a server is released after this time; false is never. Default: 4 h."
     )
     offer: SomeTime | None = Field(None, description="How long an offer to the waitlist stands. Default: 2 h.")
@@ -142,6 +167,23 @@ class Mail(BaseModel):
     user: str | None = None
     starttls: bool = False
 
+    @model_validator(mode="after")
+    def _no_password_in_the_open(self) -> Mail:
+        if self.user and not self.starttls and self.port != SMTPS:
+            raise ValueError(
+                f"the password of {self.user} would go to {self.host} unencrypted; say 'starttls: true', "
+                f"or port {SMTPS}"
+            )
+        return self
+
+
+def _known_event(kind: str) -> str:
+    if kind not in EVENTS:
+        near = difflib.get_close_matches(kind, EVENTS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(EVENTS)}"
+        raise ValueError(f"there is no event {kind!r}; {hint}")
+    return kind
+
 
 class Webhook(BaseModel):
     """An address that is told what happens. Requests are signed with the secret in the variable that is named here."""
@@ -152,7 +194,9 @@ class Webhook(BaseModel):
     secret_variable: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")] = Field(
         "GPUYARD_WEBHOOK_SECRET", description="Environment variable that has the key of the HMAC."
     )
-    events: list[str] = Field(default_factory=list, description="Only these, as in 'booking.started'; all when empty.")
+    events: list[Annotated[str, AfterValidator(_known_event)]] = Field(
+        default_factory=list, description="Only these, as in 'booking.started'; all when empty."
+    )
 
 
 class SiteBooking(BookingRules):

@@ -197,6 +197,8 @@ class Facts:
     """Resource classes of hosts that only count their GPUs; they are short when the GPUs are."""
     site_limits: Mapping[str, int] = field(default_factory=dict)
     """Resource -> the limit that the project has once the site file is applied; only what the site file states."""
+    bookable: bool = False
+    """GPUs can be booked: limits on them follow bookings, not the site file."""
     gpu_hosts: frozenset[str] | None = None
     """Where Placement does not decide about GPUs: the hosts with GPUs of the pools that are asked; None where it does,
     or where the site knows no such pool."""

@@ -90,6 +90,11 @@ def _raise(facts: Facts, request: Request, asker: Asker, group: list[Limit], fre
     same = [one for one in _asked(facts, request) if pool and facts.pools.get(_class(one)) == pool] or group
     to = max(_needs(facts, request, one, freed) for one in same)
     key = _key(asker, item, pool)
+    if pool and facts.bookable:
+        more = to - item.used if to > item.used else to
+        command = f"gpuyard booking create --pool {pool} --gpus {more} --end +4h"
+        text = f"book {more} GPU{'' if more == 1 else 's'} of pool {pool}: '{command}'"
+        return Action("book", text, {"project": asker.name, "pool": pool, "gpus": more})
     values: dict[str, object] = {
         "project": asker.name, "resource": item.resource, "to": to, "resources": [one.resource for one in group],
     }  # fmt: skip
