@@ -238,6 +238,23 @@ def test_an_active_booking_is_extended_and_ended(site: Site, visits: Visits) -> 
 
 
 @where(rules=Rules(must_book=False, most_active=9))
+def test_a_booking_that_began_within_a_minute_is_changed(site: Site, visits: Visits) -> None:
+    """Fields have no seconds, and its start must stay what it is."""
+    site.clock.forward(seconds=37)
+    (made,) = site.ledger.create(ask(37 / 3600, 4), ADA)
+    site.clock.forward(minutes=5)
+    site.ledger.advance()
+    page = visits.enter(site, path="bookings")
+    page.get_by_role("button", name="Extend or change…").click()
+    fits(page)
+    form(page).get_by_label("To", exact=True).fill("2026-11-23T20:00")
+    fits(page)
+    page.get_by_role("button", name="Save").click()
+    expect(form(page)).to_be_hidden()
+    changed = site.ledger.get(made.id)
+    assert (changed.ask.start, changed.ask.end) == (made.ask.start, NOON + 8 * HOUR)
+
+
 def test_a_server_is_let_in_where_unbooked_use_is_allowed(site: Site, visits: Visits) -> None:
     (made,) = site.ledger.create(ask(1, 4), ADA)
     site.clock.forward(2)

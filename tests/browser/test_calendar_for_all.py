@@ -71,6 +71,18 @@ def test_a_booking_with_keys_only(site: Site, visits: Visits) -> None:
     expect(page.locator("#range")).to_have_text("30 Nov – 6 Dec 2026")
 
 
+def test_several_rows_are_selected_with_keys(site: Site, visits: Visits) -> None:
+    page = visits.enter(site)
+    lane(page, "v100 lone").focus()
+    for keys in ["ArrowRight"] * 8 + ["Shift+ArrowRight"] * 3 + ["Shift+ArrowDown"] * 2:
+        page.keyboard.press(keys)  # the second row down is another pool's, and is left out
+    expect(page.locator(".tl-cursor")).to_have_count(2)
+    page.keyboard.press("Enter")
+    expect(form(page).get_by_label("GPUs", exact=True)).to_have_value("2")
+    expect(form(page).get_by_label("From")).to_have_value("2026-11-24T12:00")
+    expect(form(page).get_by_label("To", exact=True)).to_have_value("2026-11-25T00:00")
+
+
 def test_the_focus_stays_although_the_calendar_is_drawn_again(site: Site, visits: Visits) -> None:
     (made,) = site.ledger.create(ask(24, 20), ADA)
     page = visits.enter(site)

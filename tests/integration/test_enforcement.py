@@ -228,7 +228,12 @@ def test_outside_its_window_the_gpu_is_held_and_opens_again_on_request(opened: O
     assert booked.refused("ada")
     booked.ledger.open(booking.id, booked.people["ada"])
     booked.keeper.run()
-    assert booked.keeper.waits
+    assert "are not released again before" in booked.keeper.waits[0], "the others' turn is as long"
+    booked.clock.forward(minutes=16)
+    booked.keeper.run()
+    booked.ledger.open(booking.id, booked.people["ada"])
+    booked.keeper.run()
+    assert "are not released yet" in booked.keeper.waits[0]
     threading.Event().wait(SETTLE.total_seconds() + 1.5)
     booked.keeper.run()
     boot = booked.boot("ada")
@@ -291,7 +296,7 @@ def run_until_killed(booked: BookedLab, monkeypatch: pytest.MonkeyPatch, at: int
 
     with monkeypatch.context() as patch:
         patch.setattr(booked.operator, "request", request)
-        patch.setattr(booked.ledger.store, "set_value", killer.around(booked.ledger.store.set_value))
+        patch.setattr(booked.ledger.store, "swap_value", killer.around(booked.ledger.store.swap_value))
         try:
             booked.restart()
             booked.keeper.run()

@@ -189,6 +189,7 @@ def test_where_unbooked_use_is_allowed_a_start_takes_its_steps_in_order() -> Non
     plan = plan_pool(unbooked([ready], memory=lowered, **common), now + SETTLE)
     assert [str(step) for step in plan.steps] == [
         "remember opened",
+        "remember windows",
         f"limit physics {COUNT} -> 1",
         "release host_1.0",
         "remember holds",
@@ -226,6 +227,99 @@ def test_when_the_window_is_over_the_hold_comes_back_before_the_others_limits_ri
     assert f"limit art {COUNT} -> 0" in told(plan.steps), "opened again on request"
 
 
+QUARTER = 15 * MINUTE
+
+
+def closed(seen: PoolView, now: datetime) -> bool:
+    """Whether the others are kept out."""
+    return f"limit art {COUNT} -> 0" in told(plan_pool(replace(seen, limits={("art", COUNT): 2}), now).steps)
+
+
+def test_after_a_window_others_have_the_pool_as_long_before_the_next_one() -> None:
+    had = Memory(windows={"b1": START})
+
+    def asked(at: datetime, memory: Memory = had, **more: Any) -> PoolView:
+        """Asked for at a time."""
+        return replace(unbooked([booking(open_until=at + QUARTER, **more)]), memory=memory)
+
+    early = asked(START + 10 * MINUTE)
+    assert closed(early, START + 14 * MINUTE), "it is on"
+    assert not closed(early, START + 15 * MINUTE), "and does not get longer by asking"
+    assert plan_pool(early, START + 15 * MINUTE).waits == (
+        "pool t4: GPUs of booking b1 are not released again before 2026-11-23 09:30:00 UTC",
+    )
+    assert not closed(early, START + 30 * MINUTE), "what was asked for is over"
+    in_the_pause = asked(START + 20 * MINUTE)
+    assert not closed(in_the_pause, START + 29 * MINUTE)
+    assert closed(in_the_pause, START + 30 * MINUTE)
+    later = replace(in_the_pause, memory=Memory(windows={"b1": START + 30 * MINUTE}))
+    assert closed(later, START + 44 * MINUTE), "and it is on as long as any"
+    assert not closed(later, START + 45 * MINUTE)
+    assert closed(asked(START + 2 * HOUR), START + 2 * HOUR)
+    assert not closed(asked(START, Memory(windows={"b1": START - HOUR})), START + QUARTER)
+
+
+def test_a_second_booking_of_the_same_person_makes_the_pause_no_shorter() -> None:
+    """But each has its first window when it begins."""
+    now = START + HOUR
+    one = booking(open_until=now + QUARTER)
+    other = booking("b2", (2,), start=now - 10 * MINUTE, open_until=now)
+    memory = Memory(windows={"b1": START, "b2": now - 20 * MINUTE})
+    assert not closed(replace(unbooked([one, other]), memory=memory), now)
+    assert closed(replace(unbooked([one, replace(other, user_id="eve")]), memory=memory), now)
+    assert closed(replace(unbooked([one, replace(other, open_until=now + 5 * MINUTE)]), memory=Memory()), now)
+
+
+def test_who_keeps_nobody_out_need_not_pause() -> None:
+    late = booking(open_until=START + 30 * MINUTE)
+    alone = view([late], rules=FREE, unbooked={"physics": 1}, memory=Memory(windows={"b1": START}))
+    assert alone.closing(START + 20 * MINUTE)
+    other = booking("b2", (2,), project_id="art", project="art", user_id="bob")
+    assert not replace(alone, bookings=(late, other)).closing(START + 20 * MINUTE)
+
+
+@given(presses=st.lists(st.integers(0, 4 * 3600), max_size=30))
+def test_however_often_it_is_asked_for_others_have_half_of_the_time(presses: list[int]) -> None:
+    """Minute by minute, as the loop sees it; nobody ever comes."""
+    memory, one, shut = Memory(lowered=START), booking(end=START + 9 * HOUR, open_until=START + QUARTER), []
+    for minute in range(5 * 60):
+        now = START + minute * MINUTE
+        if any(minute <= press / 60 < minute + 1 for press in presses):
+            one = replace(one, open_until=now + QUARTER)
+        plan = plan_pool(unbooked([one], memory=memory), now + timedelta(seconds=10))
+        words = {step.target: str(step.value) for step in plan.steps if step.target == "windows"}
+        if words:
+            memory = replace(memory, windows=read_memory(words).windows)
+        shut.append(bool(unbooked([one], memory=memory).closing(now + timedelta(seconds=10))))
+    for first in range(len(shut) - 30):
+        assert sum(shut[first : first + 30]) <= 16, "of any half hour"
+
+
+# Who is let in.
+
+
+def test_ready_is_who_could_start_a_server_now() -> None:
+    assert plan_pool(view([booking()]), START).ready == {"b1"}
+    assert plan_pool(view([booking()], holders=(server("s", (1,), "eve"),)), START).ready == frozenset(), "taken"
+    assert plan_pool(view([booking()], holders=(server("s", (1,)),)), START).ready == frozenset(), "has come"
+    assert plan_pool(view([booking(state=BookingState.CONFIRMED)]), START - MINUTE).ready == frozenset()
+    assert plan_pool(view([booking()], reserved=frozenset({"host_1.0"})), START).ready == frozenset(), "held by hand"
+
+
+def test_ready_where_it_is_released_is_who_has_had_a_window() -> None:
+    lowered = Memory(lowered=START)
+    assert plan_pool(unbooked([booking()]), START).ready == frozenset(), "the others' limits go down first"
+    assert plan_pool(unbooked([booking()], memory=lowered), START + SETTLE).ready == {"b1"}
+    assert plan_pool(unbooked([booking()]), START + HOUR).ready == frozenset(), "it never had one"
+    assert plan_pool(unbooked([booking()], memory=Memory(windows={"b1": START})), START + HOUR).ready == {"b1"}
+
+
+def test_who_is_kept_out_by_the_release_of_somebody_elses_slot_is_not_ready() -> None:
+    whole = booking("whole", (1,), gpus=2, ask={"same_group": True}, project_id="art", project="art", user_id="bob")
+    seen = view([whole, booking("single", (2,))], PAIRS, memory=Memory(lowered=START))
+    assert plan_pool(seen, START + SETTLE).ready == {"whole"}
+
+
 # Who has which booking, and who must make room.
 
 
@@ -237,9 +331,63 @@ def test_servers_are_matched_by_user_and_project_and_the_oldest_keeps_what_it_ha
         server("no gpu yet"),
     ]
     found = match([booking(lanes=(3,))], servers)
-    assert found.booking_of == {"old": "b1"}
+    assert found.bookings_of == {"old": ("b1",)}
     assert found.claims == {"b1": (1,)}
     assert [holder.id for holder in found.unbooked] == ["other user", "young"]
+
+
+def test_a_server_may_use_several_bookings_of_its_owner() -> None:
+    """Nova counts, so it lets a server with two GPUs in for two bookings of one."""
+    two = [booking("b1", (1,)), booking("b2", (2,), start=START + MINUTE)]
+    found = match(two, [server("s", (2, 3))])
+    assert found.bookings_of == {"s": ("b2", "b1")}
+    assert found.claims == {"b2": (2,), "b1": (3,)}, "what is on its own GPU counts for it"
+    assert (found.gpus, found.unbooked) == ({"b1": 1, "b2": 1}, ())
+    for other in ({"user_id": "eve"}, {"project_id": "art"}, {"state": BookingState.CONFIRMED}):
+        found = match([two[0], replace(two[1], **other)], [server("s", (2, 3))])
+        assert [holder.id for holder in found.unbooked] == ["s"]
+        assert (found.claims, found.gpus) == ({}, {}), "half of it is none"
+    found = match([two[0], booking("b2", (2, 3))], [server("old", (1,)), server("s", (2, 3), created=START + MINUTE)])
+    assert found.bookings_of == {"old": ("b1",), "s": ("b2",)}, "one booking is enough where one has enough"
+
+
+def test_a_server_on_a_whole_slot_may_use_two_bookings_of_one_gpu() -> None:
+    seen = view([booking("b1", (2,)), booking("b2", (3,))], PAIRS, holders=(server("s", (1,), gpus=2),))
+    assert seen.matches.unbooked == ()
+    assert seen.matches.gpus == {"b1": 1, "b2": 1}
+    assert [seen.room(one) for one in seen.bookings] == [0, 0], "though other GPUs are kept for them still"
+    one_for_two = view([booking("b1", (2, 3))], PAIRS, holders=(server("s", (1,), gpus=2),))
+    assert one_for_two.room(one_for_two.bookings[0]) == 0
+
+
+@given(
+    sizes=st.lists(st.integers(1, 3), max_size=4),
+    servers=st.lists(st.integers(1, 4), max_size=5),
+    seed=st.integers(0, 2**16),
+)
+def test_no_gpu_of_a_booking_is_used_twice_and_none_is_left_where_a_server_needs_it(
+    sizes: list[int], servers: list[int], seed: int
+) -> None:
+    lanes = list(range(1, 40))
+    Random(seed).shuffle(lanes)
+    booked, taken = iter(lanes), iter(sorted(lanes))
+    bookings = [booking(f"b{n}", tuple(next(booked) for _ in range(size))) for n, size in enumerate(sizes)]
+    holders = [
+        server(f"s{n}", tuple(next(taken) for _ in range(size)), created=START + n * MINUTE)
+        for n, size in enumerate(servers)
+    ]
+    found = match(bookings, holders)
+    left = sum(sizes)
+    for holder in holders:
+        fits = holder.gpus <= left
+        assert (holder.id in found.bookings_of, holder in found.unbooked) == (fits, not fits)
+        left -= holder.gpus if fits else 0
+    used = {one.id: found.gpus.get(one.id, 0) for one in bookings}
+    assert all(used[one.id] <= one.ask.gpus for one in bookings)
+    assert sum(used.values()) == sum(sizes) - left
+    claimed = [lane for lanes in found.claims.values() for lane in lanes]
+    assert sorted(claimed) == sorted(lane for h in holders if h.id in found.bookings_of for lane in h.lanes)
+    assert all(len(found.claims.get(one.id, ())) == used[one.id] for one in bookings)
 
 
 def test_a_booking_whose_gpu_is_taken_gets_another_and_only_then_somebody_must_go() -> None:
@@ -265,10 +413,12 @@ def test_somebody_who_leaves_in_time_is_not_chased() -> None:
 
 def test_what_is_remembered_survives_the_store() -> None:
     values = {"holds": "host_0000:3B:00.0=12 my=host_x=3", "lowered": "1795424400", "opened": "b1 b2"}
+    values |= {"windows": "b1=1795424400"}
     memory = read_memory(values)
     assert memory.holds == {"host_0000:3B:00.0": 12, "my=host_x": 3}
     assert memory.lowered == datetime.fromtimestamp(1795424400, UTC)
     assert memory.opened == {"b1", "b2"}
+    assert memory.windows == {"b1": memory.lowered}
     assert read_memory({}) == Memory()
 
 

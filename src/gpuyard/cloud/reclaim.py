@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gpuyard.cloud.api import CloudApi, CloudError
@@ -11,7 +12,7 @@ from gpuyard.model.booking import ReclaimAction
 KEY = "gpuyard"
 """The word in a server's metadata that carries the warning."""
 NOT_FOUND = 404
-TOO_MANY = 403
+TOO_MANY = FORBIDDEN = 403
 BUSY = 409
 SHELVES = ("ACTIVE", "SHUTOFF", "PAUSED", "SUSPENDED")
 """States in which Nova shelves a server."""
@@ -31,9 +32,20 @@ class Reclaimer:
     def take_warning_off(self, server_id: str) -> None:
         self._try("DELETE", f"/servers/{server_id}/metadata/{KEY}", None, NOT_FOUND, BUSY)
 
-    def act(self, case: Case) -> str:
+    def address(self, user_id: str) -> str:
+        """A user's e-mail address, as Keystone has it; empty when it has none, or does not know or tell the user."""
+        try:
+            user = self._api.get("identity", f"/users/{user_id}")["user"]
+        except CloudError as error:
+            if error.status not in (NOT_FOUND, FORBIDDEN):
+                raise
+            return ""
+        return str(user.get("email") or "")
+
+    def act(self, case: Case, still: Callable[[], bool] = lambda: True) -> str:
         """The next call that takes the GPU back. Returns what Nova was told, or why nothing could be said yet; empty
-        when it is at work or done. Nothing happens to a server that is not the case's any more."""
+        when it is at work or done. Nothing happens to a server that is not the case's any more. `still`: whether there
+        is reason for it, asked right before the call."""
         try:
             server = self._api.get("compute", f"/servers/{case.server_id}")["server"]
         except CloudError as error:
@@ -42,7 +54,7 @@ class Reclaimer:
             raise
         if (server["user_id"], server["tenant_id"]) != (case.user_id, case.project_id):
             return "it has another owner now"
-        if server["OS-EXT-STS:task_state"] is not None:
+        if server["OS-EXT-STS:task_state"] is not None or not still():
             return ""
         try:
             return self._next(case, server)

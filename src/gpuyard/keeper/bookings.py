@@ -1,16 +1,17 @@
 """The loop that makes bookings true in OpenStack: limits and holds, and GPUs back from those who have not booked.
 
 A run looks at everything again and changes what is not as it must be. What it must not forget when it is killed is in
-the store, written before the call that it speaks of. An error of one pool does not keep the others from being looked
-at; the run fails then, and is tried again.
+the store, written before the call that it speaks of. An error of one pool, even one that nobody has thought of, does
+not keep the others from being looked at; the run fails then, and is tried again.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpuyard.cloud.api import CloudApi, CloudError
@@ -23,7 +24,6 @@ from gpuyard.keeper.sightings import Sightings
 from gpuyard.ledger.enforcement import (
     Act,
     EnforcementStep,
-    Memory,
     PoolPlan,
     PoolView,
     SeenProvider,
@@ -54,10 +54,17 @@ MOVES = 14
 TAKES = frozenset({BookingState.OFFERED, BookingState.CONFIRMED, BookingState.ACTIVE})
 GONE = (400, 404)
 """How Keystone says that there is no such project (any more)."""
+FORBIDDEN = 403
+"""How Keystone says that there is no registered limit; also that somebody may not set one."""
+TURN = "bookings"
 
 
 class BookingsError(GpuyardError):
     """A run of the loop left something undone; the message says what."""
+
+
+class TurnLostError(BookingsError):
+    """Another process may be keeping the bookings by now."""
 
 
 class BookingsKeeper:
@@ -81,10 +88,12 @@ class BookingsKeeper:
         self._enforcer = Enforcer(api, bookings_mark(site.site))
         self._resources = gpu_resources(site, compiled.limits)
         self._limits: Mapping[tuple[str, str], int] | None = None
-        self._cases = CaseKeeper(site, ledger, Reclaimer(api), now)
+        self._cases = CaseKeeper(site, ledger, Reclaimer(api), now, self._require_turn)
         self._sightings = Sightings(compiled)
         self._lock = threading.Lock()
         self._words = LedgerWords()
+        self._known: set[str] = set()
+        """Errors that nobody has thought of, of the last run."""
         self.waits: tuple[str, ...] = ()
         """What could not be done yet, as of the last run."""
 
@@ -97,36 +106,55 @@ class BookingsKeeper:
         """One look, and what follows from it. Raises what went wrong, after the rest was done. Of several processes on
         one database one does this; another one goes on when that one ends."""
         with self._lock:
-            if not self._ledger.store.take_turn("bookings"):
+            if not self._ledger.store.take_turn(TURN):
                 self.waits = ("another process on this database keeps the bookings",)
                 return
-            self._ledger.advance()
+            run = _Run(self._known)
+            with run.apart("the clock of bookings"):
+                self._ledger.advance()
             snapshot = self._taker.take(self._now())
             projects = self._enforcer.projects()
             self._limits = None
-            views = {pool: self._view(pool, snapshot, projects) for pool in self._ledger.book.pools}
-            self._tell_the_ledger(views, snapshot)
-            problems: list[str] = []
-            waits: list[str] = []
-            kept: dict[int, str] = {}
-            for pool in views:
-                try:
-                    view = self._with_bookings(views[pool])
-                    short = shortage(view, self._now())
-                    if short.moves and self._ledger.prefer(short.moves):
-                        view = self._with_bookings(view)
-                    self._tell_delayed(view, short)
-                    plan = self._enforce(view, snapshot)
-                    waits += plan.waits
-                    kept |= plan.kept
-                    self._cases.look(view, short.yielding, snapshot.taken_at)
-                except GpuyardError as problem:
-                    LOG.debug("pool %s", pool, exc_info=True)
-                    problems.append(f"pool {pool}: {problem}")
-            self.waits = tuple(waits)
-            self._words = ledger_words(self._compiled.gpus, self._ledger.lanes(), self._bookings_now(), kept)
-            if problems:
-                raise BookingsError("; ".join(problems))
+            views: dict[str, PoolView] = {}
+            for pool in self._ledger.book.pools:
+                with run.apart(f"pool {pool}"):
+                    views[pool] = self._view(pool, snapshot, projects)
+            with run.apart("what is wrong with GPUs"):
+                self._tell_troubles(views, snapshot)
+            for pool, view in views.items():
+                with run.apart(f"pool {pool}"):
+                    self._tell_claims(view)
+                    run.claims |= view.matches.claims
+            for pool, view in views.items():
+                with run.apart(f"pool {pool}"):
+                    self._keep(view, snapshot, run)
+            with run.apart("who is let in"):
+                self._require_turn()
+                self._ledger.claimed(run.claims, run.ready)
+            self.waits = tuple(run.waits)
+            self._words = ledger_words(self._compiled.gpus, self._ledger.lanes(), self._bookings_now(), run.kept)
+            self._known = run.odd
+            if run.problems:
+                raise BookingsError("; ".join(run.problems))
+
+    def _keep(self, view: PoolView, snapshot: Snapshot, run: _Run) -> None:
+        """All that there is to do about a pool."""
+        view = self._with_bookings(view)
+        short = shortage(view, self._now())
+        if short.moves and self._ledger.prefer(short.moves):
+            view = self._with_bookings(view)
+        self._tell_delayed(view, short)
+        plan = self._enforce(view, snapshot)
+        run.waits += plan.waits
+        run.kept |= plan.kept
+        run.ready |= plan.ready
+        self._cases.look(lambda: self._with_bookings(view), snapshot.taken_at)
+
+    def _require_turn(self) -> None:
+        """Before each thing that must not be done by two: whoever has waited for an answer for a minute may have been
+        taken for dead."""
+        if not self._ledger.store.has_turn(TURN):
+            raise TurnLostError("this process has lost its turn to keep the bookings; the rest of this run is left out")
 
     # What is seen.
 
@@ -152,7 +180,7 @@ class BookingsKeeper:
             holders=(),
             rules=lambda project: site.rules(pool, project),
             reserved=snapshot.reserved,
-            memory=self._memory(pool),
+            memory=read_memory(self._ledger.store.values(pool)),
             unbooked=unbooked,
             one_time_use=site.pools[pool].one_time_use,
             below_servers=RELEASES[site.release].placement >= MOVES,
@@ -212,15 +240,27 @@ class BookingsKeeper:
 
     # What the ledger is told.
 
-    def _tell_the_ledger(self, views: Mapping[str, PoolView], snapshot: Snapshot) -> None:
-        """Which lanes bookings have, and which cannot be had."""
+    def _tell_troubles(self, views: Mapping[str, PoolView], snapshot: Snapshot) -> None:
+        """Which lanes cannot be had."""
         ours = {name for view in views.values() for name in view.memory.holds}
         lanes = [lane for view in views.values() for lane in view.lanes.values()]
-        self._ledger.troubles(self._sightings.troubles(lanes, snapshot, ours))
-        claims: dict[str, Sequence[int]] = {}
-        for view in views.values():
-            claims |= view.matches.claims
-        self._ledger.claimed(claims)
+        troubles = self._sightings.troubles(lanes, snapshot, ours)
+        # Of a pool that could not be looked at nothing is known, not even that all is well.
+        unseen = {lane.id: lane.trouble for lane in self._ledger.lanes() if lane.pool not in views and lane.trouble}
+        self._require_turn()
+        self._ledger.troubles(unseen | troubles)
+
+    def _tell_claims(self, view: PoolView) -> None:
+        """Which lanes bookings have by their servers, where that is news."""
+        news = {
+            booking.id: lanes
+            for booking in view.bookings
+            if (lanes := view.matches.claims.get(booking.id, ()))
+            and (booking.claimed is None or not {*lanes} <= {*booking.lanes})
+        }
+        if news:
+            self._require_turn()
+            self._ledger.claimed(news)
 
     def _tell_delayed(self, view: PoolView, short: Shortage) -> None:
         """Once for each booking that has begun and has no GPU yet."""
@@ -240,8 +280,8 @@ class BookingsKeeper:
         """Plan and carry out until nothing is left to do now."""
         gone: set[str] = set()
         for _ in range(ROUNDS):
-            now = self._now()
-            view = replace(view, memory=self._memory(view.pool), limits=self._limits_on(view.resources))
+            now, words = self._now(), self._ledger.store.values(view.pool)
+            view = replace(view, memory=read_memory(words), limits=self._limits_on(view.resources))
             view = replace(view, seen=self._look(view, snapshot, unclear(view, now)))
             plan = plan_pool(view, now)
             steps = [step for step in plan.steps if step.act is not Act.LIMIT or step.target not in gone]
@@ -249,7 +289,7 @@ class BookingsKeeper:
                 return plan
             try:
                 self._limits = None
-                gone |= self._carry_out(steps, snapshot)
+                gone |= self._carry_out(steps, snapshot, words)
             except ChangedError as change:
                 LOG.info("pool %s: %s; looking again", view.pool, change)
             view = replace(view, reserved=view.reserved - {step.target for step in steps if step.act is Act.RELEASE})
@@ -263,23 +303,25 @@ class BookingsKeeper:
         wanted = set(resources)
         return {key: limit for key, limit in self._limits.items() if key[1] in wanted}
 
-    def _memory(self, pool: str) -> Memory:
-        return read_memory(self._ledger.store.values(pool))
-
     def _look(self, view: PoolView, snapshot: Snapshot, names: Iterable[str]) -> dict[str, SeenProvider]:
         classes = {gpu.provider_name: gpu.resource_class for gpu in self._compiled.gpus}
         known = snapshot.providers
         return self._enforcer.look({n: (known[n].id, classes[n]) for n in sorted(names) if n in known and n in classes})
 
-    def _carry_out(self, steps: Iterable[EnforcementStep], snapshot: Snapshot) -> set[str]:
-        """In order, and none after one that fails. Returns projects that Keystone does not know (any more): they keep
-        nobody else from theirs."""
+    def _carry_out(self, steps: Iterable[EnforcementStep], snapshot: Snapshot, words: Mapping[str, str]) -> set[str]:
+        """In order, and none after one that fails. `words`: what was remembered when they were planned. Returns
+        projects that Keystone does not know (any more): they keep nobody else from theirs."""
         classes = {gpu.provider_name: gpu.resource_class for gpu in self._compiled.gpus}
+        known: dict[str, str | None] = dict(words)
         gone: set[str] = set()
         for step in steps:
+            self._require_turn()
             LOG.info("pool %s: %s (%s)", step.pool, step, step.reason)
             if step.act is Act.REMEMBER:
-                self._ledger.store.set_value(step.pool, step.target, None if step.value is None else str(step.value))
+                new = None if step.value is None else str(step.value)
+                if not self._ledger.store.swap_value(step.pool, step.target, known.get(step.target), new):
+                    raise ChangedError(f"another process has written down other {step.target}")
+                known[step.target] = new
                 continue
             assert isinstance(step.value, int)
             if step.act is Act.LIMIT:
@@ -296,16 +338,52 @@ class BookingsKeeper:
         except ChangedError:
             raise
         except CloudError as error:
-            if not value or error.status not in GONE:
+            if not value or error.status not in (*GONE, FORBIDDEN):
                 raise
             if step.resource not in self._enforcer.registered():
                 raise BookingsError(
                     f"Keystone has no registered limit on {step.resource}, and takes no project's without: run "
                     "'gpuyard site apply'"
                 ) from None
+            if error.status == FORBIDDEN:
+                raise
             LOG.warning("pool %s: %s: %s", step.pool, step, error)
             return {step.target}
         return set()
+
+
+@dataclass
+class _Run:
+    """What comes together in one run."""
+
+    known: Collection[str]
+    """What `odd` was in the run before."""
+    problems: list[str] = field(default_factory=list)
+    odd: set[str] = field(default_factory=set)
+    """Those of the problems that nobody has thought of."""
+    waits: list[str] = field(default_factory=list)
+    kept: dict[int, str] = field(default_factory=dict)
+    claims: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Booking -> lanes that servers of its owner are on."""
+    ready: set[str] = field(default_factory=set)
+    """Bookings whose owner is let in."""
+
+    @contextmanager
+    def apart(self, what: str) -> Iterator[None]:
+        """An error in here is written down, and what comes after it is done all the same; not without the turn."""
+        try:
+            yield
+        except TurnLostError:
+            raise
+        except GpuyardError as problem:
+            LOG.debug("%s", what, exc_info=True)
+            self.problems.append(f"{what}: {problem}")
+        except Exception as problem:  # a mistake of ours: it may concern one booking only, and there are others
+            text = f"{what}: {type(problem).__name__}: {problem}"
+            self.problems.append(text)
+            self.odd.add(text)
+            if text not in self.known:  # it comes at every run, and is told once with where it came from
+                LOG.exception("%s", text)
 
 
 def bookings_loop(keeper: BookingsKeeper, period: float) -> Loop:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 
+from gpuyard.cloud.errors import CloudError
 from gpuyard.cloud.reclaim import Reclaimer
 from gpuyard.ledger.enforcement import PoolView
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.reclaim import MEANS, RULES, CaseStep, Do, plan_cases, reasons, warning
 from gpuyard.ledger.records import AuditEntry, Case, Event, Query
+from gpuyard.ledger.shortage import shortage
 from gpuyard.model.booking import BookingState, ReclaimAction
 from gpuyard.site.schema import Site
 
 LOG = logging.getLogger(__name__)
 STALE = timedelta(seconds=60)
 """Nothing is done about a server that was seen longer ago."""
+FRESH = timedelta(minutes=10)
+"""Keystone is asked again for an address that was asked for longer ago."""
 ACTOR = "gpuyard"
 OVER = frozenset({BookingState.ENDED, BookingState.NO_SHOW})
 
@@ -24,28 +29,72 @@ OVER = frozenset({BookingState.ENDED, BookingState.NO_SHOW})
 class CaseKeeper:
     """The cases of one site."""
 
-    def __init__(self, site: Site, ledger: Ledger, reclaimer: Reclaimer, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        site: Site,
+        ledger: Ledger,
+        reclaimer: Reclaimer,
+        now: Callable[[], datetime],
+        require_turn: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`require_turn`: raises when another process may be at the same work; asked before each thing that is done."""
         self._site = site
         self._ledger = ledger
         self._reclaimer = reclaimer
         self._now = now
+        self._require_turn = require_turn
+        self._addresses: dict[str, tuple[datetime, str]] = {}
+        """User -> when Keystone was asked, and what it said."""
 
-    def look(self, view: PoolView, yielding: Iterable[str], taken_at: datetime) -> None:
-        """What is due for the servers of a pool, as they were seen at `taken_at`."""
+    def look(self, view_now: Callable[[], PoolView], taken_at: datetime) -> None:
+        """What is due for the servers of a pool, as they were seen at `taken_at`. `view_now`: with the bookings as they
+        are when it is called. An error with one server keeps nobody's case waiting; it is raised afterwards."""
         booking = self._site.booking
         assert booking is not None
-        why = reasons(view, self._ended(view), yielding)
+        view = view_now()
+        problems: list[str] = []
         for _ in range(2):  # a case that is opened is warned of at once
             now = self._now()
             if now - taken_at > STALE:
-                return
+                break
             cases = [case for case in self._ledger.store.open_cases() if case.pool == view.pool]
-            steps = plan_cases(view, why, cases, booking.dry_run, now)
+            steps = plan_cases(view, self._reasons(view), cases, booking.dry_run, now)
             for step in steps:
-                LOG.info("server %s (%s): %s, %s", step.case.server, step.case.server_id, step.do, step.case.rule)
-                getattr(self, f"_{step.do.value}")(step)
-            if not any(step.do is Do.OPEN for step in steps):
-                return
+                self._require_turn()
+                try:
+                    self._carry_out(step, view_now, taken_at)
+                except CloudError as problem:
+                    problems.append(f"server {step.case.server} ({step.case.server_id}): {problem}")
+            if problems or not any(step.do is Do.OPEN for step in steps):
+                break
+        if problems:
+            raise CloudError("; ".join(problems))
+
+    def _reasons(self, view: PoolView) -> dict[str, str]:
+        """Server -> why it must go. Bookings whose time has begun count, also before the clock has come to them."""
+        now = self._now()
+        begun = tuple(
+            replace(one, state=BookingState.ACTIVE)
+            if one.state is BookingState.CONFIRMED and one.ask.start <= now < one.ask.end
+            else one
+            for one in view.bookings
+        )
+        view = replace(view, bookings=begun)
+        return reasons(view, self._ended(view), shortage(view, now).yielding)
+
+    def _carry_out(self, step: CaseStep, view_now: Callable[[], PoolView], taken_at: datetime) -> None:
+        case = step.case
+
+        def still() -> bool:
+            """Whether the reason is still there: since the look somebody may have booked, or have got more time."""
+            self._require_turn()
+            return self._now() - taken_at <= STALE and case.server_id in self._reasons(view_now())
+
+        LOG.info("server %s (%s): %s, %s", case.server, case.server_id, step.do, case.rule)
+        if step.do is Do.ACT:
+            self._act(step, still)
+        else:
+            getattr(self, f"_{step.do.value}")(step)
 
     def _ended(self, view: PoolView) -> dict[tuple[str, str], datetime]:
         """When bookings of those who have servers without one were over last."""
@@ -68,15 +117,17 @@ class CaseKeeper:
         self._tell(case, "reclaim.warned", "server.warn", text)
         self._ledger.store.put_case(case)
 
-    def _act(self, step: CaseStep) -> None:
+    def _act(self, step: CaseStep, still: Callable[[], bool]) -> None:
         case = step.case
+        if not still():
+            return
         if case.dry_run:
             self._note(case, f"server.{case.action.value}", f"dry run: {MEANS[case.action]}")
             self._ledger.store.put_case(case)
             return
         # Written first: should this process be killed in the call, it is known who has taken the GPU back.
         self._ledger.store.put_case(case)
-        said = self._reclaimer.act(case)
+        said = self._reclaimer.act(case, still)
         if said:
             self._note(case, f"server.{case.action.value}", said)
 
@@ -111,10 +162,14 @@ class CaseKeeper:
             details["due"] = case.due.isoformat()
         if case.dry_run:
             details["dry_run"] = "true"
+        email = self._email(case)
         with self._ledger.store.change(case.pool) as change:
             if change.told(_subject(case), f"{kind} {'dry run' if case.dry_run else ''}", now):
-                change.event(Event(kind, now, "", case.user_id, self._email(case), details))
+                change.event(Event(kind, now, "", case.user_id, email, details))
                 change.audit(_entry(case, action, text, now))
+                if not email:
+                    why = f"its owner could not be told: Keystone has no address of user {case.user_id}"
+                    change.audit(_entry(case, "message.no_address", why, now))
 
     def _note(self, case: Case, action: str, text: str) -> None:
         """An audit entry, once for each case and text: what is tried again at every look is not a new thing."""
@@ -124,8 +179,14 @@ class CaseKeeper:
                 change.audit(_entry(case, action, text, now))
 
     def _email(self, case: Case) -> str:
-        bookings = self._ledger.find(Query(pool=case.pool, user_id=case.user_id))
-        return next((booking.email for booking in reversed(bookings) if booking.email), "")
+        """Where the owner is told, by Keystone, or else by the last booking; empty when neither knows."""
+        now = self._now()
+        asked, email = self._addresses.get(case.user_id, (now - FRESH, ""))
+        if now - asked >= FRESH:
+            email = self._reclaimer.address(case.user_id)
+            self._addresses[case.user_id] = (now, email)
+        bookings = () if email else self._ledger.find(Query(pool=case.pool, user_id=case.user_id))
+        return email or next((booking.email for booking in reversed(bookings) if booking.email), "")
 
 
 def _subject(case: Case) -> str:

@@ -17,7 +17,7 @@ from enum import StrEnum
 from functools import cached_property
 from math import inf
 
-from gpuyard.ledger.matching import Holder, Matches, match
+from gpuyard.ledger.matching import Holder, Matches, match, running
 from gpuyard.model.booking import Booking, BookingKind, BookingState, Lane, Rules
 
 SETTLE = timedelta(seconds=5)
@@ -75,6 +75,8 @@ class Memory:
     """Since when the limits of all who are not to have a GPU are known to be down."""
     opened: frozenset[str] = frozenset()
     """Bookings for which holds came off after that."""
+    windows: Mapping[str, datetime] = field(default_factory=dict)
+    """Booking -> when the last window began in which holds were off for it."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +141,8 @@ class PoolView:
         """GPUs that servers of a booking can still get without taking those of another one. Who finds somebody else on
         its GPU is not let in: that would only pass the trouble on."""
         lanes = [lane for lane in self.missing(booking) if self.ready(lane)]
-        return (
-            booking.ask.gpus - self.matches.gpus.get(booking.id, 0) if booking.ask.same_group and lanes else len(lanes)
-        )
+        left = booking.ask.gpus - self.matches.gpus.get(booking.id, 0)
+        return left if booking.ask.same_group and lanes else min(left, len(lanes))
 
     def exclusive(self, booking: Booking) -> bool:
         """Whether its GPUs may only be released while nobody else is let in: where servers without a booking are
@@ -151,10 +152,34 @@ class PoolView:
     def whole(self, booking: Booking) -> bool:
         return booking.ask.same_group and booking.ask.gpus > 1
 
-    def until(self, booking: Booking) -> datetime:
-        """When the release of an exclusive booking ends."""
-        window = booking.open_until or booking.ask.start + self.rules_of(booking).window
-        return min(window, booking.ask.end)
+    def window(self, booking: Booking, now: datetime) -> tuple[datetime, datetime] | None:
+        """The time in which the GPUs of an exclusive booking are released, when that is on or still to come. A window
+        has its length from the moment that it was asked for; after it comes the pause, if there is one."""
+        length = self.rules_of(booking).window
+        asked = (booking.open_until or booking.ask.start + length).replace(microsecond=0)
+        begin, last = asked - length, self.memory.windows.get(booking.id)
+        if last is not None and self.keeps_others_out(booking):
+            pause = self.pause(booking)
+            if now < last + length:
+                begin = last
+            elif now < pause or now >= asked:
+                return None
+            else:
+                begin = max(begin, pause)
+        end = min(begin + length, booking.ask.end)
+        return (begin, end) if now < end else None
+
+    def pause(self, booking: Booking) -> datetime:
+        """Before this there is no other window for bookings of its owner that had one: others have the pool as long."""
+        mine = [one.id for one in self.bookings if one.user_id == booking.user_id]
+        return (
+            max(self.memory.windows[id] for id in mine if id in self.memory.windows) + 2 * self.rules_of(booking).window
+        )
+
+    def keeps_others_out(self, booking: Booking) -> bool:
+        """Whether somebody outside the project waits while its GPUs are released."""
+        booked = {one.project_id for one in self.bookings if one.kind is BookingKind.BOOKING}
+        return bool((self.unbooked.keys() | booked) - {booking.project_id})
 
     def closing(self, now: datetime) -> list[Booking]:
         """Exclusive bookings whose GPUs are released, or to be released now or in a moment. Those of which one's
@@ -164,9 +189,10 @@ class PoolView:
             for booking in self.bookings
             if booking.kind is BookingKind.BOOKING
             and booking.state in (BookingState.ACTIVE, BookingState.CONFIRMED)
-            and booking.ask.start - PREPARE <= now < self.until(booking)
+            and booking.ask.start - PREPARE <= now
             and self.exclusive(booking)
             and self.room(booking)
+            and self.window(booking, now)
         ]
         turns: list[Booking] = []
         opened = self.memory.opened
@@ -186,6 +212,8 @@ class PoolPlan:
     """What could not be done yet, and what it waits for."""
     kept: Mapping[int, str] = field(default_factory=dict)
     """Lanes that are to be held, each with why."""
+    ready: frozenset[str] = frozenset()
+    """Active bookings whose owner can start a server once the steps are done."""
 
 
 def plan_pool(view: PoolView, now: datetime) -> PoolPlan:
@@ -208,12 +236,39 @@ def plan_pool(view: PoolView, now: datetime) -> PoolPlan:
         *lowering,
         *_after_lowering(view, now, closing, bool(lowering)),
         *_remember_opened(view, opened),
+        *_remember_windows(view, opened, now),
         *raising,
         *_release_steps(view, kept),
     )
     if settling:
         waits = (*waits, f"pool {view.pool}: GPUs of {len(pending)} bookings are not released yet: {settling}")
-    return PoolPlan(steps, waits, kept)
+    return PoolPlan(steps, (*waits, *_pauses(view, now)), kept, _ready(view, closing, opened))
+
+
+def _ready(view: PoolView, closing: Iterable[Booking], opened: frozenset[str]) -> frozenset[str]:
+    """Whose GPUs are free, and who is let in. Who had a window counts also after it: another one is theirs to have."""
+    owners = {booking.project_id for booking in closing if booking.id in opened}
+    found = set()
+    for booking in running(view.bookings):
+        if not view.room(booking):
+            continue
+        if view.exclusive(booking):
+            let_in = booking.id in opened or booking.id in view.memory.windows
+        else:
+            let_in = not list(closing) or booking.project_id in owners
+        if let_in:
+            found.add(booking.id)
+    return frozenset(found)
+
+
+def _pauses(view: PoolView, now: datetime) -> Iterable[str]:
+    """Who has asked for another window too soon."""
+    for booking in running(view.bookings):
+        had = booking.id in view.memory.windows
+        asked = booking.open_until is not None and now < min(booking.open_until, booking.ask.end)
+        if had and asked and view.exclusive(booking) and view.room(booking) and not view.window(booking, now):
+            again = view.pause(booking).strftime("%Y-%m-%d %H:%M:%S UTC")
+            yield f"pool {view.pool}: GPUs of booking {booking.id} are not released again before {again}"
 
 
 def _value(step: EnforcementStep) -> int:
@@ -299,6 +354,20 @@ def _remember_opened(view: PoolView, opened: frozenset[str]) -> Iterable[Enforce
     if opened != view.memory.opened:
         value = " ".join(sorted(opened)) or None
         yield EnforcementStep(Act.REMEMBER, view.pool, "opened", value, reason="holds come off, or are back")
+
+
+def _remember_windows(view: PoolView, opened: frozenset[str], now: datetime) -> Iterable[EnforcementStep]:
+    """Of bookings that are on: when the window began that they have, or had last."""
+    windows = {}
+    for booking in running(view.bookings):
+        window = view.window(booking, now) if booking.id in opened else None
+        if window is not None:
+            windows[booking.id] = window[0]
+        elif booking.id in view.memory.windows:
+            windows[booking.id] = view.memory.windows[booking.id]
+    if windows != dict(view.memory.windows):
+        text = " ".join(f"{id}={int(begin.timestamp())}" for id, begin in sorted(windows.items())) or None
+        yield EnforcementStep(Act.REMEMBER, view.pool, "windows", text, reason="when holds come off")
 
 
 # Holds.
@@ -411,9 +480,11 @@ def _remember_holds(view: PoolView, before: Mapping[str, int], after: Mapping[st
 def read_memory(values: Mapping[str, str]) -> Memory:
     """From the words in the store. Raises ValueError when they are not ours."""
     holds = (item.rpartition("=") for item in values.get("holds", "").split())
+    windows = (item.rpartition("=") for item in values.get("windows", "").split())
     lowered = values.get("lowered")
     return Memory(
         holds={name: int(number) for name, _, number in holds},
         lowered=datetime.fromtimestamp(int(lowered), UTC) if lowered else None,
         opened=frozenset(values.get("opened", "").split()),
+        windows={id: datetime.fromtimestamp(int(at), UTC) for id, _, at in windows},
     )

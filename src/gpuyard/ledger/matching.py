@@ -40,8 +40,8 @@ class Matches:
     """Id of a booking -> lanes that servers of its owner are on; bookings without a server are not named."""
     gpus: Mapping[str, int]
     """Id of a booking -> GPUs of those servers."""
-    booking_of: Mapping[str, str]
-    """Id of a server -> id of its booking."""
+    bookings_of: Mapping[str, tuple[str, ...]]
+    """Id of a server -> ids of the bookings that it draws on."""
     unbooked: tuple[Holder, ...]
     """The other servers, the oldest first."""
 
@@ -53,24 +53,36 @@ def running(bookings: Iterable[Booking]) -> list[Booking]:
 
 
 def match(bookings: Iterable[Booking], holders: Iterable[Holder]) -> Matches:
-    """Give each server a booking of its user and project that is not used up; the oldest server first, so that what
-    runs keeps what it has. Of several bookings one whose lanes the server is on, then the one that began first."""
+    """Give each server a booking of its user and project that is not used up, or several where none has enough: Nova
+    counts GPUs of a project, so it lets in whoever has booked two GPUs one by one and starts a server with both. The
+    oldest server first, so that what runs keeps what it has. Of several bookings one whose lanes the server is on, then
+    the one that began first."""
     active = running(bookings)
     left = {booking.id: _Left(booking.ask.gpus, len(booking.lanes) or booking.ask.lanes) for booking in active}
     claims: dict[str, tuple[int, ...]] = {}
     gpus: dict[str, int] = {}
-    booking_of: dict[str, str] = {}
+    bookings_of: dict[str, tuple[str, ...]] = {}
     unbooked: list[Holder] = []
     for holder in sorted((one for one in holders if one.lanes), key=lambda one: (one.created or EARLY, one.id)):
-        found = _booking_of(holder, active, left)
-        if found is None:
+        drawn = _drawn(holder, active, left)
+        if not drawn:
             unbooked.append(holder)
             continue
-        left[found.id] = left[found.id].less(holder)
-        claims[found.id] = (*claims.get(found.id, ()), *holder.lanes)
-        gpus[found.id] = gpus.get(found.id, 0) + holder.gpus
-        booking_of[holder.id] = found.id
-    return Matches(claims, gpus, booking_of, tuple(unbooked))
+        for id, draw in drawn.items():
+            left[id] = left[id].less(draw)
+            gpus[id] = gpus.get(id, 0) + draw.gpus
+            if draw.lanes:
+                claims[id] = (*claims.get(id, ()), *draw.lanes)
+        bookings_of[holder.id] = tuple(drawn)
+    return Matches(claims, gpus, bookings_of, tuple(unbooked))
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """What a server uses of a booking."""
+
+    gpus: int
+    lanes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -83,16 +95,36 @@ class _Left:
     def takes(self, holder: Holder) -> bool:
         return holder.gpus <= self.gpus and len(holder.lanes) <= self.lanes
 
-    def less(self, holder: Holder) -> _Left:
-        return _Left(self.gpus - holder.gpus, self.lanes - len(holder.lanes))
+    def less(self, draw: _Draw) -> _Left:
+        return _Left(self.gpus - draw.gpus, self.lanes - len(draw.lanes))
 
 
-def _booking_of(holder: Holder, active: Sequence[Booking], left: Mapping[str, _Left]) -> Booking | None:
-    own = [
-        booking
-        for booking in active
-        if (booking.user_id, booking.project_id) == (holder.user_id, holder.project_id)
-        and left[booking.id].takes(holder)
-    ]
-    on_them = [booking for booking in own if set(holder.lanes) & set(booking.lanes)]
-    return next(iter(on_them or own), None)
+def _drawn(holder: Holder, active: Sequence[Booking], left: Mapping[str, _Left]) -> dict[str, _Draw]:
+    """Booking -> what the server uses of it; empty when all of its owner's bookings together have not enough."""
+    own = [b for b in active if (b.user_id, b.project_id) == (holder.user_id, holder.project_id) and left[b.id].gpus]
+    own.sort(key=lambda b: not set(holder.lanes) & set(b.lanes))  # stable: otherwise in order of their start
+    for booking in own:
+        if left[booking.id].takes(holder):
+            return {booking.id: _Draw(holder.gpus, holder.lanes)}
+    lanes = _shared_out(holder.lanes, own, left)
+    gpus = {booking.id: min(left[booking.id].gpus, len(lanes[booking.id])) for booking in own}
+    for booking in own:  # a lane may have several
+        gpus[booking.id] += min(left[booking.id].gpus - gpus[booking.id], holder.gpus - sum(gpus.values()))
+    if sum(map(len, lanes.values())) < len(holder.lanes) or sum(gpus.values()) != holder.gpus:
+        return {}
+    return {booking.id: _Draw(gpus[booking.id], lanes[booking.id]) for booking in own if gpus[booking.id]}
+
+
+def _shared_out(lanes: Sequence[int], own: Sequence[Booking], left: Mapping[str, _Left]) -> dict[str, tuple[int, ...]]:
+    """Booking -> lanes of a server that count as its: those that it has, then others as long as it has room."""
+    shared: dict[str, tuple[int, ...]] = {}
+    for booking in own:
+        others = [lane for mine in shared.values() for lane in mine]
+        shared[booking.id] = tuple(lane for lane in lanes if lane in booking.lanes and lane not in others)
+        shared[booking.id] = shared[booking.id][: left[booking.id].lanes]
+    rest = [lane for lane in lanes if not any(lane in mine for mine in shared.values())]
+    for booking in own:
+        room = left[booking.id].lanes - len(shared[booking.id])
+        shared[booking.id] += tuple(rest[:room])
+        rest = rest[room:]
+    return shared

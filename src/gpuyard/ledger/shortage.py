@@ -64,11 +64,12 @@ def _near(view: PoolView, now: datetime) -> Iterable[Booking]:
 
 
 def _leaves_in_time(view: PoolView, booking: Booking, lane: int) -> bool:
-    """Whether the lane's server has a booking of its own that is over when this one begins."""
+    """Whether the lane's server has a booking of its own that is over when this one begins. Of several one is enough:
+    a server cannot give back one of its GPUs."""
     for holder in view.holders:
         if lane in holder.lanes:
-            own = view.matches.booking_of.get(holder.id)
-            return any(b.id == own and b.ask.end <= booking.ask.start for b in view.bookings)
+            own = view.matches.bookings_of.get(holder.id, ())
+            return any(b.id in own and b.ask.end <= booking.ask.start for b in view.bookings)
     return False
 
 

@@ -279,7 +279,8 @@ def booking_row(booking: Booking, person: Person, names: Mapping[int, list[str]]
         comment=ask.comment,
         reason=booking.reason,
         lanes=list(booking.lanes),
-        gpu_names=[name for lane in booking.lanes for name in names.get(lane, ())],
+        # One GPU of a group: its leader. The others are stranded by it, and not booked.
+        gpu_names=[n for lane in booking.lanes for n in names.get(lane, ())[: None if ask.same_group else 1]],
         mine=mine,
         may_change=(person.admin or (mine and booking.kind is BookingKind.BOOKING)) and booking.state in OPEN,
         version=booking.version,

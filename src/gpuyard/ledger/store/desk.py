@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, exists, insert, select
+from sqlalchemy import Connection, Row, delete, exists, insert, select, update
 
 from gpuyard.ledger.records import AuditEntry, Case, Feed, Session
 from gpuyard.ledger.store.engine import Database
 from gpuyard.ledger.store.rows import maybe_moment, maybe_seconds, moment, seconds
 from gpuyard.ledger.store.schema import AUDIT, CASES, DELIVERIES, ENFORCEMENT, EVENTS, FEEDS, KEYS, SESSIONS
-from gpuyard.ledger.store.upsert import put
+from gpuyard.ledger.store.upsert import insert_new, put
 from gpuyard.model.booking import ReclaimAction
 
 _AUDIT = insert(AUDIT)
@@ -168,6 +168,19 @@ class Desk:
                 connection.execute(delete(ENFORCEMENT).where(*one))
             else:
                 put(connection, ENFORCEMENT, {"pool": pool, "key": key, "value": value})
+
+    def swap_value(self, pool: str, key: str, old: str | None, new: str | None) -> bool:
+        """Remember `new` in place of `old`; None is nothing. False, and nothing changed, when it is not `old` (any
+        more)."""
+        mine = (ENFORCEMENT.c.pool == pool, ENFORCEMENT.c.key == key)
+        with self._database.writing() as connection:
+            if old is None and new is None:
+                return connection.execute(select(ENFORCEMENT.c.key).where(*mine)).first() is None
+            if old is None:
+                return insert_new(connection, ENFORCEMENT, {"pool": pool, "key": key, "value": new})
+            was = (*mine, ENFORCEMENT.c.value == old)
+            change = delete(ENFORCEMENT) if new is None else update(ENFORCEMENT).values(value=new)
+            return connection.execute(change.where(*was)).rowcount == 1
 
     def prune(self, before: datetime) -> None:
         """Forget idempotency keys, and events that no channel has still to tell, of before that time. Bookings and the

@@ -30,6 +30,14 @@ class Turns:
         with self._turns:
             return self._take_file(name) if self._database.sqlite else self._take_lock(name)
 
+    def has_turn(self, name: str) -> bool:
+        """Whether this process has had the turn without a break since it took it."""
+        with self._turns:
+            if self._database.sqlite:
+                return name in self._files
+            connection = self._connections.get(name)
+            return connection is not None and self._is_alive(name, connection)
+
     def end_turns(self) -> None:
         """Let others have them."""
         with self._turns:
@@ -57,14 +65,8 @@ class Turns:
 
     def _take_lock(self, name: str) -> bool:
         connection = self._connections.get(name)
-        if connection is not None:
-            try:
-                connection.execute(text("select 1"))
-                return True
-            except SQLAlchemyError:  # the server was restarted: the lock is gone with the session
-                connection.invalidate()
-                connection.close()
-                del self._connections[name]
+        if connection is not None and self._is_alive(name, connection):
+            return True
         with translated(self._database.name):
             connection = self._database.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
             number = NUMBERS + crc32(name.encode())
@@ -73,3 +75,14 @@ class Turns:
                 return True
             connection.close()
             return False
+
+    def _is_alive(self, name: str, connection: Connection) -> bool:
+        """Whether the session is still there, and with it the lock; forgets it when not."""
+        try:
+            connection.execute(text("select 1"))
+        except SQLAlchemyError:  # the server was restarted, or has gone
+            connection.invalidate()
+            connection.close()
+            del self._connections[name]
+            return False
+        return True

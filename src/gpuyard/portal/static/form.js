@@ -66,6 +66,8 @@ class BookingForm {
     this.check();
   }
 
+  exact = {};
+
   fill(wanted) {
     this.field("pool").value = wanted.pool;
     this.offerGpus(wanted.gpu ?? "");
@@ -81,6 +83,7 @@ class BookingForm {
   put(name, at) {
     const zone = this.zone();
     this.field(name).value = zone.input(at);
+    this.exact[name] = {shown: this.field(name).value, at}; // the field has no seconds, and a booking may begin with some
     this.which(name);
     const found = zone.moments(zone.wall(at));
     if (found.length > 1)
@@ -135,7 +138,10 @@ class BookingForm {
       element = this.field(name);
     element.setCustomValidity("");
     if (Number.isNaN(wall)) return null;
-    const found = zone.moments(wall);
+    const found = zone.moments(wall),
+      put = this.exact[name];
+    if (found.length === 1 && put?.shown === element.value && found[0] <= put.at && put.at < found[0] + MINUTE)
+      return put.at;
     if (!found.length) {
       const next = zone.moment(wall);
       element.setCustomValidity(

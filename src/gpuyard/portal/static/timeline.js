@@ -155,12 +155,21 @@ class Timeline extends Rows {
 
   covered() {
     // rows of GPUs that a selection goes over
-    const {drag} = this,
-      rows = this.tracks().filter((track) => track.dataset.lane && track.dataset.pool === drag.track.dataset.pool);
-    const [a, b] = [drag.track, drag.over ?? drag.track]
-      .map((track) => rows.indexOf(track))
-      .sort((one, other) => one - other);
+    return this.between(this.drag.track, this.drag.over ?? this.drag.track);
+  }
+
+  between(one, other) {
+    // rows of GPUs of a pool, from one to another one
+    const rows = this.tracks().filter((track) => track.dataset.lane && track.dataset.pool === one.dataset.pool);
+    const [a, b] = [one, other].map((track) => rows.indexOf(track)).sort((x, y) => x - y);
     return a < 0 ? [] : rows.slice(a, b + 1);
+  }
+
+  chosen(track) {
+    // rows that are selected with keys; the calendar may have been drawn again since, so the first is known by its key
+    const first = this.anchorKey && this.tracks().find((one) => one.dataset.key === this.anchorKey);
+    const rows = first ? this.between(first, track) : [];
+    return rows.length ? rows : [track];
   }
 
   ghost() {
@@ -281,14 +290,22 @@ class Timeline extends Rows {
       this.spot = this.floor(Math.min(Math.max(this.now, start), end - 1));
     for (const old of this.root.querySelectorAll(".tl-cursor")) old.remove();
     const [a, b] = [this.spot, this.anchor ?? this.spot].sort((one, other) => one - other);
-    const mark = this.place(
-      make("div", {class: "tl-cursor", "aria-hidden": "true"}),
-      a,
-      Math.min(this.step(b, 1), end),
-    );
-    track.append(mark);
-    mark.scrollIntoView({block: "nearest", inline: "nearest"});
-    this.announce(track, a, b);
+    const rows = this.chosen(track);
+    for (const row of rows) {
+      const mark = this.place(
+        make("div", {class: "tl-cursor", "aria-hidden": "true"}),
+        a,
+        Math.min(this.step(b, 1), end),
+      );
+      row.append(mark);
+      if (row === track) mark.scrollIntoView({block: "nearest", inline: "nearest"});
+    }
+    this.announce(track, a, b, rows.length);
+  }
+
+  unselect() {
+    // nothing is selected with keys any more
+    this.anchor = this.anchorKey = undefined;
   }
 
   step(at, count) {
@@ -301,7 +318,7 @@ class Timeline extends Rows {
     return on.find((one) => one.start < this.step(this.spot, 1) && one.end > this.spot);
   }
 
-  announce(track, a, b) {
+  announce(track, a, b, rows) {
     const lane = this.lanes.find((one) => String(one.id) === track.dataset.lane),
       booking = this.under(track);
     const where = lane ? `${lane.host} ${lane.gpus[0]}` : `pool ${track.dataset.pool}`;
@@ -335,23 +352,30 @@ class Timeline extends Rows {
       row = {ArrowUp: -1, ArrowDown: 1}[key];
     if (this.spot === undefined) this.cursor(track);
     if (go) {
-      this.anchor = event.shiftKey ? (this.anchor ?? this.spot) : undefined;
+      if (!event.shiftKey) this.unselect();
+      else this.anchor ??= this.spot;
       const next = this.step(this.spot, go);
       if (next < this.view.start || next >= this.view.end) {
-        this.anchor = undefined;
+        this.unselect();
         this.spot = next;
         this.turn(go);
       } else this.spot = next;
     } else if (row) {
-      this.anchor = undefined;
-      (tracks[index + row] ?? track).focus();
+      const next = tracks[index + row] ?? track;
+      if (!event.shiftKey) this.unselect();
+      else if (this.between(track, next).length < 2) return event.preventDefault(); // only rows of one pool
+      else {
+        this.anchor ??= this.spot;
+        this.anchorKey ??= track.dataset.key;
+      }
+      next.focus();
     } else if (key === "Home" || key === "End") {
-      this.anchor = undefined;
+      this.unselect();
       this.spot = key === "Home" ? this.view.start : this.step(this.view.end, -1);
     } else if (key === "PageUp" || key === "PageDown") {
       this.spot = undefined;
       this.turn(key === "PageUp" ? -1 : 1);
-    } else if (key === "Escape") this.anchor = undefined;
+    } else if (key === "Escape") this.unselect();
     else if (key === "Enter" || key === " ") {
       if (event.target !== track) return;
       const booking = this.anchor === undefined && this.under(track);
@@ -359,9 +383,10 @@ class Timeline extends Rows {
       else {
         const [a, b] = [this.spot, this.anchor ?? this.spot].sort((one, other) => one - other);
         const end = this.anchor === undefined ? this.lengthen(a) : this.step(b, 1);
-        this.anchor = undefined;
+        const ids = this.chosen(track).flatMap((one) => (one.dataset.lane ? [Number(one.dataset.lane)] : []));
+        this.unselect();
         this.spot = a;
-        this.select(this.wanted(track.dataset.pool, track.dataset.lane ? [Number(track.dataset.lane)] : [], a, end));
+        this.select(this.wanted(track.dataset.pool, ids, a, end));
       }
     } else return;
     event.preventDefault();
