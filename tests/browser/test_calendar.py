@@ -237,7 +237,6 @@ def test_an_active_booking_is_extended_and_ended(site: Site, visits: Visits) -> 
     until(lambda: site.ledger.get(made.id).state is BookingState.ENDED)
 
 
-@where(rules=Rules(must_book=False, most_active=9))
 def test_a_booking_that_began_within_a_minute_is_changed(site: Site, visits: Visits) -> None:
     """Fields have no seconds, and its start must stay what it is."""
     site.clock.forward(seconds=37)
@@ -255,6 +254,7 @@ def test_a_booking_that_began_within_a_minute_is_changed(site: Site, visits: Vis
     assert (changed.ask.start, changed.ask.end) == (made.ask.start, NOON + 8 * HOUR)
 
 
+@where(rules=Rules(must_book=False, most_active=9))
 def test_a_server_is_let_in_where_unbooked_use_is_allowed(site: Site, visits: Visits) -> None:
     (made,) = site.ledger.create(ask(1, 4), ADA)
     site.clock.forward(2)

@@ -25,6 +25,8 @@ class SmallCloud:
     """User's id -> address; only these users are known."""
     registered: bool = True
     limits: dict[tuple[str, str], int] = field(default_factory=dict)
+    marks: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Descriptions of limits."""
     """(project's id, resource) -> limit."""
     reserved: dict[str, int] = field(default_factory=dict)
     """Provider -> 1."""
@@ -103,8 +105,10 @@ class SmallCloud:
             if not self.registered:
                 raise CloudError("POST identity /limits: 403 You are not authorized to perform the action.", 403)
             self.limits[row["project_id"], row["resource_name"]] = row["resource_limit"]
+            self.marks[row["project_id"], row["resource_name"]] = row["description"]
         elif method == "PATCH":
             self.limits[keys[path.rpartition("/")[2]]] = body["limit"]["resource_limit"]
+            self.marks[keys[path.rpartition("/")[2]]] = body["limit"]["description"]
         else:
             del self.limits[keys[path.rpartition("/")[2]]]
         return {}
@@ -112,7 +116,7 @@ class SmallCloud:
     def _limit(self, id: str, project: str, resource: str) -> dict[str, Any]:
         limit = self.limits[project, resource]
         row = {"id": id, "project_id": project, "resource_name": resource, "resource_limit": limit}
-        return {**row, "region_id": self.region}
+        return {**row, "region_id": self.region, "description": self.marks.get((project, resource), "")}
 
     # Placement.
 

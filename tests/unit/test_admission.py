@@ -60,7 +60,10 @@ def test_several_gpus_are_several_lanes() -> None:
     assert set(answer(ask(gpus=4)).lanes) == {1, 2, 3, 4}
     more = answer(ask(gpus=5))
     assert names(more.reasons) == ["too_big"]
-    assert "4 to book one by one (GPUs of one group go to one server: same_group books a whole one)" in more.reasons[0].text
+    assert (
+        "4 to book one by one (GPUs of one group go to one server: same_group books a whole one)"
+        in more.reasons[0].text
+    )
 
 
 def test_back_to_back_is_no_conflict() -> None:

@@ -352,3 +352,20 @@ def test_what_another_process_has_written_down_is_not_lost(yard: Callable[..., Y
     (held,) = one.cloud.reserved
     assert held != other, "nobody needs that one"
     assert one.store.value("t4", "holds") == f"{held}=2"
+
+
+def test_a_new_database_takes_nobody_s_gpus_away(tmp_path: Path, yard: Callable[..., Yard]) -> None:
+    one = yard()
+    one.book(ADA)
+    one.keeper.run()
+    assert one.limits() == {"p-physics": 1}
+    with closing(Store.open(f"sqlite:///{tmp_path / 'misspelt.db'}")) as store:
+        store.sync_lanes(site_lanes(one.compiled.gpus))
+        ledger = Ledger(store, book_of(one.compiled), lambda: one.now, lambda: "x")
+        api: Any = one.cloud
+        other = BookingsKeeper(api, one.compiled, ledger, api, lambda: one.now)
+        for _ in range(2):
+            with pytest.raises(BookingsError, match="is new, and the cloud has . limits of this site's bookings"):
+                other.run()
+    assert one.limits() == {"p-physics": 1}
+    one.keeper.run()

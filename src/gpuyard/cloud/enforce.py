@@ -54,6 +54,12 @@ class Enforcer:
         rows = self._api.get("identity", "/registered_limits", service_id=service)["registered_limits"]
         return frozenset(row["resource_name"] for row in rows if row["region_id"] == region)
 
+    def marked(self) -> list[str]:
+        """Ids of limits that carry our mark."""
+        service, _ = self._catalogue()
+        rows = self._api.get("identity", "/limits", service_id=service)["limits"]
+        return [row["id"] for row in rows if row.get("description") == self._mark]
+
     def set_limit(self, project: str, resource: str, value: int) -> None:
         """A limit of 0 is none: the registered one, which is 0, holds then. (Keystone takes an update to 0, answers
         200 and keeps the old number.)"""

@@ -97,6 +97,20 @@ class BookingsKeeper:
         self.waits: tuple[str, ...] = ()
         """What could not be done yet, as of the last run."""
 
+    def _require_its_database(self) -> None:
+        """Raise BookingsError when the database has never been kept with this cloud, and the cloud has bookings'
+        limits: a path that is misspelt, or a database that was lost, would take everybody's GPUs away."""
+        store = self._ledger.store
+        if store.value("", "site"):
+            return
+        if marked := self._enforcer.marked():
+            raise BookingsError(
+                f"the database {store.name} is new, and the cloud has {len(marked)} limits of this site's bookings: is it "
+                "the right --database? Nothing is changed in the cloud. To begin anew without what was booked, delete "
+                f"these limits: openstack limit delete {marked[0]} ..."
+            )
+        store.set_value("", "site", self._compiled.site.site)
+
     @property
     def words(self) -> LedgerWords:
         """What the ledger says of GPUs, as of the last run: for `gpu_statuses`."""
@@ -109,6 +123,7 @@ class BookingsKeeper:
             if not self._ledger.store.take_turn(TURN):
                 self.waits = ("another process on this database keeps the bookings",)
                 return
+            self._require_its_database()
             run = _Run(self._known)
             with run.apart("the clock of bookings"):
                 self._ledger.advance()
