@@ -105,8 +105,8 @@ class BookingsKeeper:
             return
         if marked := self._enforcer.marked():
             raise BookingsError(
-                f"the database {store.name} is new, and the cloud has {len(marked)} limits of this site's bookings: is it "
-                "the right --database? Nothing is changed in the cloud. To begin anew without what was booked, delete "
+                f"the database {store.name} is new, and the cloud has {len(marked)} limits of this site's bookings: is "
+                "it the right --database? Nothing is changed in the cloud. To begin anew without what was booked, delete "
                 f"these limits: openstack limit delete {marked[0]} ..."
             )
         store.set_value("", "site", self._compiled.site.site)
