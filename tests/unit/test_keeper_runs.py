@@ -365,7 +365,7 @@ def test_a_new_database_takes_nobody_s_gpus_away(tmp_path: Path, yard: Callable[
         api: Any = one.cloud
         other = BookingsKeeper(api, one.compiled, ledger, api, lambda: one.now)
         for _ in range(2):
-            with pytest.raises(BookingsError, match=r"is new, and the cloud has . limits of this site's bookings"):
+            with pytest.raises(BookingsError, match=r"is new, and the cloud has . limits of its bookings"):
                 other.run()
     assert one.limits() == {"p-physics": 1}
     one.keeper.run()

@@ -105,7 +105,7 @@ class BookingsKeeper:
             return
         if marked := self._enforcer.marked():
             raise BookingsError(
-                f"the database {store.name} is new, and the cloud has {len(marked)} limits of this site's bookings: is "
+                f"the database {store.name} is new, and the cloud has {len(marked)} limits of its bookings: is "
                 "it the right --database? Nothing is changed in the cloud. To begin anew without what was booked, delete "
                 f"these limits: openstack limit delete {marked[0]} ..."
             )
