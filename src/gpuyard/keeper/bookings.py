@@ -106,8 +106,8 @@ class BookingsKeeper:
         if marked := self._enforcer.marked():
             raise BookingsError(
                 f"the database {store.name} is new, and the cloud has {len(marked)} limits of its bookings: is "
-                "it the right --database? Nothing is changed in the cloud. To begin anew without what was booked, delete "
-                f"these limits: openstack limit delete {marked[0]} ..."
+                "it the right --database? Nothing is changed in the cloud. To begin anew without the old bookings, "
+                f"delete these limits: openstack limit delete {marked[0]} ..."
             )
         store.set_value("", "site", self._compiled.site.site)
 
