@@ -34,7 +34,7 @@ from tests.browser.test_map import CONTRAST, STRUCTURE
 from tests.support.ledgers import ADA, BOB, DAY, HOUR, NOON, ROOT, ask
 from tests.unit.test_portal_server import until
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 def test_a_booking_with_keys_only(site: Site, visits: Visits) -> None:

@@ -27,7 +27,7 @@ from tests.integration.conftest import RunningLab
 from tests.support.ledgers import ROOT, open_ledger
 from tests.support.served import RealClock, served
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.slow]
 PROGRAMS = Path(sys.executable).parent
 TIMES = ("--start", "+1h", "--end", "+4h")
 

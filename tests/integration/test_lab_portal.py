@@ -81,7 +81,7 @@ def test_a_port_of_somebody_else_is_refused_before_anything_is_started(lab: Runn
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = other.getsockname()[1]
-        with pytest.raises(LabSettingsError, match=rf"port {taken}, for the map, is in use by .*; choose another"):
+        with pytest.raises(LabSettingsError, match=rf"port {taken}, for the portal, is in use by .*; choose another"):
             portal.require_port(lab.settings, taken)
 
 

@@ -25,7 +25,7 @@ from tests.integration.conftest import RunningLab
 from tests.support.asking import REFUSED, Cloud, kinds, remedy
 from tests.support.sites import plain_site
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
 K40C, HYPER18 = "k40c.2cores", "hyper18"
 """A flavor that one GPU of one host can serve."""

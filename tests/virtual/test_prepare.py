@@ -39,6 +39,7 @@ def of(drivers: dict[str, list[str]], addresses: list[str]) -> list[list[str]]:
     return [drivers[address] for address in addresses]
 
 
+@pytest.mark.slow
 def test_the_whole_way_of_a_card_whose_twin_stays_with_the_host(tmp_path: Path) -> None:
     answers = run(titan_xp_node(exact=False, bound=False), tmp_path, "cycle", "--keep", "86:00.0")
     assert of(answers["before"], FIRST + SECOND) == NATIVE + NATIVE
@@ -69,6 +70,7 @@ def test_the_whole_way_of_a_card_whose_twin_stays_with_the_host(tmp_path: Path) 
     assert answers["undo again"]["steps"] == []
 
 
+@pytest.mark.slow
 def test_six_gpus_that_were_taken_by_their_ids(tmp_path: Path) -> None:
     """The way of the wiki pages: options on the command line. They are named, and nothing breaks."""
     answers = run(epyc_v100(exact=False), tmp_path, "cycle")
