@@ -272,7 +272,7 @@ def _make_room(ask: Ask, lanes: Sequence[Lane], pool: Pool, start: int, end: int
     and put back one by one: what is hard to place first, so that the rest finds what is left."""
     everywhere = [lane.id for lane in pool.well]
     found = [one for lane in everywhere for one in pool.timetable.intervals(lane, start, end)]
-    if len(found) > MOST_MOVES * 4 or pool.timetable.peak(everywhere, start, end) + ask.lanes > len(everywhere):
+    if len(found) > MOST_MOVES or pool.timetable.peak(everywhere, start, end) + ask.lanes > len(everywhere):
         return None  # too many to try, or at some moment there is no lane left, wherever the others are
     others = pool.movable(start, end)
     if not others or len(others) > MOST_MOVES:

@@ -105,6 +105,9 @@ class Timetable:
     def earliest(self, lanes: Iterable[int], count: int, start: int, length: int, until: int) -> int | None:
         """The first moment from `start` on, and not after `until`, from which `count` of the lanes are free for
         `length` seconds."""
+        if count == 1:  # most of all questions, and no need to look beyond each lane's first chance
+            firsts = (next(self._beginnings(lane, start, length, until), None) for lane in lanes)
+            return min((first for first, _ in filter(None, firsts)), default=None)
         changes: list[tuple[int, int]] = []
         for lane in lanes:
             for first, last in self._beginnings(lane, start, length, until):
