@@ -148,7 +148,7 @@ def open_sqlite(url: URL, *, foreign_keys: bool = True) -> Engine:
         try:
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             connection.execute("PRAGMA synchronous = FULL")
-            # Pages. Whoever commits when the log is full waits for it to be copied: one in some hundred, not in a hundred.
+            # Pages. Whoever commits when the log is full waits for it to be copied: one in some hundred commits.
             connection.execute("PRAGMA wal_autocheckpoint = 4000")
             connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
             connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
