@@ -6,15 +6,17 @@ PYTHON ?= python3
 export GPUYARD_LAB_STATE = $(CURDIR)/.lab
 export UV_PROJECT_ENVIRONMENT ?= .venv
 RUN = $(UV) run --frozen --all-extras
+# As many at a time as there are processors, or WORKERS; a module stays together.
+TESTS = $(RUN) pytest -q -n $(or $(WORKERS),auto) --dist loadfile --no-loadscope-reorder --durations 25
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-fast test-slow lint fmt bench docs recordings clean
+.PHONY: help up down test test-fast test-slow test-clock lint fmt bench docs recordings clean
 
 help:  ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .tools/bin/uv:
-	$(PYTHON) -m venv .tools && .tools/bin/pip install --quiet --disable-pip-version-check uv
+	$(PYTHON) -m venv .tools && .tools/bin/pip install --quiet --disable-pip-version-check uv==0.13.9
 
 .venv/.synced: $(if $(filter .tools/%,$(UV)),.tools/bin/uv) pyproject.toml uv.lock
 	$(UV) sync --frozen --all-extras --quiet
@@ -27,13 +29,17 @@ down: .venv/.synced  ## End it; its data stays for the next 'make up'
 	$(RUN) gpuyard lab down
 
 test: .venv/.synced lint  ## All tests but the slow ones
-	$(RUN) pytest -m "not slow"
+	$(TESTS) -m "not slow"
 
 test-slow: .venv/.synced  ## Those that take minutes each: a whole Debian that is prepared, rebooted and undone
-	$(RUN) pytest -m slow
+	$(TESTS) -m slow
 
-test-fast: .venv/.synced  ## Unit and property tests only: seconds
-	$(RUN) pytest tests/unit
+test-fast: .venv/.synced  ## Unit and property tests only
+	$(TESTS) -m "not slow" tests/unit
+
+test-clock: .venv/.synced  ## The same on other days: a 29 February at midnight; the hour of a clock change, at a month's end
+	$(TESTS) -m "not slow" tests/unit --now 2028-02-29T23:58:00+00:00
+	$(TESTS) -m "not slow" tests/unit --now 2027-10-31T00:58:00+00:00
 
 lint: .venv/.synced  ## Format, lint, types, layers, what hypervisors can run
 	$(RUN) ruff format --check .

@@ -11,16 +11,16 @@ from pathlib import Path
 from time import monotonic
 from urllib.request import urlopen
 
+from tests.support.ports import free_port_base
 from tests.support.sites import plain_site
 
 from bench.table import Measured, milliseconds, show
 from gpuyard.cloud.api import connect
-from gpuyard.cloud.objects import read_objects
-from gpuyard.cloud.snapshot import SnapshotTaker
+from gpuyard.cloud.observe.objects import read_objects
+from gpuyard.cloud.observe.snapshot import SnapshotTaker
 from gpuyard.lab import control, portal, processes
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Boot, Exercise
-from gpuyard.lab.ports import free_port_base
 from gpuyard.lab.settings import Lab, LabSettings, remembered
 from gpuyard.site.load import LoadedSite, load_site
 from gpuyard.site.plan import plan_site
@@ -33,7 +33,7 @@ ROUNDS = 5
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpuyard-bench-") as folder:
-        base = free_port_base(range(31000, 32000, 10))
+        base = free_port_base()
         settings = LabSettings(Path(folder) / "lab", port_base=base, site=plain_site())
         try:
             control.up(settings)

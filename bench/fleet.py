@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.support import sshd
 
-from bench.table import Measured, milliseconds, show
+from bench.table import Measured, leave_out, milliseconds, show
 from gpuyard.host import bundle, fleet
 
 COUNTS = (1, 10, 50)
@@ -33,18 +33,18 @@ def main() -> None:
         ],
     )
     if why := sshd.missing():
-        print(f"\nMany hosts: {why}")
+        leave_out("Many hosts", why)
         return
     names = [f"gpu{number}" for number in range(max(COUNTS))]
     with tempfile.TemporaryDirectory(prefix="gpuyard-bench-") as folder, sshd.running(Path(folder), names) as server:
-        options = fleet.Options(ssh=server.ssh, python=sys.executable)
+        options = fleet.FleetOptions(ssh=server.ssh, python=sys.executable)
         ssh = [*server.ssh, names[0], "true"]
         rows = [Measured("ssh HOST true", "s", seconds(lambda: subprocess.run(ssh, check=True)))]
         rows += [Measured(f"gpuyard, hosts: {count}", "s", checks(names[:count], options, zipapp)) for count in COUNTS]
         show(f"Wall time of '{VERB[0]}' over ssh, {options.at_once} at a time", rows)
 
 
-def checks(names: list[str], options: fleet.Options, zipapp: bytes) -> list[float]:
+def checks(names: list[str], options: fleet.FleetOptions, zipapp: bytes) -> list[float]:
     def once() -> None:
         outcomes = fleet.run(names, VERB, options, zipapp=zipapp)
         failed = [outcome for outcome in outcomes.values() if outcome.ending is not fleet.Ending.DONE]

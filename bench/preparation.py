@@ -20,7 +20,7 @@ from tests.virtual_hypervisor import build, machine
 from tests.virtual_hypervisor.topology import epyc_v100
 
 from bench.local import large_host
-from bench.table import Measured, milliseconds, show
+from bench.table import Measured, leave_out, milliseconds, show
 from gpuyard.host.preparation.plan import plan_preparation
 from gpuyard.host.preparation.wishes import Wishes
 
@@ -49,7 +49,7 @@ def live() -> None:
     try:
         prepared = build.prepare(install=False)
     except build.Missing as error:
-        print(f"\nChanging drivers: {error}")
+        leave_out("Changing drivers", str(error))
         return
     job = shlex.join([sys.executable, "-m", "tests.virtual.prepare_jobs", "live"])
     with tempfile.TemporaryDirectory(prefix="gpuyard-bench-") as folder:

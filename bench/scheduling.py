@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
+from tests.support.ports import free_port_base
 from tests.support.sysfs import V100, Sysfs
 
 from bench.table import Measured, show
@@ -18,7 +19,6 @@ from gpuyard.lab import control, portal
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.plan import LabPlan, plan_of_site
-from gpuyard.lab.ports import free_port_base
 from gpuyard.lab.settings import LabSettings, remembered
 from gpuyard.site.load import LoadedSite, load_site
 
@@ -59,7 +59,7 @@ def write_site(folder: Path) -> Path:
 
 
 def run(state: Path, site: Path, plan: LabPlan) -> list[Measured]:
-    settings = LabSettings(state, port_base=free_port_base(range(31000, 39000, 10)), site=site)
+    settings = LabSettings(state, port_base=free_port_base(), site=site)
     try:
         control.up(settings, plan)
         lab = remembered(settings.state)

@@ -1,4 +1,6 @@
-"""How a measurement is shown: minimum, median and maximum of its runs, and how much of the limit the median uses."""
+"""How a measurement is shown: minimum, median and maximum of its runs, and how much of the limit the median uses. What
+missed its limit, and what was not measured, is said again at the end.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +9,35 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
+MISSED: list[str] = []
+LEFT_OUT: list[str] = []
+
 
 @dataclass(frozen=True)
 class Measured:
-    """One line: values in `unit`, and the most that they may be."""
+    """One line: values in `unit`, and the most that their median may be, or with `least` the least."""
 
     name: str
     unit: str
     values: Sequence[float]
     limit: float | None = None
+    least: bool = False
+
+    @property
+    def missed(self) -> bool:
+        middle = median(self.values)
+        return self.limit is not None and (middle < self.limit if self.least else middle > self.limit)
 
     def cells(self) -> list[str]:
         low, middle, high = min(self.values), median(self.values), max(self.values)
         share = f"{middle / self.limit:.0%}" if self.limit else ""
-        limit = f"{self.limit:g} {self.unit}" if self.limit else ""
+        limit = f"{'>= ' * self.least}{self.limit:g} {self.unit}" if self.limit else ""
         return [self.name, str(len(self.values)), *(f"{v:.1f} {self.unit}" for v in (low, middle, high)), limit, share]
 
 
 def show(title: str, rows: Sequence[Measured]) -> None:
-    """Print a table."""
+    """Print a table, and remember what missed its limit."""
+    MISSED.extend(f"{title}: {row.name}: {' '.join(row.cells()[3:])}" for row in rows if row.missed)
     heads = ["what", "runs", "min", "median", "max", "limit", "median/limit"]
     cells = [heads, *(row.cells() for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
@@ -44,3 +56,19 @@ def milliseconds(run: Callable[[], object], times: int) -> list[float]:
         run()
         seconds.append((perf_counter() - began) * 1000)
     return seconds
+
+
+def leave_out(what: str, why: str) -> None:
+    """Something cannot be measured here: that is no pass."""
+    print(f"\n{what}: not measured: {why}")
+    LEFT_OUT.append(f"{what}: {why}")
+
+
+def finish() -> int:
+    """Say what missed its limit and what was not measured. The exit status: 1 when there is either."""
+    for title, found in (("Missed its limit", MISSED), ("Not measured", LEFT_OUT)):
+        if found:
+            print(f"\n{title}:", *found, sep="\n  ")
+    if not MISSED and not LEFT_OUT:
+        print("\nEverything was measured, and is within its limit.")
+    return 1 if MISSED or LEFT_OUT else 0

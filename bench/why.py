@@ -11,15 +11,15 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+from tests.support.ports import free_port_base
 from tests.support.sites import plain_site
 
 from bench.table import Measured, milliseconds, show
 from gpuyard.cloud.api import connect
-from gpuyard.cloud.why_facts import why
+from gpuyard.cloud.observe.why import why
 from gpuyard.lab import control, portal
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import USER_PROJECT, Exercise
-from gpuyard.lab.ports import free_port_base
 from gpuyard.lab.settings import Lab, LabSettings, remembered
 from gpuyard.site.load import LoadedSite, load_site
 
@@ -33,7 +33,7 @@ WITHOUT_GPUS = "ci_large"
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpuyard-bench-") as folder:
-        base = free_port_base(range(32000, 33000, 10))
+        base = free_port_base()
         settings = LabSettings(Path(folder) / "lab", port_base=base, site=plain_site())
         try:
             control.up(settings)

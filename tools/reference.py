@@ -17,6 +17,8 @@ from gpuyard.cli.main import app
 from gpuyard.host.report import InventoryDocument
 from gpuyard.keeper.driver import Driver, Loop
 from gpuyard.keeper.yard import Yard
+from gpuyard.ledger.rights import RIGHTS, WORDS, Standing
+from gpuyard.model.booking import RULES, rule_text
 from gpuyard.model.gpu import Gpu, GpuRole, GpuState, GpuStatus
 from gpuyard.portal.app import create_app
 from gpuyard.site.schema import json_schema
@@ -64,6 +66,32 @@ def metrics() -> str:
     return "\n".join([GENERATED, "# Metrics\n", *rows, "", also])
 
 
+def booking_rules() -> str:
+    """Every rule of bookings, with its default."""
+    rows = ["| key | meaning | default |", "|---|---|---|"]
+    for key, rule in RULES.items():
+        rows.append(f"| `{key}` | {rule.metadata['text']} | {rule_text(key, rule.default)} |")
+    also = "They stand under `booking` of a site, a pool or a project; see [run bookings](../how-to/run-bookings.md).\n"
+    return "\n".join([GENERATED, "# Rules of bookings\n", also, *rows, ""])
+
+
+def rights() -> str:
+    """Who may do what, as ledger/rights.py has it."""
+    columns = [one for one in Standing if one is not Standing.NOBODY]
+    cells = {verb: " | ".join("yes" if one in who else "" for one in columns) for verb, who in RIGHTS.items()}
+    rows = [f"| {WORDS[verb]} | {row} |" for verb, row in cells.items()]
+    head = f"| may | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}"
+    return "\n".join([GENERATED, "# Who may do what\n", RIGHTS_TEXT, head, *rows, ""])
+
+
+RIGHTS_TEXT = """\
+Roles are those of Keystone. "It" is a booking: its *owner* made it; a *manager* has the role `manager` in its project,
+a *member* the role `member`, a *reader* the role `reader`. An *admin* has the role `admin` in the project that is
+looked at, or that the token is for. An *owner without the role* may not book in its project any more, and has logged
+in; a program may do no more than the roles of its token let it. Whoever has no role in any project is not let in.
+"""
+
+
 def documents() -> dict[str, str]:
     """File name -> text of everything below docs/reference that is generated."""
     return {
@@ -71,6 +99,8 @@ def documents() -> dict[str, str]:
         "inventory.schema.json": json.dumps(inventory_schema(), indent=2) + "\n",
         "commands.md": commands(),
         "metrics.md": metrics(),
+        "booking-rules.md": booking_rules(),
+        "rights.md": rights(),
     }
 
 

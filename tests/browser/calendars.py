@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,6 +20,9 @@ from gpuyard.ledger.records import Query
 from gpuyard.model.booking import Booking, Person, Rules
 from gpuyard.portal.app import create_app
 from gpuyard.portal.server import bind, server_of
+from gpuyard.portal.store import PortalStore
+from gpuyard.site.load import load_site
+from gpuyard.site.objects import FlavorObject
 from tests.support.ledgers import ADA, DAY, NOON, Clock, open_ledger
 from tests.support.people import PASSWORD, people
 from tests.support.portals import ROOMY
@@ -38,12 +42,29 @@ class Site:
     clock: Clock
 
 
+@cache
+def flavors() -> tuple[FlavorObject, ...]:
+    """Of the lab's site, which has the same pools."""
+    return load_site(Path(__file__).parents[2] / "src/gpuyard/lab/site.yaml").compiled.flavors
+
+
 @contextmanager
 def serving(folder: Path, rules: Rules | None = None, now: datetime = NOON) -> Iterator[Site]:
     """A portal with bookings, in a thread, with a clock that stands still."""
     clock = Clock(now)
     ledger = open_ledger(folder, rules, clock)
-    app = create_app(filled(), driver(), "test", GPUS, now=clock, ledger=ledger, people=people(), settings=ROOMY)
+    app = create_app(
+        filled(),
+        driver(),
+        "test",
+        GPUS,
+        now=clock,
+        ledger=ledger,
+        store=PortalStore(ledger.database),
+        people=people(),
+        settings=ROOMY,
+        flavors=flavors(),
+    )
     with bind("127.0.0.1", 0) as listener:
         server = server_of(app)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -180,7 +180,7 @@ def test_what_is_refused_goes_back_and_says_why(site: Site, visits: Visits) -> N
     page.locator("#toast .alternative").first.click()
     expect(page.locator("#booking-title")).to_have_text("Change booking")
     fits(page)
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     expect(form(page)).to_be_hidden()
     assert site.ledger.get(made.id).version > made.version
 
@@ -193,14 +193,14 @@ def test_two_tabs_cannot_overwrite_each_other(site: Site, visits: Visits) -> Non
     form(page).get_by_label("Comment").fill("mine")
     asked = Ask(**{**vars(made.ask), "end": made.ask.end + 2 * HOUR})
     site.ledger.edit(made.id, asked, ADA)
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     expect(page.locator("#fit")).to_contain_text("Somebody has changed this booking")
     expect(page.locator("#fit")).to_contain_text("end was Wed 25 Nov, 08:00, is Wed 25 Nov, 10:00")
     assert site.ledger.get(made.id).ask.comment == ""
     page.get_by_role("button", name="Show theirs").click()
     expect(form(page).get_by_label("To", exact=True)).to_have_value("2026-11-25T10:00")
     form(page).get_by_label("Comment").fill("mine")
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     expect(form(page)).to_be_hidden()
     assert site.ledger.get(made.id).ask == Ask(**{**vars(asked), "comment": "mine"})
 
@@ -212,7 +212,7 @@ def test_mine_can_be_saved_over_theirs(site: Site, visits: Visits) -> None:
     page.get_by_role("button", name="Change…").click()
     site.ledger.edit(made.id, Ask(**{**vars(made.ask), "comment": "theirs"}), ADA)
     form(page).get_by_label("Comment").fill("mine")
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     page.get_by_role("button", name="Save mine over it").click()
     expect(form(page)).to_be_hidden()
     assert site.ledger.get(made.id).ask.comment == "mine"
@@ -221,14 +221,14 @@ def test_mine_can_be_saved_over_theirs(site: Site, visits: Visits) -> None:
 def test_an_active_booking_is_extended_and_ended(site: Site, visits: Visits) -> None:
     (made,) = site.ledger.create(ask(1, 4), ADA)
     site.clock.forward(2)
-    site.ledger.advance()
+    site.ledger.upkeep.advance()
     page = visits.enter(site)
     event(page, made).click()
     page.get_by_role("button", name="Extend or change…").click()
     expect(form(page).get_by_label("From")).to_be_disabled()
     form(page).get_by_label("To", exact=True).fill("2026-11-23T20:00")
     fits(page)
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     expect(form(page)).to_be_hidden()
     assert site.ledger.get(made.id).ask.end == at("2026-11-23T20:00")
     event(page, made).click()
@@ -242,13 +242,13 @@ def test_a_booking_that_began_within_a_minute_is_changed(site: Site, visits: Vis
     site.clock.forward(seconds=37)
     (made,) = site.ledger.create(ask(37 / 3600, 4), ADA)
     site.clock.forward(minutes=5)
-    site.ledger.advance()
+    site.ledger.upkeep.advance()
     page = visits.enter(site, path="bookings")
     page.get_by_role("button", name="Extend or change…").click()
     fits(page)
     form(page).get_by_label("To", exact=True).fill("2026-11-23T20:00")
     fits(page)
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     expect(form(page)).to_be_hidden()
     changed = site.ledger.get(made.id)
     assert (changed.ask.start, changed.ask.end) == (made.ask.start, NOON + 8 * HOUR)
@@ -258,12 +258,16 @@ def test_a_booking_that_began_within_a_minute_is_changed(site: Site, visits: Vis
 def test_a_server_is_let_in_where_unbooked_use_is_allowed(site: Site, visits: Visits) -> None:
     (made,) = site.ledger.create(ask(1, 4), ADA)
     site.clock.forward(2)
-    site.ledger.advance()
+    site.ledger.upkeep.advance()
     page = visits.enter(site, path="bookings")
     page.get_by_role("button", name="Let my server in now").click()
     expect(page.locator("#toast .good")).to_be_visible()
     assert site.ledger.get(made.id).open_until == site.clock.now + timedelta(minutes=15)
+    expect(page.locator("#upcoming")).to_contain_text("Its GPUs are being released for you")
+    site.ledger.upkeep.record_claims({}, ready=[made.id], usable={made.id: True})
+    page.reload()
     expect(page.locator("#upcoming")).to_contain_text("Your server is let in until Mon 23 Nov, 14:15.")
+    expect(page.locator("#upcoming")).not_to_contain_text("being released")
 
 
 def test_others_changes_appear_by_themselves(site: Site, visits: Visits) -> None:
@@ -304,7 +308,7 @@ def test_the_waitlist_and_an_offer(site: Site, visits: Visits) -> None:
     assert made.state is BookingState.WAITING
     expect(page.locator(".tl-waiting .tl-event")).to_have_count(1)
     site.ledger.cancel(theirs.id, BOB)
-    site.ledger.advance()
+    site.ledger.upkeep.advance()
     page.goto(f"{site.url}bookings")
     expect(page.locator("#offers .card")).to_contain_text("1 × t4")
     expect(page.locator("#offers")).to_contain_text("Answer by Mon 23 Nov, 14:00")
@@ -330,7 +334,7 @@ def test_my_bookings(site: Site, visits: Visits) -> None:
     page.locator(f'.card[data-id="{later.id}"]').get_by_role("button", name="Change…").click()
     form(page).get_by_label("GPUs", exact=True).fill("2")
     fits(page)
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     expect(page.locator("#upcoming .card h3")).to_have_text("2 × v100")
 
 
@@ -340,13 +344,18 @@ def test_a_feed_is_made_read_and_ended(site: Site, visits: Visits) -> None:
     page.get_by_role("button", name="Make address").click()
     address = page.locator("#feed-url")
     expect(address).to_be_visible()
-    text = page.request.get(address.input_value()).text()
+    url = address.input_value()
+    text = page.request.get(url).text()
     assert f"UID:{made.id}@" in text
-    expect(page.locator("#feeds")).to_contain_text("my bookings")
+    expect(page.locator("#feeds")).to_contain_text(
+        "my bookings since Mon 23 Nov, 12:00, until Tue 23 Nov 2027, 12:00, never read"
+    )
+    page.reload()
+    expect(page.locator("#feeds")).to_contain_text(", last read Mon 23 Nov, 12:00")
     page.get_by_role("button", name="End", exact=True).click()
     page.get_by_role("button", name="End feed").click()
     expect(page.locator("#feeds")).to_have_text("There is none.")
-    assert page.request.get(address.input_value()).status == 404
+    assert page.request.get(url).status == 404
 
 
 # Admins

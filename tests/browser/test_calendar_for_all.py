@@ -11,7 +11,9 @@ from zoneinfo import ZoneInfo
 import pytest
 from playwright.sync_api import expect
 
-from gpuyard.model.booking import Ask
+from gpuyard.ledger.records import Case
+from gpuyard.model.booking import Ask, ReclaimAction
+from gpuyard.portal.store import PortalStore
 from tests.browser.calendars import (
     TUESDAY,
     Site,
@@ -31,7 +33,7 @@ from tests.browser.calendars import (
     x_of,
 )
 from tests.browser.test_map import CONTRAST, STRUCTURE
-from tests.support.ledgers import ADA, BOB, DAY, HOUR, NOON, ROOT, ask
+from tests.support.ledgers import ADA, BOB, DAY, EVE, HOUR, NOON, ROOT, ask
 from tests.unit.test_portal_server import until
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -147,9 +149,9 @@ def busy(site: Site) -> None:
     site.ledger.create(ask(2, 3, pool="t4", comment="waits"), ADA, wait=True)
     site.ledger.create(ask(60, 30, 3, comment="a long comment " * 8), ADA)
     site.ledger.hold(["gpu-3/0000:18:00.0"], NOON + 3 * DAY, NOON + 4 * DAY, ROOT, "fan")
-    site.ledger.troubles({6: "lost: nova-compute does not report it"})
+    site.ledger.upkeep.set_troubles({6: "lost: nova-compute does not report it"})
     site.clock.forward(6)
-    site.ledger.advance()
+    site.ledger.upkeep.advance()
     site.ledger.create(ask(8, 40), ADA)
 
 
@@ -185,32 +187,105 @@ NAMELESS = """() => [...document.querySelectorAll('button, input, select, [tabin
 
 
 def test_rows_in_trouble_say_why_and_free_capacity_leaves_them_out(site: Site, visits: Visits) -> None:
-    site.ledger.troubles({6: "lost: nova-compute does not report it"})
+    site.ledger.upkeep.set_troubles({6: "lost: nova-compute does not report it"})
     page = visits.enter(site)
     row = page.locator(".tl-row.tl-trouble")
     expect(row).to_contain_text("lost: nova-compute does not report it")
-    expect(track(page, "pool t4")).to_have_attribute("aria-label", "pool t4, 1 of 1 free")
+    expect(track(page, "pool t4")).to_have_attribute("aria-label", "pool t4, 1 of 1 GPU free")
     (made,) = site.ledger.create(ask(24, 24, pool="t4"), BOB)
     page.evaluate("void load()")
     expect(event(page, made)).to_be_visible()
     expect(track(page, "pool t4").locator(".tl-free em")).to_have_text(["1 free", "none free", "1 free"])
 
 
-def test_where_slots_have_several_gpus_it_is_slots_that_are_free(site: Site, visits: Visits) -> None:
+def test_gpus_are_counted_where_slots_have_several(site: Site, visits: Visits) -> None:
     page = visits.enter(site)
-    expect(track(page, "pool v100")).to_have_attribute("aria-label", "pool v100, 4 of 4 slots free")
+    expect(track(page, "pool v100")).to_have_attribute("aria-label", "pool v100, 6 of 6 GPUs free")
     (made,) = site.ledger.create(ask(24, 24, gpus=3), BOB)
     page.evaluate("void load()")
     expect(event(page, made)).to_be_visible()
-    expect(track(page, "pool v100").locator(".tl-free em")).to_have_text(
-        ["4 slots free", "1 slot free", "4 slots free"]
+    expect(track(page, "pool v100").locator(".tl-free em")).to_have_text(["6 free", "2 free", "6 free"])
+
+
+def test_what_is_looked_for_is_shown_and_all_is_counted(site: Site, visits: Visits) -> None:
+    site.ledger.create(ask(24, 24, comment="thesis of zoe"), BOB)
+    site.ledger.create(ask(24, 24, pool="t4"), ADA)
+    page = visits.enter(site)
+    rows = page.locator(".tl-track[data-lane]")
+    expect(rows).to_have_count(6)
+    page.locator("#find").fill("ZOE")
+    expect(rows).to_have_count(1)
+    expect(track(page, "pool v100")).to_have_attribute("aria-label", re.compile("of 6 GPUs free"))
+    page.locator("#find").fill("")
+    page.locator("#only-mine").check()
+    expect(rows).to_have_count(1)
+    expect(rows).to_have_attribute("data-pool", "t4")
+    page.locator("#only-mine").uncheck()
+    page.locator(".tl-host button").first.click()
+    expect(rows).to_have_count(2)
+    page.locator(".tl-host button").first.click()
+    expect(rows).to_have_count(6)
+
+
+def test_rows_of_a_host_are_folded_with_keys(site: Site, visits: Visits) -> None:
+    page = visits.enter(site)
+    rows, head = page.locator(".tl-track[data-lane]"), page.locator(".tl-host button").first
+    expect(head).to_be_visible()
+    page.locator("#book").focus()
+    page.keyboard.press("Tab")
+    expect(track(page, "pool v100")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(head).to_be_focused()
+    for key, shown in (("Enter", 2), ("Space", 6)):
+        page.keyboard.press(key)
+        expect(rows).to_have_count(shown)
+        expect(head).to_have_attribute("aria-expanded", str(shown == 6).lower())
+        expect(head).to_be_focused()  # although it was drawn again
+
+
+def test_a_narrow_booking_says_who_has_it(site: Site, visits: Visits) -> None:
+    (made,) = site.ledger.create(ask(24, 0.25, comment="short"), BOB)
+    page = visits.enter(site)
+    event(page, made).hover()
+    expect(page.locator("#say")).to_contain_text("bob, biology")
+    expect(page.locator("#say")).to_be_visible()
+
+
+def test_keys_say_what_the_mouse_does_also_where_there_is_trouble(site: Site, visits: Visits) -> None:
+    (made,) = site.ledger.create(ask(0, 0.25, pool="t4", comment="short"), BOB)
+    site.ledger.upkeep.set_troubles(dict.fromkeys((5, 6), "lost: nova-compute does not report it"))
+    page = visits.enter(site)
+    row, said = track(page, f"lane {made.lanes[0]}"), page.locator("#say")
+    expect(event(page, made)).to_have_attribute("title", re.compile("^bob, biology, 1 × t4, .*, short$"))
+    row.focus()
+    page.keyboard.press("Home")
+    expect(said).to_have_text(re.compile(": lost: nova-compute does not report it$"))
+    for _ in range(4):  # of three hours each, to noon
+        page.keyboard.press("ArrowRight")
+    expect(said).to_have_text(
+        re.compile(f": lost: nova-compute does not report it; {event(page, made).get_attribute('title')}$")
     )
+
+
+def test_the_form_has_now_and_an_hour(site: Site, visits: Visits) -> None:
+    page = visits.enter(site)
+    page.locator("#book").click()
+    form(page).get_by_role("button", name="now").click()
+    form(page).get_by_role("button", name="1 h").click()
+    expect(form(page).get_by_label("From")).to_have_value(f"{NOON:%Y-%m-%dT%H:%M}")
+    expect(form(page).get_by_label("To", exact=True)).to_have_value(f"{NOON + HOUR:%Y-%m-%dT%H:%M}")
+    fits(page)
+
+
+def test_who_may_not_book_is_told_why(site: Site, visits: Visits) -> None:
+    page = visits.enter(site, EVE)
+    expect(page.locator("main .notice").first).to_contain_text("that takes the role member")
 
 
 def test_a_map_whose_session_is_over_leads_to_the_login(site: Site, visits: Visits) -> None:
     page = visits.enter(site, path="")
     expect(page.locator("#link")).to_have_attribute("data-link", re.compile("live|behind"))
-    site.ledger.store.delete_sessions(ADA.user_id)
+    PortalStore(site.ledger.database).delete_sessions(ADA.user_id)
     page.evaluate("source.close(); connect()")  # as after a stream that was ended
     page.wait_for_url("**/login")
     expect(page.get_by_label("User")).to_be_visible()
@@ -233,6 +308,33 @@ def test_times_are_the_viewers_and_can_be_those_of_utc(site: Site, visits: Visit
     expect(page.locator("#details-facts")).to_contain_text("Tue 24 Nov, 22:30 – Wed 25 Nov, 01:00")
     page.reload()
     expect(choice(page, "Time zone")).to_have_value("UTC")  # it is remembered
+
+
+def test_sentences_of_the_server_are_in_the_zone_of_the_page(site: Site, visits: Visits) -> None:
+    due = at("2026-11-24T23:30")
+    site.ledger.upkeep.records.put_case(
+        Case("s1", "vm", "t4", ADA.user_id, "p", "must_book", ReclaimAction.STOP, NOON, warned=NOON, due=due)
+    )
+    site.ledger.create(Ask("t4", due, due + HOUR, comment="not before 2026-11-24 23:30 UTC"), ADA)
+    page = visits.enter(site, path="bookings", zone="Asia/Kolkata")
+    expect(page.locator("#zone-name")).to_have_text("Asia/Calcutta (GMT+5:30)")
+    expect(page.locator("#cases .urgent")).to_contain_text("at Wed 25 Nov, 05:00.")
+    expect(page.locator("#cases")).to_contain_text("Wed 25 Nov, 05:00: this server")
+    expect(page.locator("#cases")).not_to_contain_text("UTC")
+    expect(page.locator("#upcoming .comment")).to_have_text("not before 2026-11-24 23:30 UTC")  # is not the server's
+    page = visits.enter(site, ROOT, path="admin", zone="Asia/Kolkata")
+    expect(page.locator("#zone-name")).to_have_text("Asia/Calcutta (GMT+5:30)")
+    expect(page.locator("#audit tr")).to_contain_text("from Wed 25 Nov, 05:00 until Wed 25 Nov, 06:00")
+
+
+def test_an_admin_reads_all_of_the_log_on_a_phone(site: Site, visits: Visits) -> None:
+    site.ledger.create(ask(24, 20), ADA)
+    page = visits.enter(site, ROOT, path="admin", width=360)
+    cells = page.locator("#audit td:not(:empty)")
+    expect(cells.first).to_be_visible()
+    for box in (box_of(cell) for cell in cells.all()):
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 360
 
 
 @where(now=at("2026-10-24T12:00"))

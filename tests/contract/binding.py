@@ -10,7 +10,7 @@ import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpuyard.host.local_host import AttributeRefused, Host
+from gpuyard.host.local_host import AttributeRefused, HostAccess
 from gpuyard.host.preparation.bind import BUS, NO_OVERRIDE, device, driver_of
 
 ABSENT = "0000:fe:1f.7"
@@ -20,7 +20,7 @@ ABSENT = "0000:fe:1f.7"
 class Bench:
     """A host with vfio-pci loaded, and a function that its native driver has."""
 
-    host: Host
+    host: HostAccess
     address: str
     native: str
     bridge: str

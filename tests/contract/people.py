@@ -32,6 +32,8 @@ class Bench:
     """Take the role in the project away."""
     disable: Callable[[], None]
     """Disable the user."""
+    change_password: Callable[[], None]
+    """Give the user another password."""
     domain: str = "Default"
 
 
@@ -69,6 +71,7 @@ def nobody_has_no_account(bench: Bench) -> None:
 def a_token_says_for_whom_it_is(bench: Bench) -> None:
     facts = bench.people.token(bench.new_token())
     assert facts is not None
+    assert not facts.federated
     assert (facts.user_id, facts.user) == (bench.user_id, bench.user)
     assert facts.membership is not None
     assert (facts.membership.project_id, facts.membership.project) == (bench.project_id, bench.project)
@@ -99,6 +102,15 @@ def a_disabled_user_is_out(bench: Bench) -> None:
         bench.people.log_in(bench.user, bench.password, bench.domain)
 
 
+def a_changed_password_ends_what_was_before(bench: Bench) -> None:
+    assert bench.user_id not in bench.people.revoked()
+    before = datetime.now(UTC).replace(microsecond=0)
+    bench.change_password()
+    assert before <= bench.people.revoked()[bench.user_id] <= datetime.now(UTC) + timedelta(seconds=1)
+    bench.take_role()
+    assert bench.people.revoked()[bench.user_id] <= datetime.now(UTC) + timedelta(seconds=1)
+
+
 def projects_are_found_by_name_and_id(bench: Bench) -> None:
     for known in (bench.project, bench.project_id):
         assert [(one.id, one.name) for one in bench.people.projects(known)] == [(bench.project_id, bench.project)]
@@ -122,6 +134,7 @@ RULES = (
     what_is_no_token_is_none,
     a_role_that_is_taken_away_is_gone,
     a_disabled_user_is_out,
+    a_changed_password_ends_what_was_before,
     projects_are_found_by_name_and_id,
     users_are_found_by_name_and_id,
 )

@@ -16,10 +16,20 @@ from itertools import count
 
 import pytest
 
-from gpuyard.ledger.records import AuditEntry, Case, Event, Feed, Occupied, Query, Session
-from gpuyard.ledger.store import ConflictError, OverlapError, PoolLook, Step, Store, StoreError, Taken, pool_change
+from gpuyard.ledger.records import AuditEntry, Case, Event, Occupied, Query
+from gpuyard.ledger.store import (
+    ConflictError,
+    LaneChange,
+    OverlapError,
+    PoolLook,
+    Store,
+    StoreError,
+    Taken,
+    pool_change,
+)
 from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState, ReclaimAction
 from gpuyard.model.errors import UsageError
+from tests.support.ledgers import write_event
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -142,7 +152,7 @@ def a_change_of_lanes_is_a_generation(store: Store) -> None:
     store.sync_lanes(SLOTS[1:])
     assert generations("t4") == (4, 4)
     assert generations("v100") == v100
-    assert read(store, lambda look: look.changes_since(2)) == [Step(*next(iter(taken(store))), True)], (
+    assert read(store, lambda look: look.changes_since(2)) == [LaneChange(*next(iter(taken(store))), True)], (
         "lanes that change are no steps"
     )
 
@@ -301,24 +311,24 @@ def one_that_ends_leaves_its_lane_and_stays_in_the_calendar(store: Store) -> Non
 
 
 def what_fails_leaves_nothing(store: Store) -> None:
-    store.undelivered("mail", at(0))
+    store.take_undelivered("mail", at(0))
 
     def fail() -> None:
         with store.change("t4") as change:
             change.write(booking())
             change.event(Event("booking.confirmed", at(0), "b", "u"))
             change.audit(AuditEntry(at(0), "ada", "booking.create", "b"))
-            change.told("b", "ending", at(0))
+            change.mark_told("b", "ending", at(0))
             change.remember_key("u", "k", "d", ("b",), at(0))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert (store.find(Query()), store.audit(), store.undelivered("mail", at(1))) == ([], [], [])
+    assert (store.find(Query()), store.audit(), store.take_undelivered("mail", at(1))) == ([], [], [])
     assert taken(store) == set()
     assert read(store, lambda look: (look.generation, look.key("u", "k"))) == (1, None)
     with store.change("t4") as change:
-        assert change.told("b", "ending", at(0))
+        assert change.mark_told("b", "ending", at(0))
 
 
 def the_generation_rises_once_when_what_is_taken_changes(store: Store) -> None:
@@ -425,14 +435,12 @@ def what_the_clock_moves_is_found(store: Store) -> None:
     assert [one.id for one in read(store, lambda look: look.due(at(-0.001)))] == []  # type: ignore[attr-defined]
 
 
-def what_ends_and_what_nobody_came_for_is_found(store: Store) -> None:
+def what_ends_is_found(store: Store) -> None:
     plain, claimed = write(store, booking((1,), state=S.ACTIVE), booking((2,), 0, 2, state=S.ACTIVE, claimed=at(0)))
     write(store, booking((3,), state=S.ACTIVE, kind=BookingKind.HOLD), booking((3,), 1, 2))
     with store.look("t4") as look:
         assert look.ending(at(0.9)) == []
         assert look.ending(at(2)) == [plain, claimed]
-        assert look.unclaimed(at(-1)) == []
-        assert look.unclaimed(at(0)) == [plain]
 
 
 def who_is_on_a_lane_is_found(store: Store) -> None:
@@ -543,15 +551,13 @@ def _matches(query: Query, one: Booking) -> bool:
 
 def something_is_told_once(store: Store) -> None:
     with store.change("t4") as change:
-        assert change.told("b", "ending", at(0))
-        assert not change.told("b", "ending", at(1))
-        assert change.told("b", "started", at(1))
-        assert change.told("c", "ending", at(1))
+        assert change.mark_told("b", "ending", at(0))
+        assert not change.mark_told("b", "ending", at(1))
+        assert change.mark_told("b", "started", at(1))
+        assert change.mark_told("c", "ending", at(1))
     with store.change("t4") as change:
-        assert not change.told("b", "ending", at(2))
-        change.forget_told("b", "ending")
-        assert change.told("b", "ending", at(2))
-        assert not change.told("b", "started", at(2))
+        assert not change.mark_told("b", "ending", at(2))
+        assert not change.mark_told("b", "started", at(2))
 
 
 def a_key_gives_what_it_gave(store: Store) -> None:
@@ -570,25 +576,25 @@ def a_key_gives_what_it_gave(store: Store) -> None:
 
 
 def an_event_is_told_to_every_channel_until_it_was(store: Store) -> None:
-    store.write_event(Event("early", at(-1), "", "u"))
-    assert store.undelivered("mail", at(0)) == store.undelivered("hook", at(0)) == []
+    write_event(store, Event("early", at(-1), "", "u"))
+    assert store.take_undelivered("mail", at(0)) == store.take_undelivered("hook", at(0)) == []
     event = Event("booking.started", at(0), "b", "u", "ada@example.org", {"pool": "t4", "über": "ja"})
     with store.change("t4") as change:
         change.event(event)
-    store.write_event(Event("second", at(0), "", "u"))
-    first, second = store.undelivered("mail", at(0))
+    write_event(store, Event("second", at(0), "", "u"))
+    first, second = store.take_undelivered("mail", at(0))
     assert (replace(first.event, id=0), first.attempts) == (event, 0)
     assert (second.event.kind, second.event.id > first.event.id) == ("second", True)
-    assert store.undelivered("mail", at(0)) == [], "another process sends them"
-    store.delivered("mail", first.event.id, at(0))
-    store.failed("mail", second.event.id, at(2))
-    assert store.undelivered("mail", at(1)) == []
-    (again,) = store.undelivered("mail", at(2))
+    assert store.take_undelivered("mail", at(0)) == [], "another process sends them"
+    store.mark_delivered("mail", first.event.id, at(0))
+    store.put_off("mail", second.event.id, at(2))
+    assert store.take_undelivered("mail", at(1)) == []
+    (again,) = store.take_undelivered("mail", at(2))
     assert (again.event, again.attempts) == (second.event, 1)
-    assert [one.event for one in store.undelivered("mail", at(3))] == [second.event], "whoever had it is dead"
-    store.failed("mail", second.event.id, None)
-    assert store.undelivered("mail", at(99)) == []
-    assert [one.event for one in store.undelivered("hook", at(0), limit=1)] == [first.event]
+    assert [one.event for one in store.take_undelivered("mail", at(3))] == [second.event], "whoever had it is dead"
+    store.put_off("mail", second.event.id, None)
+    assert store.take_undelivered("mail", at(99)) == []
+    assert [one.event for one in store.take_undelivered("hook", at(0), limit=1)] == [first.event]
 
 
 def one_has_the_turn_until_it_ends(store: Store) -> None:
@@ -611,40 +617,40 @@ def later_events_of_a_booking_wait_for_earlier_ones(store: Store) -> None:
     """Also when another process has the earlier one, or it was tried in vain."""
 
     def told(moment: int, limit: int = 100) -> list[str]:
-        return [one.event.kind for one in store.undelivered("mail", at(moment), limit)]
+        return [one.event.kind for one in store.take_undelivered("mail", at(moment), limit)]
 
     assert told(0) == []
     for kind, subject in (("first", "a"), ("second", "a"), ("other", "b"), ("third", "a")):
-        store.write_event(Event(kind, at(0), subject, "u"))
+        write_event(store, Event(kind, at(0), subject, "u"))
     assert told(0, limit=1) == ["first"]
     assert told(0) == ["other"], "another process tells the first one"
-    first = store.undelivered("mail", at(2), limit=1)[0].event
-    store.failed("mail", first.id, at(9))
+    first = store.take_undelivered("mail", at(2), limit=1)[0].event
+    store.put_off("mail", first.id, at(9))
     assert told(4) == ["other"]
-    store.delivered("mail", first.id, at(9))
+    store.mark_delivered("mail", first.id, at(9))
     assert told(9) == ["second", "other", "third"]
 
 
 def channels_that_are_gone_are_forgotten(store: Store) -> None:
     for channel in ("mail", "hook"):
-        store.undelivered(channel, at(0))
-    store.write_event(Event("one", at(0), "", "u"))
+        store.take_undelivered(channel, at(0))
+    write_event(store, Event("one", at(0), "", "u"))
     store.keep_channels(["mail"])
-    assert len(store.undelivered("mail", at(0))) == 1
-    assert store.undelivered("hook", at(0)) == []
+    assert len(store.take_undelivered("mail", at(0))) == 1
+    assert store.take_undelivered("hook", at(0)) == []
     store.keep_channels([])
-    store.write_event(Event("two", at(0), "", "u"))
-    assert store.undelivered("mail", at(99)) == []
+    write_event(store, Event("two", at(0), "", "u"))
+    assert store.take_undelivered("mail", at(99)) == []
 
 
 def events_that_were_told_are_pruned(store: Store) -> None:
-    store.undelivered("mail", at(0))
+    store.take_undelivered("mail", at(0))
     for kind in ("told", "waits"):
-        store.write_event(Event(kind, at(0), "", "u"))
-    told, waits = store.undelivered("mail", at(0))
-    store.delivered("mail", told.event.id, at(0))
+        write_event(store, Event(kind, at(0), "", "u"))
+    told, waits = store.take_undelivered("mail", at(0))
+    store.mark_delivered("mail", told.event.id, at(0))
     store.prune(at(1))
-    assert [one.event for one in store.undelivered("mail", at(1))] == [waits.event]
+    assert [one.event for one in store.take_undelivered("mail", at(1))] == [waits.event]
 
 
 def the_audit_log_is_read_from_its_end(store: Store) -> None:
@@ -656,33 +662,6 @@ def the_audit_log_is_read_from_its_end(store: Store) -> None:
     found = store.audit(3)
     assert [replace(entry, id=0) for entry in found] == entries[:1:-1]
     assert [replace(entry, id=0) for entry in store.audit(before=found[-1].id)] == entries[1::-1]
-
-
-def sessions_expire(store: Store) -> None:
-    one = Session("d1", "u", "ada", "p", "c", at(0), at(2))
-    other = replace(one, digest="d2", user_id="v", expires=at(9))
-    store.put_session(one)
-    store.put_session(other)
-    store.put_session(replace(one, project_id="q"))
-    assert store.get_session("d1", at(1)) == replace(one, project_id="q")
-    assert store.get_session("d1", at(2)) is store.get_session("none", at(0)) is None
-    assert store.prune_sessions(at(2)) == 1
-    assert store.get_session("d2", at(2)) == other
-    store.delete_session("d2")
-    store.put_session(one)
-    store.delete_sessions("u")
-    assert store.get_session("d2", at(0)) is store.get_session("d1", at(0)) is None
-
-
-def feeds_are_found_by_their_secret_and_owner(store: Store) -> None:
-    one, two = Feed("d1", "user", "u", "u", at(1)), Feed("d2", "gpu", "gpu-1/0000:01:00.0", "u", at(0))
-    store.put_feed(one)
-    store.put_feed(two)
-    assert (store.get_feed("d1"), store.get_feed("none")) == (one, None)
-    assert (store.list_feeds("u"), store.list_feeds("v")) == ([two, one], [])
-    assert store.delete_feed("d1")
-    assert not store.delete_feed("d1")
-    assert store.list_feeds("u") == [two]
 
 
 def cases_are_open_until_they_are_cleared(store: Store) -> None:
@@ -753,7 +732,7 @@ RULES: tuple[Callable[[Store], None], ...] = (
     a_timetable_that_is_too_old_is_told_so,
     the_waitlist_is_in_order,
     what_the_clock_moves_is_found,
-    what_ends_and_what_nobody_came_for_is_found,
+    what_ends_is_found,
     who_is_on_a_lane_is_found,
     open_bookings_of_a_user_are_counted,
     gpu_seconds_of_a_project_are_summed,
@@ -764,8 +743,6 @@ RULES: tuple[Callable[[Store], None], ...] = (
     channels_that_are_gone_are_forgotten,
     events_that_were_told_are_pruned,
     the_audit_log_is_read_from_its_end,
-    sessions_expire,
-    feeds_are_found_by_their_secret_and_owner,
     cases_are_open_until_they_are_cleared,
     enforcement_remembers_values,
     what_enforcement_remembers_is_replaced_only_as_it_was_read,

@@ -1,4 +1,4 @@
-"""How the store's tables come to be, whichever database they are in.
+"""How the tables of each room come to be, whichever database they are in.
 
 Each function is one rule and gets the URL of a database that is empty. They run on SQLite (tests/unit/
 test_store_migrations.py) and on PostgreSQL (tests/integration/test_store_postgresql.py).
@@ -9,38 +9,68 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, MetaData, Table, inspect, text
 
 from gpuyard.ledger.records import Query
 from gpuyard.ledger.store import OverlapError, Store, StoreError
-from gpuyard.ledger.store import migrate as migrate_module
-from gpuyard.ledger.store.engine import Database, parse_url
-from gpuyard.ledger.store.migrate import migrate, migrations
-from gpuyard.ledger.store.schema import METADATA
+from gpuyard.ledger.store import schema as ledger_schema
+from gpuyard.ledger.store import store as ledger_store
+from gpuyard.portal.store import PortalStore
+from gpuyard.portal.store import schema as portal_schema
+from gpuyard.store.engine import Database, parse_url
+from gpuyard.store.migrate import migrate, steps_of
+from gpuyard.store.rooms import Room
 from tests.contract.store import at, booking, prepare, taken, write
 
-SAMPLES: dict[str, str] = {
-    "0001": """
+ROOMS = {"ledger": ledger_schema.ROOM, "portal": portal_schema.ROOM}
+
+SAMPLES: dict[tuple[str, str], str] = {
+    ("ledger", "0001"): """
         insert into pools values ('t4', 1, 1, 0, 1);
         insert into lanes values (1, 't4', 'gpu-1', '0000:01:00.0', '0000:01:00.0', '', false);
         insert into bookings values ('old', 't4', 'booking', 'confirmed', START, END, 1, false, false, '', '',
             'u', 'ada', 'p', 'alpha', 1, 1, 1, '1', '', '', '', null, null, null, 0, false, 1);
         insert into occupancy values (1, START, END, 't4', 'old')
     """,
+    ("ledger", "0002"): """
+        insert into pools values ('t4', 1, 1, 0, 1);
+        insert into lanes values (1, 't4', 'gpu-1', '0000:01:00.0', '0000:01:00.0', 'lost', false, END);
+        insert into bookings values ('old', 't4', 'booking', 'confirmed', START, END, 1, false, false, '', '',
+            'u', 'ada', 'p', 'alpha', 1, 1, 1, '1', '', '', '', null, null, null, 0, false, 1, START);
+        insert into occupancy values (1, START, END, 't4', 'old')
+    """,
+    ("ledger", "0003"): """
+        insert into pools values ('t4', 1, 1, 0, 1);
+        insert into lanes values (1, 't4', 'gpu-1', '0000:01:00.0', '0000:01:00.0', '', false, null);
+        insert into bookings values ('old', 't4', 'booking', 'confirmed', START, END, 1, false, false, '', '',
+            'u', 'ada', 'p', 'alpha', 1, 1, 1, '1', '', '', '', null, null, null, 0, false, 1, null, true);
+        insert into occupancy values (1, START, END, 't4', 'old')
+    """,
+    ("portal", "0001"): """
+        insert into sessions values ('a', 'u', 'ada', 'p', 'c', START, END);
+        insert into feeds values ('f', 'user', 'u', 'u', START)
+    """,
+    ("portal", "0002"): """
+        insert into sessions values ('a', 'u', 'ada', 'p', 'c', START, END, END);
+        insert into feeds values ('f', 'user', 'u', 'u', START, END, null)
+    """,
 }
-"""For every step of the tables: a booking ``old`` of a pool t4, as that step has it. It is from at(0) to at(2)."""
+"""Of every step: a booking ``old`` of a pool t4, from at(0) to at(2); a session ``a`` of that time and a feed ``f``."""
 
 
-def revisions() -> list[str]:
-    """All steps, the first one first."""
-    with migrations() as config:
-        return [one.revision for one in ScriptDirectory.from_config(config).walk_revisions()][::-1]
+def fill(url: str, room: str, revision: str) -> None:
+    """The sample of a step."""
+    sample = SAMPLES[room, revision]
+    for name, moment in {"START": at(0), "END": at(2)}.items():
+        sample = sample.replace(name, f"{moment.timestamp():.0f}")
+    connected(url, lambda connection: [connection.execute(text(line)) for line in sample.split(";")])
 
 
 def connected(url: str, work: Callable[[Connection], object]) -> object:
@@ -48,30 +78,56 @@ def connected(url: str, work: Callable[[Connection], object]) -> object:
         return work(connection)
 
 
-def the_tables_are_those_of_the_code(url: str) -> None:
-    Store.open(url).close()
+def open_all(url: str) -> None:
+    with closing(Store.open(url)) as store:
+        PortalStore(store.database)
 
-    def differences(connection: Connection) -> object:
-        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
-        return compare_metadata(context, METADATA)
+
+def the_tables_are_those_of_the_code(url: str) -> None:
+    open_all(url)
+    for room in ROOMS.values():
+        assert connected(url, lambda connection, room=room: differences(connection, room)) == []  # type: ignore[misc]
 
     def checks(connection: Connection) -> set[str]:
         """Which alembic does not compare."""
         inspector = inspect(connection)
-        return {str(one["name"]) for table in METADATA.tables for one in inspector.get_check_constraints(table)}
+        names = [name for room in ROOMS.values() for name in room.tables.tables]
+        return {str(one["name"]) for name in names for one in inspector.get_check_constraints(name)}
 
-    assert connected(url, differences) == []
     assert connected(url, checks) == {"bookings_time", "occupancy_time"}
 
 
+def differences(connection: Connection, room: Room) -> object:
+    """Between the tables that are there and the room's."""
+    context = MigrationContext.configure(
+        connection,
+        opts={
+            "compare_type": True,
+            "compare_server_default": True,
+            "include_name": lambda name, kind, _: kind != "table" or name in room.tables.tables,
+        },
+    )
+    return compare_metadata(context, room.tables)
+
+
+def no_two_rooms_have_a_table_of_one_name() -> None:
+    names = [name for room in ROOMS.values() for name in (room.version_table, *room.tables.tables)]
+    assert len(names) == len(set(names))
+
+
 def every_step_has_a_sample() -> None:
-    assert set(SAMPLES) == set(revisions())
+    steps = [(name, one.revision) for name, room in ROOMS.items() for one in steps_of(room).walk_revisions()]
+    assert set(SAMPLES) == set(steps)
 
 
-def a_database_of_any_step_is_brought_up_to_date(url: str, revision: str) -> None:
-    migrate(parse_url(url), revision)
-    sample = SAMPLES[revision].replace("START", f"{at(0).timestamp():.0f}").replace("END", f"{at(2).timestamp():.0f}")
-    connected(url, lambda connection: [connection.execute(text(line)) for line in sample.split(";")])
+def a_database_of_any_step_is_brought_up_to_date(url: str, room: str, revision: str) -> None:
+    migrate(parse_url(url), ROOMS[room], revision)
+    fill(url, room, revision)
+    the_old_booking_is_there(url) if room == "ledger" else the_old_feed_is_there(url, revision)
+    the_tables_are_those_of_the_code(url)
+
+
+def the_old_booking_is_there(url: str) -> None:
     with closing(Store.open(url)) as store:
         (old,) = store.find(Query())
         assert (old.id, old.lanes, old.ask.start, old.ask.end) == ("old", (1,), at(0), at(2))
@@ -79,6 +135,39 @@ def a_database_of_any_step_is_brought_up_to_date(url: str, revision: str) -> Non
         with pytest.raises(OverlapError):
             write(store, booking((1,), 1, 3))
         write(store, booking((1,), 2, 3))
+
+
+def the_old_feed_is_there(url: str, revision: str) -> None:
+    with closing(Database(url)) as database:
+        store = PortalStore(database)
+        (feed,) = store.feeds(at(1), "u")
+        assert (feed.digest, feed.scope, feed.created) == ("f", "user", at(0))
+        session = store.get_session("a", at(1))
+        assert session is None if revision == "0001" else session is not None and session.created == at(0)
+        assert revision != "0001" or feed.expires > datetime.now(UTC) + timedelta(days=364)
+
+
+BEFORE_THE_PORTAL_HAD_STEPS = """
+    create table sessions (digest text not null, user_id text not null, user_name text not null,
+        project_id text not null, csrf text not null, created bigint not null, expires bigint not null,
+        constraint sessions_pkey primary key (digest));
+    create index sessions_expires on sessions (expires);
+    create index sessions_user on sessions (user_id);
+    create table feeds (digest text not null, scope text not null, target text not null, owner text not null,
+        created bigint not null, constraint feeds_pkey primary key (digest));
+    create index feeds_owner on feeds (owner)
+"""
+"""What the ledger's first step made, too."""
+
+
+def what_the_ledger_kept_for_the_portal_stays(url: str) -> None:
+    migrate(parse_url(url), ROOMS["ledger"], "0001")
+    lines = BEFORE_THE_PORTAL_HAD_STEPS.split(";")
+    connected(url, lambda connection: [connection.execute(text(line)) for line in lines])
+    fill(url, "ledger", "0001")
+    fill(url, "portal", "0001")
+    the_old_booking_is_there(url)
+    the_old_feed_is_there(url, "0001")
     the_tables_are_those_of_the_code(url)
 
 
@@ -91,10 +180,12 @@ def opening_again_changes_nothing(url: str) -> None:
 
 
 def a_database_of_a_newer_release_is_refused(url: str) -> None:
-    Store.open(url).close()
-    connected(url, lambda connection: connection.execute(text("update alembic_version set version_num = '9999'")))
-    with pytest.raises(StoreError, match=r"made by a newer gpuyard \(its tables are at 9999"):
-        Store.open(url)
+    open_all(url)
+    for room in ROOMS.values():
+        newer = f"update {room.version_table} set version_num = '9999'"  # noqa: S608
+        connected(url, lambda connection, newer=newer: connection.execute(text(newer)))  # type: ignore[misc]
+        with pytest.raises(StoreError, match=rf"made by a newer gpuyard \(the {room.name}'s tables are at 9999"):
+            migrate(parse_url(url), room)
 
 
 def a_step_that_fails_leaves_nothing(url: str) -> None:
@@ -109,7 +200,7 @@ def a_step_that_fails_leaves_nothing(url: str) -> None:
 NEXT = """
 from alembic import op
 import sqlalchemy as sa
-revision, down_revision = "0002", "0001"
+revision, down_revision = "later", "LAST"
 def upgrade():
     anew = "always" if op.get_bind().dialect.name == "sqlite" else "never"
     with op.batch_alter_table("lanes", recreate=anew) as batch:
@@ -121,12 +212,17 @@ def upgrade():
 @contextmanager
 def later_release(folder: Path, *more: str) -> Iterator[None]:
     """As if the release had another step."""
-    steps = folder / "migrations"
-    shutil.copytree(str(migrate_module.FOLDER), steps, ignore=shutil.ignore_patterns("__pycache__"))
-    (steps / "versions" / "r0002_later.py").write_text("".join((NEXT, *more)))
+    steps, room = folder / "migrations", ROOMS["ledger"]
+    shutil.copytree(room.steps, steps, ignore=shutil.ignore_patterns("__pycache__"))
+    (steps / "later.py").write_text("".join((NEXT.replace("LAST", latest()), *more)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(migrate_module, "FOLDER", steps)
+        patch.setattr(ledger_store, "ROOM", replace(room, steps=steps))
         yield
+
+
+def latest() -> str:
+    """The ledger's last step."""
+    return str(steps_of(ROOMS["ledger"]).get_current_head())
 
 
 def _lane_notes(connection: Connection) -> list[str]:
@@ -139,7 +235,7 @@ def a_later_step_keeps_everything(url: str, folder: Path) -> None:
     with later_release(folder), closing(Store.open(url)) as store:
         assert connected(url, _lane_notes) == ["new"] * 4
         assert (len(store.lanes()), len(taken(store))) == (4, 1)
-    with pytest.raises(StoreError, match=r"its tables are at 0002, this one knows 0001"):
+    with pytest.raises(StoreError, match=f"tables are at later, this one knows {latest()}"):
         Store.open(url)
 
 
@@ -160,6 +256,7 @@ LATER: tuple[Callable[[str, Path], None], ...] = (
 RULES: tuple[Callable[[str], None], ...] = (
     the_tables_are_those_of_the_code,
     opening_again_changes_nothing,
+    what_the_ledger_kept_for_the_portal_stays,
     a_database_of_a_newer_release_is_refused,
     a_step_that_fails_leaves_nothing,
 )

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.snapshot import SnapshotTaker
+from gpuyard.cloud.observe.snapshot import SnapshotTaker
 from gpuyard.keeper.bookings import BookingsKeeper
 from gpuyard.lab.exercise import Boot, Exercise
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.state import gpu_statuses
 from gpuyard.model.booking import Ask, Booking, Lane, Person
-from gpuyard.model.gpu import GpuStatus
+from gpuyard.model.gpu import Claim, GpuStatus
 from gpuyard.model.world import Snapshot
 from gpuyard.site.compile import CompiledSite
 from tests.integration.conftest import SDK_WARNINGS, RunningLab
@@ -81,8 +81,17 @@ class BookedLab:
     def snapshot(self) -> Snapshot:
         return SnapshotTaker(self.operator, self.compiled.gpus, self.compiled.flavors).take(self.clock())
 
-    def statuses(self, pool: str = POOL) -> list[GpuStatus]:
-        return [s for s in gpu_statuses(self.compiled.gpus, self.snapshot(), self.keeper.words) if s.gpu.pool == pool]
+    def statuses(self, pool: str | None = POOL) -> list[GpuStatus]:
+        """Of a pool, or of all."""
+        found = gpu_statuses(self.compiled.gpus, self.snapshot(), self.keeper.words)
+        return [status for status in found if pool in (None, status.gpu.pool)]
+
+    def claim_on(self, lane: Lane) -> Claim | None:
+        """Who has the first GPU of a lane."""
+        (found,) = [
+            s for s in self.statuses(lane.pool) if (s.gpu.host, s.gpu.address) == (lane.host, lane.addresses[0])
+        ]
+        return found.claim
 
     def server(self, server_id: str) -> dict[str, Any]:
         return dict(self.operator.get("compute", f"/servers/{server_id}")["server"])
@@ -125,7 +134,7 @@ class BookedLab:
                 self.operator.request("DELETE", "image", f"/images/{row['id']}")
         for path in self.made:
             self.operator.request("DELETE", "identity", path)
-        self.ledger.store.close()
+        self.ledger.close()
 
 
 def set_reserved(operator: CloudApi, provider: str, reserved: int) -> None:

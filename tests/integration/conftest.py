@@ -1,6 +1,7 @@
 """A running lab for tests that need the real OpenStack.
 
-GPUYARD_TEST_LAB_STATE names the folder of a lab to use, and to leave running, instead of a new one per session.
+GPUYARD_TEST_LAB_STATE names the folder of a lab to use, and to leave running, instead of a new one per session
+(of each worker, where there are several).
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ import pytest
 
 from gpuyard.cloud.api import CloudApi, connect
 from gpuyard.cloud.apply import SiteApplier
-from gpuyard.cloud.objects import read_objects
+from gpuyard.cloud.observe.objects import read_objects
 from gpuyard.lab import control
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.plan import LabPlan
-from gpuyard.lab.ports import free_port_base
 from gpuyard.lab.settings import Lab, LabSettings, remembered
 from gpuyard.lab.status import LabStatus
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 from gpuyard.site.plan import plan_site
+from tests.support.ports import free_port_base
 from tests.support.sites import plain_site
 
 with warnings.catch_warnings():  # its own dependencies warn when they are imported
@@ -79,19 +80,20 @@ class RunningLab:
 def start_lab(state: Path, plan: LabPlan | None = None, site: Path | None = None) -> RunningLab:
     """Bring up a lab in a folder, on ports that are free."""
     known = remembered(state)
-    port_base = known.port_base if known else free_port_base(range(20000, 30000, 10))
+    port_base = known.port_base if known else free_port_base()
     settings = LabSettings(state, port_base=port_base, site=site)
     return RunningLab(settings, control.up(settings, plan))
 
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLab]:
-    """The lab of the example site, one for all tests: leave nothing behind in it.
+    """The lab of the example site, one for all tests of a worker: leave nothing behind in it.
 
     OS_CLIENT_CONFIG_FILE points to its clouds.yaml, for code that connects by itself.
     """
     kept = os.environ.get(REUSE_VARIABLE)
-    state = Path(kept).resolve() if kept else tmp_path_factory.mktemp("lab")
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    state = Path(kept).resolve() / worker if kept else tmp_path_factory.mktemp("lab")
     running = start_lab(state, site=plain_site())
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OS_CLIENT_CONFIG_FILE", str(running.status.clouds_file))

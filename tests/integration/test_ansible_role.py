@@ -148,7 +148,7 @@ def test_a_refusal_is_the_reason_of_the_failure(site: Site) -> None:
     for options in ([], ["--check"]):
         played = site.play("-e", arguments, *options)
         assert (played.changed, played.failed) == (0, 1), played.text
-        assert "0000:09:00.0 is to be given away, but there is no GPU at it" in played.text
+        assert "there is no GPU at 0000:09:00.0, to be given away" in played.text
 
 
 def test_a_zipapp_that_does_not_run_fails_with_its_words(site: Site) -> None:

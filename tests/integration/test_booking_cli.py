@@ -36,7 +36,7 @@ TIMES = ("--start", "+1h", "--end", "+4h")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
     found = open_ledger(tmp_path_factory.mktemp("ledger"), Rules(most_active=100), RealClock())
     yield found
-    found.store.close()
+    found.close()
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +81,14 @@ def data(lab: RunningLab, cloud: str, *command: str) -> Any:
 
 def test_gpuyard_finds_the_portal_and_knows_who_asks(lab: RunningLab, catalogued: str) -> None:
     made = data(lab, DEMO_CLOUD, "gpuyard", "booking", "create", "--pool", "t4", *TIMES, "--comment", "thesis")
-    assert (made["User"], made["Project"], made["State"]) == ("demo", "demo", "confirmed")
-    assert data(lab, ADMIN_CLOUD, "gpuyard", "booking", "list", "--user", "demo")[0]["ID"] == made["ID"]
+    assert (made["user"], made["project"], made["state"]) == ("demo", "demo", "confirmed")
+    assert data(lab, ADMIN_CLOUD, "gpuyard", "booking", "list", "--user", "demo")[0]["ID"] == made["id"]
     assert data(lab, ADMIN_CLOUD, "gpuyard", "booking", "list", "--mine") == []
     forbidden = run(lab, DEMO_CLOUD, "gpuyard", "booking", "audit")
     assert (forbidden.returncode, "admin" in forbidden.stderr) == (3, True)
-    assert data(lab, ADMIN_CLOUD, "gpuyard", "booking", "audit")[0]["Target"] == made["ID"]
+    assert data(lab, ADMIN_CLOUD, "gpuyard", "booking", "audit")[0]["Target"] == made["id"]
     for_demo = ("gpuyard", "booking", "create", "--pool", "t4", *TIMES, "--project", "demo")
-    assert data(lab, ADMIN_CLOUD, *for_demo)["Project"] == "demo"
+    assert data(lab, ADMIN_CLOUD, *for_demo)["project"] == "demo"
     full = run(lab, DEMO_CLOUD, "gpuyard", "booking", "create", "--pool", "t4", *TIMES)
     assert full.returncode == 3
     assert full.stderr.startswith("gpuyard: This cannot be booked.\n  - no GPU of pool t4 is free")
@@ -111,6 +111,10 @@ def test_openstack_has_the_commands(lab: RunningLab, catalogued: str) -> None:
 
 
 def test_without_an_entry_in_the_catalogue_the_address_must_be_said(lab: RunningLab, portal: str) -> None:
+    for program in ("gpuyard", "openstack gpu"):
+        asked = run(lab, DEMO_CLOUD, *program.split(), "booking", "list")
+        assert asked.returncode != 0
+        assert "the catalogue has no service of type gpu; name the portal" in asked.stderr
     assert data(lab, DEMO_CLOUD, "gpuyard", "booking", "list", "--url", portal) == []
     there = run(lab, DEMO_CLOUD, "openstack", "gpu", "booking", "list", GPUYARD_URL=portal)
     assert there.returncode == 0, there.stderr

@@ -24,6 +24,7 @@ from gpuyard.ledger.records import Query
 from gpuyard.model.booking import Booking, BookingState
 from gpuyard.portal.app import create_app
 from gpuyard.portal.server import bind, server_of
+from gpuyard.portal.store import PortalStore
 from tests.integration.booked_lab import PASSWORD, BookedLab, Open
 from tests.integration.test_enforcement import FREE, MUST, opened
 from tests.support.portals import ROOMY
@@ -41,7 +42,8 @@ def serving(booked: BookedLab) -> Iterator[str]:
     yard.publish(booked.clock(), booked.statuses())
     app = create_app(
         yard, driver(), "lab", booked.compiled.gpus, now=booked.clock,
-        ledger=booked.ledger, people=KeystonePeople(booked.operator), settings=ROOMY,
+        ledger=booked.ledger, store=PortalStore(booked.ledger.database),
+        people=KeystonePeople(booked.operator), settings=ROOMY,
     )  # fmt: skip
     with bind("127.0.0.1", 0) as listener:
         server = server_of(app)
@@ -143,7 +145,7 @@ def test_two_people_want_the_same_gpus(
         bob.page.get_by_role("button", name="Accept").click()
         expect(bob.page.locator("#upcoming .card")).to_contain_text("t4")
 
-        (case,) = booked.ledger.store.open_cases()
+        (case,) = booked.ledger._store.open_cases()
         assert case.due is not None
         booked.clock.until(case.due)
         for _ in range(60):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.ports import free_port_base
 from tests.integration.conftest import RunningLab
+from tests.support.ports import free_port_base
 
 pytestmark = pytest.mark.lab
 
@@ -33,9 +33,9 @@ def section(page: str, first: str, last: str) -> str:
 @pytest.mark.slow
 def test_what_the_readme_says_of_bookings_works_on_the_lab_that_make_up_starts(tmp_path: Path) -> None:
     script = section("README.md", "    export OS_CLOUD=", "On your own machines")
-    lines = [line.strip() for line in script.splitlines() if line.startswith("    ")]
-    assert len(lines) == 3, lines
-    state, base = tmp_path / "lab", free_port_base(range(20000, 30000, 10))
+    lines = [line.split("  #")[0].strip() for line in script.splitlines() if line.startswith("    ")]
+    assert len(lines) == 4, lines
+    state, base = tmp_path / "lab", free_port_base()
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OS_", "GPUYARD_"))}
     at = ["--state", str(state)]
     up = ["gpuyard", "lab", "up", *at, "--port-base", str(base), "--port", str(base + 9)]
@@ -46,6 +46,7 @@ def test_what_the_readme_says_of_bookings_works_on_the_lab_that_make_up_starts(t
         done = subprocess.run(["bash", "-c", typed], cwd=ROOT, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "training" in done.stdout
+        assert "ended" in done.stdout
     finally:
         subprocess.run(["gpuyard", "lab", "down", *at], env=environment, capture_output=True, check=True)
 

@@ -12,10 +12,11 @@ import pytest
 
 from gpuyard.cloud.api import CloudApi, CloudError
 from gpuyard.cloud.apply import SiteApplier
-from gpuyard.cloud.objects import read_objects
+from gpuyard.cloud.observe.objects import read_objects
 from gpuyard.keeper.bookings import BookingsError
 from gpuyard.lab.exercise import Exercise
-from gpuyard.ledger.enforcement import PREPARE, SETTLE, read_memory
+from gpuyard.ledger.enforcement import SETTLE
+from gpuyard.ledger.pool_view import PREPARE, read_memory
 from gpuyard.model.booking import Booking, BookingState
 from gpuyard.model.gpu import GpuState
 from gpuyard.site.compile import CompiledSite
@@ -54,7 +55,17 @@ def start(booked: BookedLab, booking: Booking, early: float = 0) -> None:
     booked.keeper.run()
     threading.Event().wait(early or SETTLE.total_seconds() + 1.5)
     booked.clock.until(booking.ask.start)
-    booked.keeper.run()
+    settle(booked)
+
+
+def settle(booked: BookedLab) -> None:
+    """Look as the loop does, until there is nothing to look again for: on a busy machine Nova takes its time."""
+    for _ in range(30):
+        again = booked.keeper.run()
+        if again is None:
+            return
+        threading.Event().wait(again)
+    raise AssertionError(f"not released: {booked.keeper.waits}")
 
 
 def states(booked: BookedLab) -> list[GpuState]:
@@ -69,7 +80,7 @@ def test_a_booking_lets_its_owner_in_and_nobody_else_and_ends(opened: Open) -> N
     booked.keeper.run()
     assert booked.refused("ada"), "it has not begun"
     assert states(booked) == [GpuState.FREE] * 4
-    booked.clock.until(booking.ask.start - 9 * SETTLE)
+    booked.clock.until(booking.ask.start - 1.5 * PREPARE)
     booked.keeper.run()
     assert states(booked) == [GpuState.BOOKED, *[GpuState.FREE] * 3]
     (kept,) = [status for status in booked.statuses() if status.state is GpuState.BOOKED]
@@ -118,7 +129,7 @@ def test_holds_of_an_operator_and_of_bookings_do_not_touch_each_other(opened: Op
     set_reserved(booked.operator, providers[by_hand], 1)
     booked.keeper.run()
     assert len(booked.reserved()) == 4
-    remembered = read_memory(booked.ledger.store.values("t4")).holds
+    remembered = read_memory(booked.ledger._store.values("t4")).holds
     assert remembered == {
         name: booked.operator.get("placement", f"/resource_providers/{providers[name]}")["generation"]
         for name in booked.reserved() - {by_hand}
@@ -185,27 +196,28 @@ def test_a_thief_who_posts_all_the_time_never_gets_the_booked_gpu(opened: Open, 
     booked = opened({**FREE, "most_active": 99}, ART)
     with Thief(booked, "bob") as thief:
         for _ in range(rounds):
+            # The run that sees the end of the one before sees this one as well: its GPU goes from hold to hold. A run
+            # in between would give the GPU to the thief, and rightly so: nobody has booked it then.
             booking = booked.book("ada", start=9 * 60)
             booked.keeper.run()
             held, lanes = booked.reserved(), booked.now(booking).lanes
+            mine = booked.lanes()[lanes[0]]
+            assert len(held) == 1
+            assert booked.claim_on(mine) is None, "it was free when it was held"
             booked.keeper.run()
             assert (booked.reserved(), booked.now(booking).lanes) == (held, lanes), "a hold of ours is no trouble"
             start(booked, booking)
             boot = booked.boot("ada")
             assert boot.status == "ACTIVE", boot.fault
             booked.keeper.run()
-            mine = booked.lanes()[booked.now(booking).lanes[0]]
-            holders = {f"{s.gpu.host}/{s.gpu.address}": s.claim for s in booked.statuses()}
-            claim = holders[mine.name]
+            assert booked.now(booking).lanes == lanes, "it is the GPU that was held"
+            claim = booked.claim_on(mine)
             assert claim is not None
             assert claim.server_id == boot.server_id
             booked.exercises["ada"].delete([boot.server_id])
             booked.keeper.run()
-            assert [s.claim for s in booked.statuses() if f"{s.gpu.host}/{s.gpu.address}" == mine.name] == [None], (
-                "it stays booked when its server is deleted"
-            )
+            assert booked.claim_on(mine) is None, "it stays booked when its server is deleted"
             booked.ledger.end(booking.id, booked.people["ada"])
-            booked.keeper.run()
     assert thief.accepted > 3
     assert thief.refused > rounds
     assert not thief.odd
@@ -234,8 +246,8 @@ def test_outside_its_window_the_gpu_is_held_and_opens_again_on_request(opened: O
     booked.ledger.open(booking.id, booked.people["ada"])
     booked.keeper.run()
     assert "are not released yet" in booked.keeper.waits[0]
-    threading.Event().wait(SETTLE.total_seconds() + 1.5)
-    booked.keeper.run()
+    settle(booked)
+    assert booked.now(booking).usable_since is not None
     boot = booked.boot("ada")
     assert boot.status == "ACTIVE", boot.fault
 
@@ -296,7 +308,7 @@ def run_until_killed(booked: BookedLab, monkeypatch: pytest.MonkeyPatch, at: int
 
     with monkeypatch.context() as patch:
         patch.setattr(booked.operator, "request", request)
-        patch.setattr(booked.ledger.store, "swap_value", killer.around(booked.ledger.store.swap_value))
+        patch.setattr(booked.ledger._store, "swap_value", killer.around(booked.ledger._store.swap_value))
         try:
             booked.restart()
             booked.keeper.run()
@@ -335,7 +347,7 @@ def test_killed_at_any_change_of_a_start_or_an_end_it_goes_on(
         kills += run_until_killed(booked, monkeypatch, at, after)
         booked.keeper.run()
         assert (booked.limits(), booked.reserved()) == ({"art": 4}, set())
-        assert booked.ledger.store.values("t4") == {}, "nothing is left behind"
+        assert booked.ledger._store.values("t4") == {}, "nothing is left behind"
         at += 1
     assert at > 5
 

@@ -12,8 +12,8 @@ from tools.examples import EXAMPLES
 
 from gpuyard.cloud.api import CloudApi, CloudError, connect
 from gpuyard.cloud.apply import apply_plan
-from gpuyard.cloud.objects import read_objects
-from gpuyard.cloud.why_facts import why
+from gpuyard.cloud.observe.objects import read_objects
+from gpuyard.cloud.observe.why import why
 from gpuyard.host.recording import replay_file
 from gpuyard.lab import control, portal
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
@@ -236,7 +236,7 @@ def test_gpus_are_found_although_the_hypervisor_has_a_domain(cloud: ExampleCloud
     claims = [status.claim for status in servers.statuses() if status.claim]
     assert [claim.server_id for claim in claims] == [boot.server_id] * 2
     found = why(cloud.operator, load_site(EXAMPLES / cloud.name / "site.yaml"), "k4200.4cores", "demo")
-    assert [(host.host, [cause.kind for cause in host.causes]) for host in found.hosts] == [("c4130", ["gpu"])]
+    assert [(host.host, [cause.code for cause in host.causes]) for host in found.hosts] == [("c4130", ["gpu"])]
 
 
 @on("workstation-cards")

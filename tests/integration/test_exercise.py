@@ -60,7 +60,6 @@ steps = st.lists(
 @pytest.mark.slow
 @settings(
     max_examples=30,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # no shrinking: each step takes seconds
 )

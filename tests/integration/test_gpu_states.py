@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from gpuyard.cli.main import app
 from gpuyard.cloud.api import CloudApi
-from gpuyard.cloud.snapshot import FORGET_AFTER, SnapshotTaker, smallest_flavors
+from gpuyard.cloud.observe.snapshot import FORGET_AFTER, SnapshotTaker, smallest_flavors
 from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.exercise import Exercise
 from gpuyard.ledger.state import gpu_statuses

@@ -38,8 +38,8 @@ def gpuyard_host(server: sshd.Sshd, *words: str) -> subprocess.CompletedProcess[
 def test_check_shows_each_host_and_a_summary(server: sshd.Sshd) -> None:
     done = gpuyard_host(server, "check", "--ssh", "gpu1", "--ssh", "gpu2")
     assert done.returncode == 3, done.stderr
-    assert "gpu1:\n  blocked  gpus" in done.stdout
-    assert "gpu2:\n  blocked  gpus" in done.stdout
+    assert "gpu1:\n  error    gpus" in done.stdout
+    assert "gpu2:\n  error    gpus" in done.stdout
     assert "| gpu2 | blocked |" in done.stdout
 
 
@@ -66,7 +66,7 @@ def test_without_an_answer_nothing_is_applied(server: sshd.Sshd) -> None:
 def test_a_site_says_which_gpus_of_which_hosts(server: sshd.Sshd) -> None:
     done = gpuyard_host(server, "plan", "--site", str(SITE), "--ssh", "hyper18")
     assert done.returncode == 3
-    assert "refused: 0000:86:00.0 is to be given away, but there is no GPU at it; GPUs are at: none" in done.stdout
+    assert "refused: there is no GPU at 0000:86:00.0, to be given away; GPUs are at: none" in done.stdout
     done = gpuyard_host(server, "plan", "--site", str(SITE), "--ssh", "gpu1")
     assert done.returncode == 2
     assert "has no host gpu1" in done.stderr

@@ -270,7 +270,7 @@ SNIPPETS = {
 """What operators have in files that gpuyard writes too, and around them."""
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     groups=st.lists(
         st.lists(st.tuples(st.integers(1, 9), st.sampled_from([V100, T4])), max_size=5), min_size=1, max_size=3
@@ -313,7 +313,7 @@ NASTY = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(values=st.lists(NASTY.map(lambda parts: f"<{''.join(parts)}>"), min_size=1, max_size=4))
 def test_values_reach_nova_as_they_are_whatever_jinja2_would_make_of_them(
     merger: Merger, example: CompiledSite, values: list[str]

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from gpuyard.cli.main import app
 from gpuyard.cloud.api import CloudApi
-from gpuyard.cloud.objects import read_objects
+from gpuyard.cloud.observe.objects import read_objects
 from gpuyard.lab import portal, processes
 from gpuyard.lab.errors import LabSettingsError
 from gpuyard.model.errors import BlockedError

@@ -64,7 +64,7 @@ def rules(*arguments: object) -> set[tuple[str, str]]:
     """Flavor and rule of each finding."""
     result = CliRunner().invoke(app, ["site", "lint", *map(str, arguments), "-f", "json"])
     rows = json.loads(result.stdout)
-    return {(row["File"].split(" flavor ")[-1], row["Rule"]) for row in rows}
+    return {(row["object"].split(" flavor ")[-1], row["code"]) for row in rows}
 
 
 def test_the_example_as_it_is_applied_has_no_findings(lab: RunningLab, rendered: Path, applied: None) -> None:

@@ -130,7 +130,7 @@ def test_an_offer_is_accepted_once(store: Store, contest: Contest) -> None:
     (second,) = ledger.create(ask(24, 25), person(1), wait=True)
     (third,) = ledger.create(ask(24, 25), person(2), wait=True)
     ledger.cancel(first.id, person(0))
-    ledger.advance()
+    ledger.upkeep.advance()
     states = [ledger.get(one.id).state for one in (second, third)]
     assert states == [BookingState.OFFERED, BookingState.WAITING]
     assert taken(store) == [second.id], "it is kept for whom it was offered to"

@@ -20,6 +20,7 @@ from gpuyard.lab.http import call
 from gpuyard.portal.app import create_app
 from gpuyard.portal.booking_documents import utc
 from gpuyard.portal.sources import utc_now
+from gpuyard.portal.store import PortalStore
 from tests.contract.people import RULES, Bench
 from tests.integration.conftest import RunningLab
 from tests.support.ledgers import open_ledger
@@ -66,6 +67,19 @@ class Visitors:
                 self.operator.request("DELETE", "identity", path)
 
 
+@dataclass
+class KeystoneAs:
+    """Somebody who asks Keystone with a token of their own."""
+
+    lab: RunningLab
+    token: str
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = call("POST", f"{self.lab.lab.endpoint('keystone')}{path}", body, token=self.token)
+        assert isinstance(answer.body, dict)
+        return answer.body
+
+
 @pytest.fixture
 def visitors(operator: CloudApi) -> Iterator[Visitors]:
     found = Visitors(operator)
@@ -104,6 +118,7 @@ def bench(lab: RunningLab, operator: CloudApi, visitors: Visitors) -> Bench:
         new_token,
         lambda: visitors.revoke(project, f"users/{user}", "member"),
         lambda: visitors.update("user", user, enabled=False),
+        lambda: visitors.update("user", user, password=secrets.token_urlsafe(16)),
     )
 
 
@@ -205,13 +220,15 @@ def test_no_password_and_no_token_gets_into_the_log(bench: Bench, caplog: pytest
 
 def app_for(bench: Bench, folder: Path, **settings: Any) -> FastAPI:
     """Its time is the machine's, as Keystone's is: tokens expire."""
+    ledger = open_ledger(folder, clock=RealClock())
     return create_app(
         filled(),
         driver(),
         "lab",
         GPUS,
         ["testserver"],
-        ledger=open_ledger(folder, clock=RealClock()),
+        ledger=ledger,
+        store=PortalStore(ledger.database),
         people=bench.people,
         settings=replace(ROOMY, **settings),
     )
@@ -242,17 +259,99 @@ def test_somebody_logs_in_books_and_logs_out(bench: Bench, portal: Callable[[], 
     assert browser.client.get("/v1/me").status_code == 401
 
 
-def test_single_sign_on_ends_with_an_unscoped_token(bench: Bench, tmp_path: Path, lab: RunningLab) -> None:
-    """As Keystone's page posts it; that page itself needs an identity provider, which the lab has none of."""
+def token_for(lab: RunningLab, identity: dict[str, Any], **scope: Any) -> str:
+    token = call("POST", f"{lab.lab.endpoint('keystone')}/auth/tokens", {"auth": {"identity": identity, **scope}}).token
+    assert token
+    return token
+
+
+def by_password(bench: Bench) -> dict[str, Any]:
+    return {"methods": ["password"], "password": {"user": {"id": bench.user_id, "password": bench.password}}}
+
+
+@pytest.fixture
+def sso(bench: Bench, tmp_path: Path, lab: RunningLab) -> Callable[[str], TestClient]:
+    """Posts a token as Keystone's page does; that page itself needs a web server with an identity provider."""
     keystone = lab.lab.endpoint("keystone")
-    identity = {"methods": ["password"], "password": {"user": {"id": bench.user_id, "password": bench.password}}}
-    body = {"auth": {"identity": identity, "scope": "unscoped"}}
-    token = call("POST", f"{keystone}/auth/tokens", body).token
-    client = TestClient(app_for(bench, tmp_path, websso="openid", websso_url=keystone), follow_redirects=False)
-    origin = {"Origin": keystone.removesuffix("/v3")}
-    assert client.post("/login/sso", data={"token": token}, headers=origin).headers["location"] == ".././"
-    assert client.get("/v1/me").json()["user"]["name"] == bench.user
-    assert client.get("/v1/me", headers={"X-Auth-Token": str(token)}).json()["code"] == "no_project"
+    app = app_for(bench, tmp_path, websso="mapped", websso_url=keystone)
+
+    def post(token: str) -> TestClient:
+        client = TestClient(app, follow_redirects=False)
+        client.post("/login/sso", data={"token": token}, headers={"Origin": keystone.removesuffix("/v3")})
+        return client
+
+    return post
+
+
+@pytest.fixture
+def federated(bench: Bench, visitors: Visitors, lab: RunningLab) -> tuple[str, str]:
+    """Name and token of a user of an identity provider, who is a member of the project. Keystone takes what a mapping
+    names from the environment of the request, where headers are, too."""
+    name, operator = f"fay-{bench.user_id}", visitors.operator
+    rules = [{"local": [{"user": {"name": "{0}"}}], "remote": [{"type": "HTTP_X_LAB_USER"}]}]
+    for path, body in (
+        (f"/OS-FEDERATION/identity_providers/{name}", {"identity_provider": {"enabled": True}}),
+        (f"/OS-FEDERATION/mappings/{name}", {"mapping": {"rules": rules}}),
+        (f"/OS-FEDERATION/identity_providers/{name}/protocols/mapped", {"protocol": {"mapping_id": name}}),
+    ):
+        operator.request("PUT", "identity", path, body)
+        visitors.made.append(path)
+    path = f"{lab.lab.endpoint('keystone')}/OS-FEDERATION/identity_providers/{name}/protocols/mapped/auth"
+    answer = call("GET", path, headers={"X-Lab-User": name})
+    assert answer.token
+    visitors.grant(bench.project_id, f"users/{answer.body['token']['user']['id']}", "member")
+    return name, answer.token
+
+
+def test_single_sign_on_ends_with_a_federated_unscoped_token(
+    federated: tuple[str, str], sso: Callable[[str], TestClient]
+) -> None:
+    name, token = federated
+    client = sso(token)
+    assert client.get("/v1/me").json()["user"]["name"].startswith(name)
+    assert client.get("/v1/me", headers={"X-Auth-Token": token}).json()["code"] == "no_project"
+
+
+def test_no_other_token_becomes_a_session(
+    bench: Bench, lab: RunningLab, visitors: Visitors, federated: tuple[str, str], sso: Callable[[str], TestClient]
+) -> None:
+    """An application credential of a reader, a trust, and a token for a project may do less than their user."""
+    mine = KeystoneAs(lab, bench.new_token())
+    reader = {"name": "reader", "roles": [{"name": "reader"}]}
+    made = mine.post(f"/users/{bench.user_id}/application_credentials", {"application_credential": reader})
+    credential = {key: made["application_credential"][key] for key in ("id", "secret")}
+    trustee = visitors.make("user", f"tim-{bench.user}", domain_id="default", password="tim-tim-tim")  # noqa: S106
+    trust = {
+        "trustor_user_id": bench.user_id, "trustee_user_id": trustee, "project_id": bench.project_id,
+        "impersonation": True, "roles": [{"name": "member"}],
+    }  # fmt: skip
+    trusted = mine.post("/OS-TRUST/trusts", {"trust": trust})["trust"]["id"]
+    of_trustee = {"methods": ["password"], "password": {"user": {"id": trustee, "password": "tim-tim-tim"}}}
+    project = {"scope": {"project": {"id": bench.project_id}}}
+    federated_token = {"methods": ["token"], "token": {"id": federated[1]}}
+    tokens = {
+        "password": token_for(lab, by_password(bench), scope="unscoped"),
+        "project": token_for(lab, by_password(bench), **project),
+        "application credential": token_for(
+            lab, {"methods": ["application_credential"], "application_credential": credential}
+        ),
+        "trust": token_for(lab, of_trustee, scope={"OS-TRUST:trust": {"id": trusted}}),
+        "federated, for a project": token_for(lab, federated_token, **project),
+    }
+    for what, token in tokens.items():
+        assert bench.people.token(token) is not None, what
+        assert sso(token).get("/v1/me").status_code == 401, what
+
+
+def test_a_changed_password_ends_sessions(
+    bench: Bench, portal: Callable[[], TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuyard.portal.directory.FRESH", 0.0)
+    browser = Browser(portal())
+    browser.log_in(bench.user, bench.password)
+    assert browser.client.get("/v1/me").status_code == 200
+    bench.change_password()
+    assert browser.client.get("/v1/me").status_code == 401
 
 
 def test_a_program_books_with_a_token(bench: Bench, portal: Callable[[], TestClient], visitors: Visitors) -> None:

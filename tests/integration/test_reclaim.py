@@ -40,7 +40,7 @@ def overstay(booked: BookedLab, who: str = "ada") -> Boot:
 
 def case(booked: BookedLab, boot: Boot) -> Case:
     """The newest of a server."""
-    return next(one for one in booked.ledger.store.cases() if one.server_id == boot.server_id)
+    return next(one for one in booked.ledger._store.cases() if one.server_id == boot.server_id)
 
 
 def run_until_gone(
@@ -65,13 +65,13 @@ def audit(booked: BookedLab, boot: Boot) -> list[tuple[str, str, str]]:
 
 
 def events(booked: BookedLab) -> list[tuple[str, str]]:
-    told = booked.ledger.store.undelivered("test", booked.clock(), 1000)
+    told = booked.ledger._store.take_undelivered("test", booked.clock(), 1000)
     return [(one.event.kind, one.event.user_id) for one in told if one.event.kind.startswith("reclaim")]
 
 
 def test_past_the_end_a_server_is_warned_and_shelved_and_keeps_its_disk(opened: Open) -> None:
     booked = opened(MUST)
-    booked.ledger.store.undelivered("test", booked.clock(), 1)
+    booked.ledger._store.take_undelivered("test", booked.clock(), 1)
     boot = overstay(booked)
     warned = case(booked, boot)
     assert (warned.rule, warned.dry_run, warned.done) == (PAST_THE_END, False, None)
@@ -104,7 +104,7 @@ def test_past_the_end_a_server_is_warned_and_shelved_and_keeps_its_disk(opened: 
 
 def test_a_dry_run_says_everything_and_does_nothing(opened: Open) -> None:
     booked = opened({**MUST, "dry_run": True})
-    booked.ledger.store.undelivered("test", booked.clock(), 1)
+    booked.ledger._store.take_undelivered("test", booked.clock(), 1)
     boot = overstay(booked)
     due = case(booked, boot).due
     assert due is not None
@@ -211,10 +211,10 @@ def test_servers_without_a_booking_make_room_the_newest_first(opened: Open) -> N
     assert booked.refused("bob")
     booking = booked.book("ada", start=40 * 60)
     booked.keeper.run()
-    assert not booked.ledger.store.open_cases(), "too early to bother anybody"
+    assert not booked.ledger._store.open_cases(), "too early to bother anybody"
     booked.clock.forward(minutes=11)
     booked.keeper.run()
-    assert [(one.server_id, one.rule) for one in booked.ledger.store.open_cases()] == [(new.server_id, YIELDS)]
+    assert [(one.server_id, one.rule) for one in booked.ledger._store.open_cases()] == [(new.server_id, YIELDS)]
     due = case(booked, new).due
     assert due is not None
     booked.clock.until(due)
@@ -230,7 +230,7 @@ import os, signal, sys
 from datetime import timedelta
 from pathlib import Path
 from gpuyard.cloud.api import connect
-from gpuyard.cloud.snapshot import SnapshotTaker
+from gpuyard.cloud.observe.snapshot import SnapshotTaker
 from gpuyard.keeper.bookings import BookingsKeeper
 from gpuyard.site.load import load_site
 from tests.support.booked_sites import ShiftedClock, open_ledger
@@ -255,7 +255,7 @@ BookingsKeeper(api, compiled, ledger, SnapshotTaker(api, compiled.gpus, compiled
 
 def keep(lab: RunningLab, booked: BookedLab, folder: Path, at: int) -> int:
     """A process that runs the loop once and gets a real SIGKILL after its nth change. Returns its exit status."""
-    booked.ledger.store.end_turns()  # the loop of this process rests meanwhile
+    booked.ledger._store.end_turns()  # the loop of this process rests meanwhile
     command = [
         sys.executable,
         "-W",

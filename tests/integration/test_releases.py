@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from gpuyard.nova.release import RELEASES, Release
 from gpuyard.site.options import render_ini
 from gpuyard.site.provider_config import COMPUTE_NODE, render_provider_config
-from gpuyard.site.release import RELEASES, Release
-from tests.support import release_probe
+from tests.support import release_probe, uv
 from tests.support.sites import flavor, site
 from tests.support.sysfs import T4, V100, Sysfs, epyc
 
@@ -37,12 +36,13 @@ def python_of(cache: Path, release: Release) -> Path:
     """The Python of a release, installed from PyPI."""
     venv = cache / f"nova-{VERSIONS[release.nova]}"
     python = venv / "bin" / "python"
-    uv = shutil.which("uv") or str(Path(".tools/bin/uv").resolve())
     if not (venv / "complete").exists():
         wanted = [f"nova=={VERSIONS[release.nova]}", f"openstack-placement=={PLACEMENTS[release.placement]}"]
-        subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(venv)], check=True)
+        subprocess.run([uv.program(), "venv", "--quiet", "--clear", "--python", sys.executable, str(venv)], check=True)
         # Older releases import pkg_resources, which setuptools has had until 80.
-        subprocess.run([uv, "pip", "install", "--quiet", "--python", str(python), *wanted, "setuptools<81"], check=True)
+        subprocess.run(
+            [uv.program(), "pip", "install", "--quiet", "--python", str(python), *wanted, "setuptools<81"], check=True
+        )
         (venv / "complete").touch()
     return python
 

@@ -11,20 +11,21 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from gpuyard.advice.drift import find_drift
+from gpuyard.advice.rollout import Rollout, Stage, StageState, plan_rollout, world_site
 from gpuyard.cli.main import app
 from gpuyard.cloud.api import CloudApi, connect
 from gpuyard.cloud.apply import SiteApplier
-from gpuyard.cloud.objects import read_objects
-from gpuyard.cloud.world_facts import read_world
+from gpuyard.cloud.observe.objects import read_objects
+from gpuyard.cloud.observe.world import read_world
 from gpuyard.lab import control
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.plan import EXAMPLE_SITE, plan_of_site
 from gpuyard.model.errors import BlockedError
-from gpuyard.site.drift import find_drift
+from gpuyard.model.finding import Severity
 from gpuyard.site.load import LoadedSite, load_site
 from gpuyard.site.plan import plan_site
-from gpuyard.site.rollout import Rollout, Stage, State, plan_rollout, world_site
 from tests.integration.conftest import RunningLab, start_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
@@ -92,16 +93,16 @@ class Walk:
         world = read_world(self.operator, world_site(loaded.site, loaded.inventories), migrations=True)
         return plan_rollout(loaded.site, loaded.inventories, world, to)
 
-    def states(self) -> list[State]:
+    def states(self) -> list[StageState]:
         return [stage.state for stage in self.rollout().stages]
 
     def failed(self) -> set[str]:
-        return {c.name for stage in self.rollout().stages for c in stage.conditions if c.holds is False}
+        return {c.code for stage in self.rollout().stages for c in stage.conditions if c.severity is Severity.ERROR}
 
     def drift(self) -> list[str]:
         loaded = self.loaded
         found = find_drift(loaded.compiled, loaded.inventories, read_world(self.operator, loaded.compiled))
-        return [f"{item.kind}: {item.object}: {item.seen}" for item in found]
+        return [f"{item.code}: {item.object}: {item.reason}" for item in found]
 
     def held(self, server: str) -> list[str]:
         """Names of the GPU providers that a server has in Placement."""
@@ -137,7 +138,7 @@ def test_from_a_cloud_that_knows_no_devices_to_one_that_keeps_groups_together(
     assert {boot.status for boot in servers} == {"ACTIVE"}
     assert [walk.held(boot.server_id) for boot in servers] == [[], [], []]
     assert {host.host: host.stage for host in walk.rollout().hosts} == {"gpu-server": "off", "hyper18": "off"}
-    assert walk.states() == [State.NEXT, State.LATER]
+    assert walk.states() == [StageState.NEXT, StageState.LATER]
     assert walk.drift() == []
     code, text = walk.command(monkeypatch)
     assert (code, "stage report: next" in text) == (0, True), text
@@ -145,19 +146,19 @@ def test_from_a_cloud_that_knows_no_devices_to_one_that_keeps_groups_together(
     resized = servers[0].server_id
     walk.operator.request("POST", "compute", f"/servers/{resized}/action", {"resize": {"flavorRef": "more"}})
     exercise.wait_for_status(resized, "VERIFY_RESIZE")
-    assert walk.failed() == {"migrations", "servers at rest"}
+    assert walk.failed() == {"migrations", "servers-at-rest"}
     code, text = walk.command(monkeypatch)
     assert (code, f"resize of server {resized} (finished)" in text) == (3, True), text
     walk.operator.request("POST", "compute", f"/servers/{resized}/action", {"confirmResize": None})
     exercise.wait_for_status(resized, "ACTIVE")
-    assert walk.states() == [State.NEXT, State.LATER]
+    assert walk.states() == [StageState.NEXT, StageState.LATER]
 
     walk.bring_up(Stage.REPORT)
     healed = {boot.server_id: walk.held(boot.server_id) for boot in servers}
     assert all(len(names) == 1 for names in healed.values()), "Nova gave them their allocations"
-    assert walk.states() == [State.DONE, State.NEXT]
+    assert walk.states() == [StageState.DONE, StageState.NEXT]
     assert walk.drift() == []
-    assert [stage.state for stage in walk.rollout(Stage.REPORT).stages] == [State.DONE]
+    assert [stage.state for stage in walk.rollout(Stage.REPORT).stages] == [StageState.DONE]
 
     operator = walk.operator
     before = operator.get("placement", f"/allocations/{resized}")
@@ -165,20 +166,20 @@ def test_from_a_cloud_that_knows_no_devices_to_one_that_keeps_groups_together(
     root = next(row for row, amounts in before["allocations"].items() if "VCPU" in amounts["resources"])
     body |= {"consumer_type": "INSTANCE", "allocations": {root: before["allocations"][root]}}
     operator.request("PUT", "placement", f"/allocations/{resized}", body)
-    assert walk.failed() == {"servers healed"}
+    assert walk.failed() == {"servers-healed"}
     found = walk.drift()
     assert len(found) == 1
     assert found[0].startswith("server-without-gpu: server gpuyard-exercise-")
     code, text = walk.command(monkeypatch, "-f", "json")
     rows = json.loads(text[: text.rindex("]") + 1])
     assert code == 3
-    assert [row["Subject"] for row in rows if row["Holds"] == "no"] == ["servers healed"]
+    assert [row["code"] for row in rows if row["severity"] == "error"] == ["servers-healed"]
     assert walk.command(monkeypatch, "--to", "report")[0] == 0
 
     walk.bring_up(Stage.REPORT)
     walk.bring_up(Stage.ON)
     assert walk.held(resized) == healed[resized], "nova-compute healed it again when it started"
-    assert walk.states() == [State.DONE, State.DONE]
+    assert walk.states() == [StageState.DONE, StageState.DONE]
     assert {host.host: host.stage for host in walk.rollout().hosts} == {"gpu-server": "on", "hyper18": "report/on"}
     assert walk.drift() == []
     code, text = walk.command(monkeypatch)

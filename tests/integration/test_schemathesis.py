@@ -44,7 +44,7 @@ def portal(tmp_path: Path) -> BookingPortal:
         found.ledger.create(ask(5 * hours, 2, pool="t4", comment="thesis"), ADA)
     found.ledger.create(ask(0, 1, gpus=2, pool="t4"), BOB, wait=True)
     found.ledger.hold(["gpu-1/0000:c3:00.0"], NOON, NOON + HOUR, ROOT, "new fan")
-    found.ledger.advance()
+    found.ledger.upkeep.advance()
     return found
 
 
@@ -62,7 +62,6 @@ def try_all(portal: BookingPortal, mode: GenerationMode) -> int:
 
         @settings(
             max_examples=EXAMPLES,
-            deadline=None,
             database=None,
             derandomize=True,
             phases=[Phase.explicit, Phase.generate],

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic, sleep
+from typing import IO
 from urllib.request import urlopen
 
 import pytest
@@ -33,15 +37,23 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(lab: RunningLab) -> Iterator[str]:
+def serving(lab: RunningLab, site: Path | None = None, log: IO[str] | None = None) -> Iterator[str]:
     """The portal in a process of its own; gives its address."""
+    with serving_process(lab, site, log) as (address, _):
+        yield address
+
+
+@contextmanager
+def serving_process(
+    lab: RunningLab, site: Path | None = None, log: IO[str] | None = None
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     port = free_port()
     environment = {**os.environ, "OS_CLIENT_CONFIG_FILE": str(lab.status.clouds_file)}
     command = [sys.executable, "-m", "gpuyard.cli.main", "serve", "--os-cloud", ADMIN_CLOUD, "--port", str(port)]
-    with subprocess.Popen([*command, "--site", str(lab.lab.site_file)], env=environment) as process:
+    with subprocess.Popen([*command, "--site", str(site or lab.lab.site_file)], env=environment, stderr=log) as process:
         try:
             wait_for(lambda: ready(port), process)
-            yield f"http://127.0.0.1:{port}"
+            yield f"http://127.0.0.1:{port}", process
         finally:
             process.terminate()
             assert process.wait(10) == 0
@@ -79,6 +91,36 @@ def test_the_feed_and_the_api_follow_nova(lab: RunningLab, exercise: Exercise) -
         wait_for(lambda: [gpu["state"] for gpu in gpus(address, "?host=hyper18")] == ["claimed"])
         exercise.delete([boot.server_id])
         wait_for(lambda: [gpu["state"] for gpu in gpus(address, "?host=hyper18")] == ["free"])
+
+
+def hosts(address: str) -> set[object]:
+    return {gpu["host"] for gpu in gpus(address)}
+
+
+@pytest.mark.usefixtures("applied")
+def test_a_changed_site_file_is_read_again(lab: RunningLab, tmp_path: Path) -> None:
+    """In the same process, on the same socket; one that is wrong is refused, and what was read before stays."""
+    site, log = tmp_path / "site.yaml", tmp_path / "log"
+    served = lab.lab.site_file
+    assert served is not None
+    text = re.sub(r"recording: (?!/)", f"recording: {served.parent}/", served.read_text())
+    without = re.sub(r"^  (hyper18|k40c\.2cores):.*\n", "", text, flags=re.MULTILINE)  # the flavor runs there only
+    site.write_text(text)
+    with log.open("w") as to, serving_process(lab, site, to) as (address, process):
+        assert "hyper18" in hosts(address)
+        site.write_text(without)
+        process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "hyper18" not in hosts(address), process)
+        assert ready(int(address.rpartition(":")[2]))
+        site.write_text(text + "nonsense: 1\n")
+        process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "is refused" in log.read_text(), process)
+        assert hosts(address)
+        assert "hyper18" not in hosts(address)
+        site.write_text(text)  # nothing is left to apply, so no signal is needed
+        wait_for(lambda: "hyper18" in hosts(address), process)
+    (said,) = re.findall(r"was read again; what changed: (.*hosts\.hyper18.*)", log.read_text())[:1]
+    assert "flavors.k40c.2cores" in said
 
 
 @pytest.mark.browser

@@ -14,20 +14,21 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from gpuyard.advice.drift import drifts, find_drift, plan_fixes
+from gpuyard.advice.drift.fixes import Allocation, AllocationStep, FixPlan
 from gpuyard.cli.main import app
 from gpuyard.cloud.api import CloudApi, CloudError, connect
 from gpuyard.cloud.apply import SiteApplier
 from gpuyard.cloud.drift_fixes import ATTEMPTS, DriftFixer
-from gpuyard.cloud.objects import compute_service, read_objects
-from gpuyard.cloud.world_facts import read_world
+from gpuyard.cloud.observe.objects import read_objects
+from gpuyard.cloud.observe.reader import compute_service
+from gpuyard.cloud.observe.world import read_world
 from gpuyard.lab import control, processes
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.plan import EXAMPLE_SITE, LabPlan, plan_of_site
 from gpuyard.model.errors import BlockedError, UsageError
-from gpuyard.model.plan import Plan, Step, Verb
-from gpuyard.site.drift import drifts, find_drift
-from gpuyard.site.drift.finding import Drift
+from gpuyard.model.finding import Finding
 from gpuyard.site.load import LoadedSite, load_site
 from gpuyard.site.plan import plan_site
 from tests.integration.conftest import RunningLab, start_lab
@@ -57,16 +58,16 @@ class Cloud:
     exercise: Exercise
     loaded: LoadedSite
 
-    def found(self) -> list[Drift]:
+    def found(self) -> list[Finding]:
         return find_drift(self.loaded.compiled, self.loaded.inventories, read_world(self.api, self.loaded.compiled))
 
     def kinds(self) -> list[str]:
-        return [finding.kind for finding in self.found()]
+        return [finding.code for finding in self.found()]
 
-    def only(self, kind: str) -> Drift:
+    def only(self, kind: str) -> Finding:
         """The one difference that there is, which must be of this kind."""
         found = self.found()
-        assert [finding.kind for finding in found] == [kind], found
+        assert [finding.code for finding in found] == [kind], found
         return found[0]
 
     def provider(self, name: str) -> str:
@@ -186,8 +187,8 @@ def test_an_allocation_of_nobody_is_deleted(cloud: Cloud) -> None:
     nobody = str(uuid.uuid4())
     cloud.allocate(nobody, {provider: {resource_class: 1}, cloud.provider(HYPER18): {"VCPU": 3}})
     found = cloud.only("allocation-orphaned")
-    assert "1 CUSTOM_GPU_K40C of hyper18_" in found.seen
-    assert "3 VCPU of hyper18" in found.seen
+    assert "1 CUSTOM_GPU_K40C of hyper18_" in found.reason
+    assert "3 VCPU of hyper18" in found.reason
     code, text = command()
     assert code == 3
     assert "1 difference between site and cloud; --fix can mend 1" in text
@@ -205,9 +206,9 @@ def test_a_server_is_never_taken_for_nobody(cloud: Cloud) -> None:
     """Between the look and the fix somebody may have made a server of it."""
     boot = cloud.exercise.boot(K40C)
     before = cloud.allocations(boot.server_id)
-    step = Step(Verb.DELETE, "allocation", boot.server_id, "test")
+    step = AllocationStep("test", Allocation(boot.server_id))
     world = read_world(cloud.api, cloud.loaded.compiled)
-    left = DriftFixer(cloud.api, cloud.loaded.compiled, world.objects).apply(Plan((step,)), lambda _: None)
+    left = DriftFixer(cloud.api, cloud.loaded.compiled, world.objects).apply(FixPlan(own=(step,)), lambda _: None)
     assert [item.reason for item in left] == ["Nova has a server of that id"]
     assert cloud.allocations(boot.server_id) == before
 
@@ -233,7 +234,7 @@ def test_who_changes_a_consumer_meanwhile_wins(
     with monkeypatch.context() as patch:
         patch.setattr(cloud.api, "request", interrupted)
         fixer = DriftFixer(cloud.api, cloud.loaded.compiled, world.objects)
-        left = fixer.apply(Plan(found.steps), lambda _: None)
+        left = fixer.apply(plan_fixes(cloud.loaded.compiled, world, [found]), lambda _: None)
     assert len(changes) == times
     if mended:
         assert (left, cloud.allocations(nobody)) == ([], {})
@@ -259,11 +260,11 @@ def test_a_limit_that_is_gone_lets_everybody_or_nobody_in(cloud: Cloud) -> None:
         for row in rows:
             cloud.api.request("DELETE", "identity", f"/{kind}/{row['id']}")
     found = cloud.found()
-    assert [(item.kind, item.object.split()[0]) for item in found] == [
+    assert [(item.code, item.object.split()[0]) for item in found] == [
         ("limit-missing", "project"),
         ("limit-missing", "registered"),
     ]
-    assert "no limit holds" in found[1].effect
+    assert "no limit holds" in found[1].payload["effect"]
     assert command("--fix", "--yes")[0] == 0
 
 
@@ -313,32 +314,32 @@ def test_a_hold_is_a_note(cloud: Cloud) -> None:
     with cloud.inventory(*cloud.gpu("k40c"), reserved=1):
         assert not drifts([cloud.only("gpu-held")])
         code, text = command()
-        assert (code, "note: gpu-held: hyper18" in text) == (0, True)
+        assert (code, "hyper18 0000:86:00.0: note: reserved in Placement" in text) == (0, True)
 
 
 def test_a_gpu_that_placement_counts_twice(cloud: Cloud) -> None:
     with cloud.inventory(*cloud.gpu("k40c"), allocation_ratio=2.0, max_unit=2):
-        assert cloud.only("gpu-counted-twice").level == "alarm"
+        assert cloud.only("gpu-counted-twice").severity == "alarm"
     cloud.exercise.boot(K40C)
     with cloud.inventory(*cloud.gpu("k40c"), total=2, max_unit=1):
-        assert cloud.only("gpu-counted-twice").level == "alarm"
+        assert cloud.only("gpu-counted-twice").severity == "alarm"
 
 
 def test_options_that_are_not_in_force(cloud: Cloud) -> None:
     provider = cloud.provider(HYPER18)
     with cloud.inventory(provider, "MEMORY_MB", allocation_ratio=1.5):
         found = cloud.only("nova-options")
-        assert (found.seen, found.wanted) == ("ram_allocation_ratio 1.5", "ram_allocation_ratio 1")
+        assert (found.reason, found.payload["wanted"]) == ("ram_allocation_ratio 1.5", "ram_allocation_ratio 1")
     with cloud.inventory(provider, COUNT, total=2):
         found = cloud.only("provider-config")
-        assert (found.seen, found.wanted) == (f"{COUNT} 2", f"{COUNT} 1")
+        assert (found.reason, found.payload["wanted"]) == (f"{COUNT} 2", f"{COUNT} 1")
     with cloud.inventory(provider, "VCPU", total=8):
-        assert cloud.only("recording-old").seen == "VCPU 8"
+        assert cloud.only("recording-old").reason == "VCPU 8"
 
 
 def test_services_that_are_disabled_or_down(cloud: Cloud) -> None:
     cloud.service(HYPER18, status="disabled", disabled_reason="new fans")
-    assert "new fans" in cloud.only("host-disabled").seen
+    assert "new fans" in cloud.only("host-disabled").reason
     cloud.service(HYPER18, status="enabled")
     cloud.service(HYPER18, forced_down=True)
     cloud.only("host-down")
@@ -359,7 +360,7 @@ def test_a_provider_that_was_left_behind(cloud: Cloud) -> None:
     cloud.allocate(nobody, {})
     found_again = cloud.only("provider-left")
     assert found_again.object == "gone"
-    assert "with 1 below it" in found_again.seen
+    assert "with 1 below it" in found_again.reason
     code, text = command("--fix", "--yes")
     assert code == 0, text
 
@@ -371,9 +372,9 @@ def test_a_host_that_the_site_does_not_know(cloud: Cloud, tmp_path: Path) -> Non
     (tmp_path / "site.yaml").write_text(text)
     fewer = load_site(tmp_path / "site.yaml")
     found, left = Cloud(cloud.api, cloud.exercise, fewer).found()
-    assert (found.kind, found.object) == ("host-not-in-site", "c4130")
-    assert "CUSTOM_GPU_K4200_COUNT" in found.seen
-    assert (left.kind, left.object) == ("flavor-left", "flavor k4200.4cores")
+    assert (found.code, found.object) == ("host-not-in-site", "c4130")
+    assert "CUSTOM_GPU_K4200_COUNT" in found.reason
+    assert (left.code, left.object) == ("flavor-left", "flavor k4200.4cores")
 
 
 def test_placement_lost_what_a_server_has(cloud: Cloud) -> None:
@@ -382,11 +383,11 @@ def test_placement_lost_what_a_server_has(cloud: Cloud) -> None:
     host = cloud.provider(HYPER18)
     cloud.allocate(boot.server_id, {host: before[host]})
     found = cloud.only("server-without-gpu")
-    assert found.level == "alarm"
-    assert "Placement knows of 0" in found.seen
+    assert found.severity == "alarm"
+    assert "Placement knows of 0" in found.reason
     cloud.allocate(boot.server_id, before)
     cloud.allocate(boot.server_id, {**before, host: {k: v for k, v in before[host].items() if k != COUNT}})
-    assert "1 GPUs of gpuyard-exercise-" in cloud.only("servers-uncounted").seen
+    assert "1 GPUs of gpuyard-exercise-" in cloud.only("servers-uncounted").reason
     cloud.allocate(boot.server_id, before)
 
 
@@ -394,7 +395,7 @@ def test_servers_that_keep_what_they_should_not(cloud: Cloud) -> None:
     boot = cloud.exercise.boot(K40C)
     before = cloud.allocations(boot.server_id)
     cloud.allocate(boot.server_id, {**before, cloud.provider("c4130"): {"VCPU": 1}})
-    assert "runs on hyper18 and has room on c4130" in cloud.only("server-elsewhere").seen
+    assert "runs on hyper18 and has room on c4130" in cloud.only("server-elsewhere").reason
     cloud.allocate(boot.server_id, before)
     state = {"os-resetState": {"state": "error"}}
     cloud.api.request("POST", "compute", f"/servers/{boot.server_id}/action", state)
@@ -411,8 +412,8 @@ def test_a_resize_that_waits_for_its_confirmation_is_no_drift(cloud: Cloud) -> N
     world = read_world(cloud.api, cloud.loaded.compiled)
     assert [one.server for name, one in world.migrations.items() if name in world.strangers] == [boot.server_id]
     assert cloud.found() == []
-    step = Step(Verb.DELETE, "allocation", next(iter(world.strangers)), "test")
-    left = DriftFixer(cloud.api, cloud.loaded.compiled, world.objects).apply(Plan((step,)), lambda _: None)
+    step = AllocationStep("test", Allocation(next(iter(world.strangers))))
+    left = DriftFixer(cloud.api, cloud.loaded.compiled, world.objects).apply(FixPlan(own=(step,)), lambda _: None)
     assert [item.reason for item in left] == ["Nova has a migration of that id"]
     cloud.api.request("POST", "compute", f"/servers/{boot.server_id}/action", {"confirmResize": None})
     cloud.exercise.wait_for_status(boot.server_id, "ACTIVE")
@@ -448,9 +449,9 @@ def test_two_servers_in_one_iommu_group_are_an_alarm(cloud: Cloud) -> None:
     move(one.server_id, cloud.provider(leader.provider_name), leader.resource_class)
     move(two.server_id, cloud.provider(peer.provider_name), peer.resource_class)
     found = cloud.only("group-split")
-    assert found.level == "alarm"
-    assert one.server_id in found.seen
-    assert two.server_id in found.seen
+    assert found.severity == "alarm"
+    assert one.server_id in found.reason
+    assert two.server_id in found.reason
     cloud.exercise.clear()
 
 
@@ -562,7 +563,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
         control.down(running.settings)
 
 
-seen_before: list[Drift] = []
+seen_before: list[Finding] = []
 
 
 def apply_site(operator: CloudApi, loaded: LoadedSite) -> None:
@@ -571,7 +572,7 @@ def apply_site(operator: CloudApi, loaded: LoadedSite) -> None:
 
 
 def test_hosts_that_were_deployed_with_other_options(mixed: Mixed) -> None:
-    found = {(item.kind, item.object) for item in seen_before}
+    found = {(item.code, item.object) for item in seen_before}
     assert found == {
         ("gpu-other-class", "gpu-server 0000:28:00.0"),
         ("gpu-lost", "gpu-server"),
@@ -600,12 +601,12 @@ def test_an_image_that_opens_isolated_hosts(mixed: Mixed) -> None:
     mixed.api.request("POST", "compute", "/flavors", {"flavor": body})
     server = mixed.boot("foreign", tiny)
     patch("remove")
-    found = {item.kind: item for item in mixed.found()}
+    found = {item.code: item for item in mixed.found()}
     assert found.keys() <= {"servers-foreign", "reserve-uncounted"}
-    assert server in found["servers-foreign"].seen
+    assert server in found["servers-foreign"].reason
     host = found["servers-foreign"].object
     if host != "cld-dfa-gpu-03":  # which keeps nothing
-        assert "use 2 vCPUs, 1024 MiB, 1 GiB and count as nothing" in found["reserve-uncounted"].seen
+        assert "use 2 vCPUs, 1024 MiB, 1 GiB and count as nothing" in found["reserve-uncounted"].reason
     Exercise(mixed.api, mixed.api, mixed.loaded.compiled).delete([server])
     assert mixed.found() == []
     specs = {"extra_specs": {f"trait:{TRAIT}": "required"}}
@@ -633,7 +634,7 @@ def test_aggregates_changed_by_hand(mixed: Mixed) -> None:
 
     put([])
     found = mixed.only("aggregate-not-in-placement")
-    assert found.seen == "Placement lacks hyper18"
+    assert found.reason == "Placement lacks hyper18"
     put(before["aggregates"])
     assert mixed.found() == []
 
@@ -644,7 +645,7 @@ def test_a_host_that_lost_its_trait(mixed: Mixed) -> None:
     before = mixed.api.get("placement", path)
     fewer = {**before, "traits": [trait for trait in before["traits"] if trait != TRAIT]}
     mixed.api.request("PUT", "placement", path, fewer)
-    assert mixed.only("provider-config").seen == f"no trait {TRAIT}"
+    assert mixed.only("provider-config").reason == f"no trait {TRAIT}"
     generation = mixed.api.get("placement", path)["resource_provider_generation"]
     mixed.api.request("PUT", "placement", path, {**before, "resource_provider_generation": generation})
     assert mixed.found() == []
@@ -666,10 +667,10 @@ def test_a_server_on_a_gpu_that_the_site_does_not_offer_any_more(mixed: Mixed, t
     (tmp_path / "site.yaml").write_text(json.dumps(document))
     fewer = Mixed(mixed.api, mixed.exercise, load_site(tmp_path / "site.yaml"), mixed.user)
     boot = mixed.exercise.boot("gpu")
-    found = {item.kind: item for item in fewer.found()}
+    found = {item.code: item for item in fewer.found()}
     assert found.keys() == {"gpu-not-offered-in-use", "provider-config", "flavor-left", "limit-left", "waiting"}
-    assert "nova-compute does not start without" in found["waiting"].seen
-    assert found["gpu-not-offered-in-use"].level == "alarm"
-    assert boot.server_id in found["gpu-not-offered-in-use"].seen
+    assert "nova-compute does not start without" in found["waiting"].reason
+    assert found["gpu-not-offered-in-use"].severity == "alarm"
+    assert boot.server_id in found["gpu-not-offered-in-use"].reason
     mixed.exercise.clear()
     assert "gpu-not-offered" in fewer.kinds()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.host import fleet
-from gpuyard.host.fleet import Ending, Event, Options, Outcome, Progress
+from gpuyard.host.fleet import Ending, Event, FleetOptions, Outcome, Progress
 from tests.support import sshd, zipapps
 
 NAMES = ["gpu1", "gpu2", "gpu3"]
@@ -64,15 +64,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sshd.Sshd]:
 
 
 @pytest.fixture
-def options(server: sshd.Sshd) -> Options:
-    return Options(ssh=server.ssh, python=sys.executable, seconds=60, connect_seconds=5)
+def options(server: sshd.Sshd) -> FleetOptions:
+    return FleetOptions(ssh=server.ssh, python=sys.executable, seconds=60, connect_seconds=5)
 
 
-def one(options: Options, zipapp: bytes | None = None, *verb: str) -> Outcome:
+def one(options: FleetOptions, zipapp: bytes | None = None, *verb: str) -> Outcome:
     return fleet.run(["gpu1"], verb or ["scan"], options, zipapp=zipapp)["gpu1"]
 
 
-def test_a_verb_runs_on_every_host_and_tells_how_it_goes(options: Options, tmp_path: Path) -> None:
+def test_a_verb_runs_on_every_host_and_tells_how_it_goes(options: FleetOptions, tmp_path: Path) -> None:
     events: list[Event] = []
     zipapp = zipapps.with_main(tmp_path, SAYS_WHERE)
     outcomes = fleet.run([*NAMES, "gpu1"], ["check", "--note", "it's $HOME"], options, events.append, zipapp)
@@ -86,17 +86,17 @@ def test_a_verb_runs_on_every_host_and_tells_how_it_goes(options: Options, tmp_p
         assert [event for event in events if event.host == host] == [*steps, outcome]
 
 
-def test_the_real_zipapp_checks_a_host(options: Options) -> None:
+def test_the_real_zipapp_checks_a_host(options: FleetOptions) -> None:
     """Which is this machine: whatever it has, there is an answer about its GPUs."""
     outcome = one(options, None, "check", "--json")
     assert outcome.ending is Ending.DONE, outcome
-    assert "gpus" in [finding["check"] for finding in outcome.result["findings"]]
+    assert "gpus" in [finding["code"] for finding in outcome.result["findings"]]
     usage = one(options, None, "check", "--colour")
     assert (usage.ending, usage.exit) == (Ending.FAILED, 1)
     assert "unrecognized arguments: --colour" in usage.reason
 
 
-def test_nothing_stays_behind(options: Options, tmp_path: Path) -> None:
+def test_nothing_stays_behind(options: FleetOptions, tmp_path: Path) -> None:
     """Files that a run would leave are in the home folder or the folder for temporary files."""
     folders = [Path.home(), Path(tempfile.gettempdir())]
     before = [set(os.listdir(folder)) for folder in folders]
@@ -106,7 +106,7 @@ def test_nothing_stays_behind(options: Options, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "dash", "zsh", "fish", "tcsh"])
-def test_every_login_shell_hands_the_words_on(shell: str, options: Options, tmp_path: Path) -> None:
+def test_every_login_shell_hands_the_words_on(shell: str, options: FleetOptions, tmp_path: Path) -> None:
     if not (path := shutil.which(shell)):
         pytest.skip(f"no {shell} here")
     words = ["--note", 'it\'s "x" $HOME `id` * ~ ; a\\b', ""]
@@ -115,7 +115,7 @@ def test_every_login_shell_hands_the_words_on(shell: str, options: Options, tmp_
     assert outcome.result["arguments"] == words
 
 
-def test_sudo(options: Options, tmp_path: Path) -> None:
+def test_sudo(options: FleetOptions, tmp_path: Path) -> None:
     if not shutil.which("sudo") or os.geteuid():
         pytest.skip("needs sudo, and to be root so that it asks for no password")
     assert one(replace(options, sudo=True), zipapps.with_main(tmp_path, SAYS_WHERE)).result["uid"] == 0
@@ -123,7 +123,7 @@ def test_sudo(options: Options, tmp_path: Path) -> None:
     assert (outcome.ending, outcome.exit) == (Ending.NO_PYTHON, 1)
 
 
-def test_a_host_that_hangs_blocks_nobody(options: Options, tmp_path: Path) -> None:
+def test_a_host_that_hangs_blocks_nobody(options: FleetOptions, tmp_path: Path) -> None:
     """Not even when there is room for one at a time only: its time runs out and the next one has its turn."""
     zipapp = zipapps.with_main(tmp_path, HANGS)
     outcomes = fleet.run(NAMES, ["apply"], replace(options, seconds=3, at_once=1), zipapp=zipapp)
@@ -133,7 +133,7 @@ def test_a_host_that_hangs_blocks_nobody(options: Options, tmp_path: Path) -> No
     assert 3 <= outcomes["gpu2"].seconds < 10
 
 
-def test_a_silent_port_and_a_closed_one(options: Options, tmp_path: Path) -> None:
+def test_a_silent_port_and_a_closed_one(options: FleetOptions, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ports = {"silent": silent.getsockname()[1], "closed": sshd.free_port()}
         blocks = "".join(f"Host {name}\n    Port {port}\n" for name, port in ports.items())
@@ -146,7 +146,7 @@ def test_a_silent_port_and_a_closed_one(options: Options, tmp_path: Path) -> Non
     assert outcomes["gpu1"].ending is not Ending.UNREACHABLE
 
 
-def test_a_jump_host_of_the_configuration(options: Options, tmp_path: Path) -> None:
+def test_a_jump_host_of_the_configuration(options: FleetOptions, tmp_path: Path) -> None:
     """And its helper process ends when the time is up."""
     config = tmp_path / "config"
     config.write_text("Host gpu1\n    ProxyJump gpu2\n" + Path(options.ssh[-1]).read_text())
@@ -157,7 +157,7 @@ def test_a_jump_host_of_the_configuration(options: Options, tmp_path: Path) -> N
     assert str(config) not in subprocess.run(["ps", "-eo", "args"], check=True, capture_output=True, text=True).stdout
 
 
-def test_a_master_connection_of_the_users_stays_his(options: Options, tmp_path: Path) -> None:
+def test_a_master_connection_of_the_users_stays_his(options: FleetOptions, tmp_path: Path) -> None:
     control = f"ControlMaster=auto,ControlPersist=30,ControlPath={tmp_path}/%n".split(",")
     options = replace(options, ssh=(*options.ssh, *(word for setting in control for word in ("-o", setting))))
     zipapp = zipapps.with_main(tmp_path, SAYS_WHERE)
@@ -168,7 +168,7 @@ def test_a_master_connection_of_the_users_stays_his(options: Options, tmp_path: 
         subprocess.run([*options.ssh, "-O", "exit", "gpu1"], check=True, capture_output=True)
 
 
-def test_a_key_that_is_not_let_in_and_a_host_key_that_is_not_known(options: Options, tmp_path: Path) -> None:
+def test_a_key_that_is_not_let_in_and_a_host_key_that_is_not_known(options: FleetOptions, tmp_path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "user_key"], check=True)
     (tmp_path / "config").write_text(
         re.sub("IdentityFile .*", f"IdentityFile {tmp_path}/user_key", Path(options.ssh[-1]).read_text())
@@ -181,7 +181,7 @@ def test_a_key_that_is_not_let_in_and_a_host_key_that_is_not_known(options: Opti
     assert "host key is unknown" in unknown.reason
 
 
-def test_no_python(options: Options, tmp_path: Path) -> None:
+def test_no_python(options: FleetOptions, tmp_path: Path) -> None:
     missing = one(replace(options, python="/no/python3"))
     assert missing.ending is Ending.NO_PYTHON
     assert "/no/python3" in missing.reason
@@ -202,19 +202,19 @@ def test_no_python(options: Options, tmp_path: Path) -> None:
         ("main = int\n", "ended with 0"),
     ],
 )
-def test_a_verb_that_ends_without_a_result(main: str, reason: str, options: Options, tmp_path: Path) -> None:
+def test_a_verb_that_ends_without_a_result(main: str, reason: str, options: FleetOptions, tmp_path: Path) -> None:
     outcome = one(options, zipapps.with_main(tmp_path, main))
     assert (outcome.ending, outcome.exit) == (Ending.FAILED, 1)
     assert reason in outcome.reason
 
 
-def test_a_connection_that_breaks(options: Options, tmp_path: Path) -> None:
+def test_a_connection_that_breaks(options: FleetOptions, tmp_path: Path) -> None:
     outcome = one(options, zipapps.with_main(tmp_path, BREAKS_OFF))
     assert outcome.ending is Ending.UNREACHABLE, outcome
     assert outcome.reason == "the connection broke: Connection to 127.0.0.1 closed by remote host."
 
 
-def test_what_is_interrupted_leaves_no_ssh_running(options: Options, tmp_path: Path) -> None:
+def test_what_is_interrupted_leaves_no_ssh_running(options: FleetOptions, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(Path(options.ssh[-1]).read_text())
 

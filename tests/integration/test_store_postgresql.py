@@ -8,17 +8,20 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import URL, make_url, text
+from sqlalchemy import URL, Connection, make_url, text
 
-from gpuyard.ledger.store import Store, StoreError, engine
+from gpuyard.ledger.store import Store, StoreError
+from gpuyard.portal.store import PortalStore
+from gpuyard.store import engine, migrate
+from gpuyard.store.engine import Database
+from tests.contract.portal_store import RULES as PORTAL_RULES
 from tests.contract.store import RULES, at, booking, prepare, taken, write
 from tests.contract.store_migrations import LATER, SAMPLES, a_database_of_any_step_is_brought_up_to_date
 from tests.contract.store_migrations import RULES as MIGRATIONS
@@ -63,9 +66,15 @@ def test_later_release(url: str, tmp_path: Path, rule: Callable[[str, Path], Non
     rule(url, tmp_path)
 
 
-@pytest.mark.parametrize("revision", SAMPLES)
-def test_a_database_of_any_step_is_brought_up_to_date(url: str, revision: str) -> None:
-    a_database_of_any_step_is_brought_up_to_date(url, revision)
+@pytest.mark.parametrize("room, revision", SAMPLES)
+def test_a_database_of_any_step_is_brought_up_to_date(url: str, room: str, revision: str) -> None:
+    a_database_of_any_step_is_brought_up_to_date(url, room, revision)
+
+
+@pytest.mark.parametrize("rule", PORTAL_RULES, ids=lambda rule: rule.__name__)
+def test_rule_of_the_portal(url: str, rule: Callable[[PortalStore], None]) -> None:
+    with closing(Database(url)) as database:
+        rule(PortalStore(database))
 
 
 def test_the_database_itself_refuses_an_overlap(store: Store, url: str) -> None:
@@ -194,13 +203,13 @@ def test_a_statement_that_takes_too_long_is_given_up(url: str, monkeypatch: pyte
 def test_a_migration_takes_the_time_it_takes(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "STATEMENT", 1)
     Store.open(url).close()
-    before = command.upgrade
+    before = migrate.run_steps
 
-    def slow(config: Config, target: str) -> None:
-        config.attributes["connection"].execute(text("select pg_sleep(1.5)"))
-        before(config, target)
+    def slow(connection: Connection, *more: Any) -> None:
+        connection.execute(text("select pg_sleep(1.5)"))
+        before(connection, *more)
 
-    monkeypatch.setattr(command, "upgrade", slow)
+    monkeypatch.setattr(migrate, "run_steps", slow)
     with psycopg.connect(dsn(url), autocommit=True) as connection:
         connection.execute("drop schema public cascade")
         connection.execute("create schema public")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from gpuyard.cli.main import app, run
 from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.why_facts import why
+from gpuyard.cloud.observe.why import why
 from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.portal import apply_site
@@ -105,7 +105,7 @@ def test_all_gpus_in_use_names_the_server_and_starts_without_it(cloud: Cloud) ->
     assert kinds(told) == {"quota"}, "the project may have one"
     assert kinds(told, HYPER18) == {"gpu"}
     (cause,) = told.hosts[0].causes
-    assert "0000:86:00.0 is held by server gpuyard-exercise-why-1 (project demo, user demo)" in cause.text
+    assert "0000:86:00.0 is held by server gpuyard-exercise-why-1 (project demo, user demo)" in cause.reason
     assert told.first == (), "the server gives its limits back"
     (action,) = remedy(told).actions
     assert (action.kind, action.values["server"]) == ("delete-server", holder)
@@ -122,7 +122,7 @@ def test_a_gpu_of_another_project_is_no_matter_of_limits(cloud: Cloud, operator:
         assert kinds(told) == set()
         assert kinds(told, "c4130") == {"gpu"}
         assert "only 1 of the 2 GPUs of pool k4200 that it asks is free" in told.answer
-        assert "asks 2 x CUSTOM_GPU_K4200, 1 of 2 can be had" in told.hosts[0].causes[0].text
+        assert "asks 2 x CUSTOM_GPU_K4200, 1 of 2 can be had" in told.hosts[0].causes[0].reason
         cloud.user.request("POST", "compute", f"/servers/{holder}/action", {"shelve": None})
         cloud.exercise.wait_for_status(holder, "SHELVED_OFFLOADED")
         assert cloud.why(both).would_start, "delete or shelve, it says"
@@ -135,7 +135,7 @@ def test_a_held_gpu(cloud: Cloud) -> None:
     try:
         told = cloud.refuses(K40C)
         assert (kinds(told), kinds(told, HYPER18)) == (set(), {"gpu"})
-        assert told.hosts[0].causes[0].details[0]["state"] == "held"
+        assert told.hosts[0].causes[0].payload["details"][0]["state"] == "held"
         (action,) = remedy(told).actions
         assert action.kind == "release-hold"
         cloud.carry_out(action)
@@ -154,7 +154,7 @@ def test_a_gpu_with_a_leftover_allocation(cloud: Cloud, operator: CloudApi) -> N
     try:
         told = cloud.refuses(K40C)
         assert (kinds(told), kinds(told, HYPER18)) == (set(), {"gpu"})
-        assert orphan in told.hosts[0].causes[0].text
+        assert orphan in told.hosts[0].causes[0].reason
         (action,) = remedy(told).actions
         assert action.kind == "delete-allocation"
         cloud.carry_out(action)
@@ -169,8 +169,10 @@ def test_a_pair_whose_leader_is_taken_says_what_is_stranded(cloud: Cloud) -> Non
     told = cloud.refuses("gpu_pair-a")
     assert (kinds(told), kinds(told, "gpu-server")) == (set(), {"gpu"})
     (cause,) = told.hosts[0].causes
-    assert "asks 1 x CUSTOM_GPU_V100 with trait CUSTOM_GPU_SET_A, 0 of 1 can be had: 0000:27:00.0 is held" in cause.text
-    assert "so 0000:28:00.0 is free and of no use" in cause.text
+    assert (
+        "asks 1 x CUSTOM_GPU_V100 with trait CUSTOM_GPU_SET_A, 0 of 1 can be had: 0000:27:00.0 is held" in cause.reason
+    )
+    assert "so 0000:28:00.0 is free and of no use" in cause.reason
     cloud.carry_out(*remedy(told).actions)
     cloud.starts("gpu_pair-a")
     again = cloud.refuses("gpu_pair-b", "403")
@@ -193,8 +195,8 @@ def test_ram_that_another_server_has(cloud: Cloud, hog: Callable[[str, int, int]
     told = cloud.refuses(K40C)
     assert (kinds(told), kinds(told, HYPER18)) == (set(), {"room"})
     (cause,) = told.hosts[0].causes
-    assert cause.details[0]["class"] == "MEMORY_MB"
-    assert cause.details[0]["missing"] == 4096 - 3000
+    assert cause.payload["details"][0]["class"] == "MEMORY_MB"
+    assert cause.payload["details"][0]["missing"] == 4096 - 3000
     (action,) = remedy(told).actions
     assert action.values["server"] == server
     cloud.carry_out(action)
@@ -425,7 +427,7 @@ def test_limits_count_as_nova_counts(cloud: Cloud, resource: str) -> None:
         told = cloud.refuses("k4200.4cores", "403")
         assert (kinds(told), told.where) == ({"quota"}, ("c4130",))
         (cause,) = told.causes
-        (numbers,) = (row for row in cause.details if row["resource"] == resource)
+        (numbers,) = (row for row in cause.payload["details"] if row["resource"] == resource)
         assert (numbers["limit"], numbers["in_use"], numbers["asks"]) == (asks, asks, asks)
         cloud.carry_out(*told.first)
         cloud.exercise.delete([cloud.starts("k4200.4cores"), first])
@@ -441,7 +443,7 @@ def test_a_limit_that_keystone_does_not_have(lab: RunningLab, cloud: Cloud, oper
     try:
         told = cloud.refuses(K40C, "403")
         (cause,) = told.causes
-        assert "Keystone has no registered limit on it" in cause.text
+        assert "Keystone has no registered limit on it" in cause.reason
         (action,) = told.first
         assert (action.kind, action.text) == (
             "register-limit",
@@ -514,7 +516,7 @@ def test_it_says_yes_exactly_when_nova_does(cloud: Cloud, flavor: MakeFlavor) ->
 def test_calls_are_bounded(cloud: Cloud, flavor: MakeFlavor) -> None:
     """The table of docs/how-to/why-no-valid-host.md, counted."""
     base = 6 + 1  # flavors, hypervisors, services, aggregates, providers, sharing ones; candidates
-    project = 6  # project, service, registered limits, own limits, usage, servers
+    project = 7  # project by id, by name, service, registered limits, own limits, usage, servers
 
     def classes(name: str) -> int:
         return len([key for key in named(name) if key.startswith("resources:")]) + 3

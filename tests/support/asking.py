@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 
+from gpuyard.advice.why.facts import Action, Explanation, Remedy
 from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.objects import compute_service
-from gpuyard.cloud.why_facts import why
+from gpuyard.cloud.observe.reader import compute_service
+from gpuyard.cloud.observe.why import why
 from gpuyard.lab.exercise import PREFIX, Exercise
 from gpuyard.site.load import LoadedSite
-from gpuyard.site.why.facts import Action, Explanation, Remedy
 
 REFUSED = "NoValidHost"
 TIMEOUT = 60
@@ -138,9 +138,9 @@ class Cloud:
 def kinds(told: Explanation, host: str | None = None) -> set[str]:
     """Kinds of the causes that hold for every host, or of those of one host."""
     if host is None:
-        return {cause.kind for cause in told.causes}
+        return {cause.code for cause in told.causes}
     (answer,) = (answer for answer in told.hosts if answer.host == host)
-    return {cause.kind for cause in answer.causes}
+    return {cause.code for cause in answer.causes}
 
 
 def remedy(told: Explanation) -> Remedy:

@@ -19,6 +19,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from tests.support import uv
+
 # The collections that kolla-ansible needs come from the `ansible` wheel: same code, and one index less to reach.
 PACKAGES = ("kolla-ansible==22.0.0", "ansible-core==2.19.14")
 COLLECTIONS = ("ansible==12.3.0",)
@@ -115,13 +117,14 @@ def install() -> Kolla:
 
 
 def _install(folder: Path, packages: Sequence[str], *options: str) -> None:
-    uv = shutil.which("uv")
-    pip = [uv, "pip", "install", "--quiet"] if uv else [sys.executable, "-m", "pip", "install", "--quiet"]
-    _command([*pip, "--python", str(folder / "bin/python"), *options, *packages])
+    _command([uv.program(), "pip", "install", "--quiet", "--python", str(folder / "bin/python"), *options, *packages])
 
 
 def _command(words: Sequence[str]) -> None:
-    done = subprocess.run(words, capture_output=True, text=True)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise NoKolla(str(error)) from None
     if done.returncode:
         raise NoKolla(f"{' '.join(words)}: {done.stderr.strip()[-500:]}")
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from gpuyard.ledger.ledger import Book, Ledger
+from gpuyard.ledger.records import Event
 from gpuyard.ledger.store import Store
 from gpuyard.model.booking import Ask, Lane, Person, Rules
 
@@ -71,6 +72,12 @@ def open_ledger(
     default = rules if isinstance(rules, Rules) else Rules(most_active=100)
     book = Book(tuple(SITE), lambda pool, project: by_project.get(project, default), zone)
     return Ledger(store, book, clock or Clock(), Numbers())
+
+
+def write_event(store: Store, event: Event, pool: str = "t4") -> None:
+    """An event that belongs to no change of a booking."""
+    with store.change(pool) as change:
+        change.event(event)
 
 
 def names(found: Sequence[object]) -> list[str]:

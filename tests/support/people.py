@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from gpuyard.cloud.errors import CloudError
-from gpuyard.cloud.people import Account, LoginRefusedError, Membership, Project, TokenFacts
+from gpuyard.cloud.people import Account, KeystoneProject, LoginRefusedError, Membership, TokenFacts
 from gpuyard.model.booking import Person
 from tests.support.ledgers import ADA, BOB, EVE, ROOT
 
@@ -39,6 +39,7 @@ class InMemoryPeople:
     status: int | None = None
     """What it answers while it is `down`; None: nothing."""
     calls: list[str] = field(default_factory=list)
+    revocations: dict[str, datetime] = field(default_factory=dict)
 
     def log_in(self, user: str, password: str, domain: str) -> str:
         self._call("log_in")
@@ -64,9 +65,13 @@ class InMemoryPeople:
             return None
         return facts if facts.membership is None or facts.membership.project_id in one.roles else None
 
-    def projects(self, name_or_id: str) -> Sequence[Project]:
+    def revoked(self) -> Mapping[str, datetime]:
+        self._call("revoked")
+        return self.revocations
+
+    def projects(self, name_or_id: str) -> Sequence[KeystoneProject]:
         self._call("projects")
-        return [Project(id, name) for id, name in PROJECTS.items() if name_or_id in (id, name)]
+        return [KeystoneProject(id, name) for id, name in PROJECTS.items() if name_or_id in (id, name)]
 
     def users(self, name_or_id: str) -> Sequence[str]:
         self._call("users")

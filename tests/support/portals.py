@@ -13,17 +13,19 @@ from gpuyard.ledger.ledger import Ledger
 from gpuyard.model.booking import Person, Rules
 from gpuyard.portal.app import create_app
 from gpuyard.portal.settings import PortalSettings
+from gpuyard.portal.store import PortalStore
 from tests.support.ledgers import Clock, open_ledger
 from tests.support.people import PASSWORD, InMemoryPeople, people, token_of
 from tests.support.yards import GPUS, driver, filled
 
-ROOMY = PortalSettings(login_tries=1000, address_tries=1000, writes=100_000)
+ROOMY = PortalSettings(login_tries=1000, address_tries=1000, reads=100_000, writes=100_000)
 
 
 @dataclass
 class BookingPortal:
     app: FastAPI
     ledger: Ledger
+    store: PortalStore
     people: InMemoryPeople
     clock: Clock
 
@@ -62,7 +64,9 @@ def booking_portal(
     clock = Clock()
     ledger = open_ledger(folder, rules, clock)
     who = known or people()
+    store = PortalStore(ledger.database)
     app = create_app(
-        filled(), driver(), "test-site", GPUS, ["testserver"], clock, ledger=ledger, people=who, settings=settings
-    )
-    return BookingPortal(app, ledger, who, clock)
+        filled(), driver(), "test-site", GPUS, ["testserver"], clock,
+        ledger=ledger, store=store, people=who, settings=settings,
+    )  # fmt: skip
+    return BookingPortal(app, ledger, store, who, clock)

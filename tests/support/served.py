@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from gpuyard.cloud.people import Account, LoginRefusedError, Membership, People, Project, TokenFacts
+from gpuyard.cloud.people import Account, KeystoneProject, LoginRefusedError, Membership, People, TokenFacts
+from gpuyard.keeper.yard import Yard
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.model.booking import Person
+from gpuyard.model.gpu import GpuStatus
 from gpuyard.portal.app import create_app
 from gpuyard.portal.server import bind, server_of, url_of
+from gpuyard.portal.store import PortalStore
 from tests.support.ledgers import Clock
-from tests.support.yards import GPUS, driver, filled
+from tests.support.yards import NOON, STATUSES, driver
 
 
 class RealClock(Clock):
@@ -46,19 +49,36 @@ class Crowd:
                 return TokenFacts(one.user_id, one.user, datetime.now(UTC) + timedelta(hours=1), membership)
         return None
 
-    def projects(self, name_or_id: str) -> Sequence[Project]:
+    def revoked(self) -> Mapping[str, datetime]:
+        return {}
+
+    def projects(self, name_or_id: str) -> Sequence[KeystoneProject]:
         found = {one.project_id: one.project for one in self.persons if name_or_id in (one.project_id, one.project)}
-        return [Project(id, name) for id, name in found.items()]
+        return [KeystoneProject(id, name) for id, name in found.items()]
 
     def users(self, name_or_id: str) -> Sequence[str]:
         return sorted({one.user_id for one in self.persons if name_or_id in (one.user_id, one.user)})
 
 
 @contextmanager
-def served(ledger: Ledger, people: Sequence[Person] | People) -> Iterator[str]:
+def served(
+    ledger: Ledger, people: Sequence[Person] | People, statuses: Sequence[GpuStatus] = STATUSES
+) -> Iterator[str]:
     """Gives the portal's address. `people`: a few, or where to ask for them."""
+    yard = Yard()
+    yard.publish(NOON, statuses)
     known: People = Crowd(people) if isinstance(people, Sequence) else people
-    app = create_app(filled(), driver(), "test", GPUS, ["*"], lambda: datetime.now(UTC), ledger=ledger, people=known)
+    app = create_app(
+        yard,
+        driver(),
+        "test",
+        [status.gpu for status in statuses],
+        ["*"],
+        lambda: datetime.now(UTC),
+        ledger=ledger,
+        store=PortalStore(ledger.database),
+        people=known,
+    )
     with bind("127.0.0.1", 0) as listener:
         server = server_of(app)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from gpuyard.model.world import HostService
+from gpuyard.advice.drift.facts import DeviceSeen, HostSeen, ServerSeen, World
+from gpuyard.advice.rollout import Stage, staged
+from gpuyard.model.world import HostService, Stock
 from gpuyard.site.capacity import shared_cpus
-from gpuyard.site.drift.facts import DeviceSeen, HostSeen, ServerSeen, Stock, World
 from gpuyard.site.encoding import set_trait
 from gpuyard.site.load import LoadedSite
 from gpuyard.site.objects import SeenAggregate, SeenFlavor, SeenImage, SeenLimit, SeenObjects, site_trait
 from gpuyard.site.plan import flavor_id
-from gpuyard.site.rollout import Stage, staged
 
 FOREVER = 10**6
 

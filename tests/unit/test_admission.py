@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.ledger.admission import Movable, Pool, admit, place, seconds
-from gpuyard.ledger.policy import Facts
+from gpuyard.ledger.admission import Movable, PoolLanes, admit, place
+from gpuyard.ledger.policy import Usage
 from gpuyard.ledger.timetable import Timetable
 from gpuyard.model.booking import Answer, Ask, Lane, Person, Reason, Rules
+from gpuyard.store.times import seconds
 from tests.support.ledgers import ADA, DAY, EVE, HOUR, NOON, ask, lanes, names
 
 PAIR_A, PAIR_B, LONE_A, LONE_B = 1, 2, 3, 4
@@ -29,11 +30,11 @@ def answer(
     table: Timetable | None = None,
     rules: Rules | None = None,
     who: Person = ADA,
-    facts: Facts | None = None,
+    facts: Usage | None = None,
     **more: object,
 ) -> Answer:
-    pool = Pool(lanes(), table or Timetable())
-    return admit(wish, pool, rules or Rules(), who, facts or Facts(), NOON, **more)  # type: ignore[arg-type]
+    pool = PoolLanes(lanes(), table or Timetable())
+    return admit(wish, pool, rules or Rules(), who, facts or Usage(), NOON, **more)  # type: ignore[arg-type]
 
 
 def test_one_gpu_takes_a_lone_one_before_it_strands_a_peer() -> None:
@@ -60,10 +61,8 @@ def test_several_gpus_are_several_lanes() -> None:
     assert set(answer(ask(gpus=4)).lanes) == {1, 2, 3, 4}
     more = answer(ask(gpus=5))
     assert names(more.reasons) == ["too_big"]
-    assert (
-        "4 to book one by one (GPUs of one group go to one server: same_group books a whole one)"
-        in more.reasons[0].text
-    )
+    assert "only 4 GPUs of pool v100 can be booked one by one" in more.reasons[0].text
+    assert "GPUs that share an IOMMU group are booked together" in more.reasons[0].text
 
 
 def test_back_to_back_is_no_conflict() -> None:
@@ -122,41 +121,43 @@ def test_gpus_of_one_host() -> None:
         Lane(3, "t4", "b", ("2",)),
         Lane(4, "t4", "c", ("1",)),
     ]
-    both = admit(ask(gpus=2, pool="t4", same_host=True), Pool(spread, Timetable()), Rules(), ADA, Facts(), NOON)
+    both = admit(ask(gpus=2, pool="t4", same_host=True), PoolLanes(spread, Timetable()), Rules(), ADA, Usage(), NOON)
     assert set(both.lanes) == {2, 3}
-    none = admit(ask(gpus=3, pool="t4", same_host=True), Pool(spread, Timetable()), Rules(), ADA, Facts(), NOON)
+    none = admit(ask(gpus=3, pool="t4", same_host=True), PoolLanes(spread, Timetable()), Rules(), ADA, Usage(), NOON)
     assert none.reasons[0].text == "no host has 3 of pool t4 to book: b has 2"
-    busy = admit(ask(gpus=2, pool="t4", same_host=True), Pool(spread, taken((2, 0, 9))), Rules(), ADA, Facts(), NOON)
+    busy = admit(
+        ask(gpus=2, pool="t4", same_host=True), PoolLanes(spread, taken((2, 0, 9))), Rules(), ADA, Usage(), NOON
+    )
     assert "no 2 of them on one host" in busy.reasons[0].text
     assert busy.alternatives[0].text == "from Mon 2026-11-23 21:00 UTC"
 
 
 def test_lanes_in_trouble_are_not_given() -> None:
     bad = [replace(lane, trouble="lost") for lane in lanes()[:3]] + [lanes()[3]]
-    assert admit(ask(), Pool(bad, Timetable()), Rules(), ADA, Facts(), NOON).lanes == (LONE_B,)
-    more = admit(ask(gpus=2), Pool(bad, Timetable()), Rules(), ADA, Facts(), NOON)
+    assert admit(ask(), PoolLanes(bad, Timetable()), Rules(), ADA, Usage(), NOON).lanes == (LONE_B,)
+    more = admit(ask(gpus=2), PoolLanes(bad, Timetable()), Rules(), ADA, Usage(), NOON)
     assert "and 3 more that cannot be used now" in more.reasons[0].text
 
 
 @pytest.mark.parametrize(
     ("rules", "wish", "facts", "code"),
     [
-        (Rules(may_book=False), ask(), Facts(), "not_bookable"),
-        (Rules(users=frozenset({"bob"})), ask(), Facts(), "not_among_users"),
-        (Rules(notice=2 * HOUR), ask(start=1), Facts(), "too_soon"),
-        (Rules(ahead=DAY), ask(start=25), Facts(), "too_far"),
-        (Rules(longest=3 * HOUR), ask(hours=4), Facts(), "too_long"),
-        (Rules(most_active=2), ask(), Facts(active=2), "too_many"),
-        (Rules(gpu_hours_per_month=5), ask(hours=3, gpus=2), Facts(), "gpu_hours"),
+        (Rules(may_book=False), ask(), Usage(), "not_bookable"),
+        (Rules(users=frozenset({"bob"})), ask(), Usage(), "not_among_users"),
+        (Rules(notice=2 * HOUR), ask(start=1), Usage(), "too_soon"),
+        (Rules(ahead=DAY), ask(start=25), Usage(), "too_far"),
+        (Rules(longest=3 * HOUR), ask(hours=4), Usage(), "too_long"),
+        (Rules(most_active=2), ask(), Usage(active=2), "too_many"),
+        (Rules(gpu_hours_per_month=5), ask(hours=3, gpus=2), Usage(), "gpu_hours"),
         (
             Rules(gpu_hours_per_month=5),
             ask(hours=3),
-            Facts(booked_seconds={NOON.replace(day=1, hour=0): 9000}),
+            Usage(booked_seconds={NOON.replace(day=1, hour=0): 9000}),
             "gpu_hours",
         ),
     ],
 )
-def test_every_rule_refuses_alone_and_yields_to_an_override(rules: Rules, wish: Ask, facts: Facts, code: str) -> None:
+def test_every_rule_refuses_alone_and_yields_to_an_override(rules: Rules, wish: Ask, facts: Usage, code: str) -> None:
     no = answer(wish, rules=rules, facts=facts)
     assert names(no.reasons) == [code]
     yes = answer(wish, rules=rules, facts=facts, override=True)
@@ -170,7 +171,7 @@ def test_a_reader_may_not_book() -> None:
 
 def test_all_broken_rules_are_told_at_once() -> None:
     strict = Rules(longest=HOUR, most_active=1, notice=DAY)
-    assert names(answer(ask(), rules=strict, facts=Facts(active=4)).reasons) == ["too_soon", "too_long", "too_many"]
+    assert names(answer(ask(), rules=strict, facts=Usage(active=4)).reasons) == ["too_soon", "too_long", "too_many"]
 
 
 def test_an_override_never_gives_a_gpu_twice() -> None:
@@ -183,9 +184,9 @@ def test_others_that_have_not_begun_make_room() -> None:
     table = taken((PAIR_A, 2, 6), (PAIR_B, 3, 8))
     wish = ask(start=2, hours=4, gpus=2, same_group=True)
     others = [Movable("x", ask(start=2, hours=4), (PAIR_A,)), Movable("y", ask(start=3, hours=5), (PAIR_B,))]
-    stay = admit(wish, Pool(lanes(), table), Rules(), ADA, Facts(), NOON)
+    stay = admit(wish, PoolLanes(lanes(), table), Rules(), ADA, Usage(), NOON)
     assert not stay.yes
-    moved = admit(wish, Pool(lanes(), table, lambda start, end: others), Rules(), ADA, Facts(), NOON)
+    moved = admit(wish, PoolLanes(lanes(), table, lambda start, end: others), Rules(), ADA, Usage(), NOON)
     assert moved.lanes in ((PAIR_A,), (PAIR_B,))
     assert len(moved.moves) == 1 or set(moved.moves) == {"x", "y"}
     assert not {lane for new in moved.moves.values() for lane in new} & set(moved.lanes)
@@ -211,7 +212,7 @@ def test_whatever_is_given_nothing_overlaps_and_moves_keep_their_kind(wishes: li
 
     for number, wish in enumerate([*wishes, last]):
         before = [(lane, *found) for lane in range(1, 5) for found in table.intervals(lane, 0, 2**40)]
-        found = place(wish, Pool(lanes(), table, movable))
+        found = place(wish, PoolLanes(lanes(), table, movable))
         assert [(lane, *one) for lane in range(1, 5) for one in table.intervals(lane, 0, 2**40)] == before
         if isinstance(found, Reason):
             continue
@@ -234,7 +235,7 @@ def test_whatever_is_given_nothing_overlaps_and_moves_keep_their_kind(wishes: li
 def test_an_alternative_is_always_possible(wishes: list[Ask], last: Ask) -> None:
     table = Timetable()
     for wish in wishes:
-        found = place(wish, Pool(lanes(), table))
+        found = place(wish, PoolLanes(lanes(), table))
         if not isinstance(found, Reason):
             for lane in found[0]:
                 table.add(lane, seconds(wish.start), seconds(wish.end))

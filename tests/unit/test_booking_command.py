@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,24 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from keystoneauth1.plugin import BaseAuthPlugin
+from keystoneauth1.session import Session
 from typer.testing import CliRunner, Result
 
 from gpuyard.cli.main import app
 from gpuyard.client.client import PAUSES, Client
-from gpuyard.client.errors import ChangedError, PortalError, RefusedError, error_of
-from gpuyard.client.rows import lasting, rule_rows
+from gpuyard.client.errors import ApiRefusedError, ChangedError, PortalError, error_of
+from gpuyard.client.rows import rule_rows
 from gpuyard.client.times import local_zone, localize, parse_time, show_time
-from gpuyard.cloud.booking_door import Door, PortalUnreachableError, Reply, address, open_door
+from gpuyard.cloud.booking_door import Door, PortalUnreachableError, Reply, address, door_of, open_door
 from gpuyard.ledger.ledger import Ledger
-from gpuyard.model.booking import BookingState, Rules
+from gpuyard.ledger.records import Query
+from gpuyard.model.booking import Ask, BookingState, Rules
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
 from tests.support.ledgers import ADA, BOB, EVE, ROOT, open_ledger
 from tests.support.served import RealClock, served, write_clouds
+from tests.support.sites import flavor, site
+from tests.support.yards import STATUSES
 
 # The SDK warns about its own calls of its own functions.
 pytestmark = pytest.mark.filterwarnings("ignore::openstack.warnings.RemovedInSDK60Warning")
@@ -40,7 +46,7 @@ HOUR = timedelta(hours=1)
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
     found = open_ledger(tmp_path, {"biology": Rules(approval=True), "physics": Rules(most_active=3)}, RealClock())
     yield found
-    found.store.close()
+    found.close()
 
 
 @pytest.fixture
@@ -94,6 +100,7 @@ def create(who: str, *more: object, start: str = "+1h", end: str = "+4h", pool: 
         ("2026-12-01T14:00+0530", "2026-12-01T08:30:00Z"),
         ("+4h", "2026-11-23T16:00:00Z"),
         ("+90 min", "2026-11-23T13:30:00Z"),
+        ("+30m", "2026-11-23T12:30:00Z"),
         ("+3d", "2026-11-26T12:00:00Z"),
         ("+1w", "2026-11-30T12:00:00Z"),
     ],
@@ -166,41 +173,79 @@ def test_the_zone_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_book_show_and_list(url: str) -> None:
     made = create("ada", "--comment", "thesis")
-    assert (made["State"], made["Pool"], made["GPUs"], made["User"], made["Comment"]) == (
+    assert (made["state"], made["pool"], made["gpus"], made["user"], made["comment"]) == (
         "confirmed",
         "t4",
         1,
         "ada",
         "thesis",
     )
-    assert made["Start"].endswith(("+01:00", "+02:00"))
-    assert data("bob", "booking", "show", made["ID"])["On"] == made["On"]
-    assert [row["ID"] for row in data("bob", "booking", "list")] == [made["ID"]]
+    assert made["start"].endswith(("+01:00", "+02:00"))
+    assert data("bob", "booking", "show", made["id"])["gpu_names"] == made["gpu_names"]
+    assert [row["ID"] for row in data("bob", "booking", "list")] == [made["id"]]
     assert data("bob", "booking", "list", "--mine") == []
     assert [row["ID"] for row in data("bob", "booking", "list", "--user", "ada", "--project", "physics")] == [
-        made["ID"]
+        made["id"]
     ]
     assert data("ada", "booking", "list", "--state", "ended", "--state", "active") == []
     assert data("ada", "booking", "list", "--to", "now") == []
     assert data("ada", "booking", "list", "--pool", "v100") == []
-    data("ada", "booking", "cancel", made["ID"])
+    data("ada", "booking", "cancel", made["id"])
     assert data("bob", "booking", "list") == []
     for words in (["--all"], ["--state", "cancelled"], ["--from", "now"]):
-        assert [row["ID"] for row in data("bob", "booking", "list", *words)] == [made["ID"]]
+        assert [row["ID"] for row in data("bob", "booking", "list", *words)] == [made["id"]]
 
 
 def test_formats(url: str) -> None:
-    id = create("ada")["ID"]
-    assert re.search(r"\| State +\| confirmed", invoke("ada", "booking", "show", id).stdout)
+    id = create("ada")["id"]
+    assert re.search(r"\| state +\| confirmed", invoke("ada", "booking", "show", id).stdout)
     assert invoke("ada", "booking", "show", id, "-f", "value", "-c", "id", "-c", "pool").stdout == f"{id}\nt4\n"
     assert invoke("ada", "booking", "list", "-f", "value", "-c", "ID").stdout == f"{id}\n"
     assert invoke("ada", "booking", "list", "-f", "csv", "-c", "ID").stdout == f'"ID"\n"{id}"\n'
-    assert f"ID: {id}" in invoke("ada", "booking", "show", id, "-f", "yaml").stdout
+    assert f"id: {id}" in invoke("ada", "booking", "show", id, "-f", "yaml").stdout
+
+
+def test_no_cell_is_a_formula_and_nothing_printed_steers_a_terminal(url: str, ledger: Ledger) -> None:
+    create("ada", "--comment", "=HYPERLINK(1)")
+    shown = invoke("ada", "booking", "list", "-f", "csv", "-c", "Comment").stdout
+    assert shown == '"Comment"\n"\'=HYPERLINK(1)"\n'
+    assert invoke("ada", "booking", "list", "-f", "value", "-c", "Comment").stdout == "=HYPERLINK(1)\n"
+    evil = replace(BOB, user="bob\x1b[2Jroot\u202e")
+    start = datetime.now(UTC).replace(microsecond=0) + HOUR
+    ledger.create(Ask("t4", start, start + HOUR), evil)
+    for format_ in ("table", "value", "csv", "yaml", "json"):
+        told = invoke("ada", "booking", "list", "-f", format_).stdout
+        assert "bob" in told
+        assert not set(told) & {"\x1b", "\u202e"}
     assert isinstance(invoke("ada", "booking", "show", id, "-c", "Nonsense").exception, UsageError)
 
 
+def test_the_beginning_of_an_id_is_enough_when_it_is_the_only_one(url: str, ledger: Ledger) -> None:
+    ids = iter(["3f9a-1", "3f9b-2", "77-3"])
+    ledger._new_id = lambda: next(ids)
+    made = [create("ada", start=f"+{number}h", end="+1h", pool="v100")["id"] for number in (1, 3, 5)]
+    assert data("bob", "booking", "show", "3f9a")["id"] == made[0]
+    assert data("ada", "booking", "cancel", "7")["id"] == made[2]
+    result = invoke("ada", "booking", "cancel", "3f")
+    assert isinstance(result.exception, UsageError)
+    assert "3f9a-1, 3f9b-2" in str(result.exception)
+    assert isinstance(invoke("ada", "booking", "show", "e").exception, GpuyardError)
+
+
+def test_when_is_the_next_one_free(url: str) -> None:
+    wanted = ("--pool", "t4", "--gpus", "2", "--for", "90m")
+    free = data("ada", "booking", "next", *wanted)
+    assert data("ada", *shlex.split(free["command"])[1:])["gpus"] == 2
+    later = data("bob", "booking", "next", *wanted)
+    assert free["end"] <= later["start"]  # rounded up to a quarter of an hour
+    assert data("bob", *shlex.split(later["command"])[1:])["start"] == later["start"]
+    result = invoke("ada", "booking", "next", "--pool", "t4", "--gpus", "200", "--for", "1h")
+    assert result.exit_code == 3
+    assert "It does not fit" in result.stdout
+
+
 def test_a_time_zone_can_be_chosen(url: str) -> None:
-    assert create("ada", "--timezone", "UTC")["Start"].endswith("Z")
+    assert create("ada", "--timezone", "UTC")["start"].endswith("Z")
     assert isinstance(invoke("ada", "booking", "list", "--timezone", "Nowhere").exception, UsageError)
 
 
@@ -217,7 +262,7 @@ def test_a_refusal_says_why_and_its_commands_work(url: str) -> None:
     assert commands
     for command in commands:
         made = data("root", *shlex.split(command))
-        assert made["State"] == "confirmed"
+        assert made["state"] == "confirmed"
 
 
 def test_every_rule_that_is_broken_is_said(url: str) -> None:
@@ -246,52 +291,52 @@ def test_the_command_of_a_check_books_it(url: str) -> None:
         "ada", "booking", "check", "--pool", "v100", "--gpus", 2, "--same-group", "--start", "+1h", "--end", "+1d"
     )
     command = said.stdout.partition("with: gpuyard ")[2]
-    assert data("ada", *shlex.split(command))["Same group"] is True
+    assert data("ada", *shlex.split(command))["same_group"] is True
 
 
 def test_a_recurring_booking(url: str) -> None:
     made = create("ada", "--repeat", "FREQ=DAILY;COUNT=3")
     assert len(made) == 3
-    assert len({data("ada", "booking", "show", row["ID"])["Series"] for row in made}) == 1
+    assert len({data("ada", "booking", "show", row["ID"])["series"] for row in made}) == 1
 
 
 def test_the_waitlist(url: str, ledger: Ledger) -> None:
     first = create("ada", "--gpus", 2)
-    waiting = create("root", "--wait")
-    assert waiting["State"] == "waiting"
+    waiting = create("root", "--waitlist")
+    assert waiting["state"] == "waiting"
     [row] = data("ada", "booking", "waitlist")
-    assert (row["Place"], row["ID"]) == (1, waiting["ID"])
-    assert data("ada", "booking", "cancel", first["ID"])["State"] == "cancelled"
-    ledger.advance()
+    assert (row["Place"], row["ID"]) == (1, waiting["id"])
+    assert data("ada", "booking", "cancel", first["id"])["state"] == "cancelled"
+    ledger.upkeep.advance()
     [row] = data("ada", "booking", "waitlist")
     assert (row["Place"], row["State"]) == ("", "offered")
-    assert data("root", "booking", "accept", waiting["ID"])["State"] == "confirmed"
+    assert data("root", "booking", "accept", waiting["id"])["state"] == "confirmed"
 
 
 def test_approve_and_decline(url: str) -> None:
-    one, two = (create("bob")["ID"] for _ in range(2))
-    assert data("bob", "booking", "show", one)["State"] == "requested"
+    one, two = (create("bob")["id"] for _ in range(2))
+    assert data("bob", "booking", "show", one)["state"] == "requested"
     assert "admin" in refused("ada", "booking", "approve", one)
-    assert data("root", "booking", "approve", one)["State"] == "confirmed"
+    assert data("root", "booking", "approve", one)["state"] == "confirmed"
     declined = data("root", "booking", "decline", two, "--reason", "not now")
-    assert (declined["State"], "not now" in declined["Reason"]) == ("cancelled", True)
+    assert (declined["state"], "not now" in declined["reason"]) == ("cancelled", True)
 
 
 def test_edit_extend_and_end(url: str, ledger: Ledger) -> None:
     made = create("ada")
-    later = data("ada", "booking", "extend", made["ID"], "+2h")
-    assert datetime.fromisoformat(later["End"]) - datetime.fromisoformat(made["End"]) == 2 * HOUR
+    later = data("ada", "booking", "extend", made["id"], "+2h")
+    assert datetime.fromisoformat(later["end"]) - datetime.fromisoformat(made["end"]) == 2 * HOUR
     with pytest.raises(UsageError, match="makes it shorter"):
-        data("ada", "booking", "extend", made["ID"], "now")
-    edited = data("ada", "booking", "edit", made["ID"], "--start", "+2h", "--end", "+1h", "--comment", "short")
-    assert datetime.fromisoformat(edited["End"]) - datetime.fromisoformat(edited["Start"]) == HOUR
-    assert edited["Comment"] == "short"
+        data("ada", "booking", "extend", made["id"], "now")
+    edited = data("ada", "booking", "edit", made["id"], "--start", "+2h", "--end", "+1h", "--comment", "short")
+    assert datetime.fromisoformat(edited["end"]) - datetime.fromisoformat(edited["start"]) == HOUR
+    assert edited["comment"] == "short"
     with pytest.raises(UsageError, match="nothing to change"):
-        data("ada", "booking", "edit", made["ID"])
+        data("ada", "booking", "edit", made["id"])
     now = create("ada", start="now", end="+2h")
-    ledger.advance()
-    assert data("ada", "booking", "end", now["ID"])["State"] == "ended"
-    assert "is ended" in refused("ada", "booking", "cancel", now["ID"])
+    ledger.upkeep.advance()
+    assert data("ada", "booking", "end", now["id"])["state"] == "ended"
+    assert "is ended" in refused("ada", "booking", "cancel", now["id"])
 
 
 def test_another_s_booking_is_not_changed(url: str) -> None:
@@ -299,33 +344,33 @@ def test_another_s_booking_is_not_changed(url: str) -> None:
     for words in (["cancel"], ["edit", "--comment", "x"], ["extend"]):
         verb, *more = words
         more = [*more, "+1h"] if verb == "extend" else more
-        refused("bob", "booking", verb, made["ID"], *more)
-    assert data("ada", "booking", "show", made["ID"])["Version"] == made["Version"]
+        refused("bob", "booking", verb, made["id"], *more)
+    assert data("ada", "booking", "show", made["id"])["version"] == made["version"]
 
 
 def test_an_edit_over_somebody_else_s_is_refused(url: str, ledger: Ledger) -> None:
     made = create("ada")
     client = Client(open_door("ada"))
-    row, etag = client.booking(made["ID"])
-    client.edit(made["ID"], {"comment": "first"}, etag)
+    row, etag = client.booking(made["id"])
+    client.edit(made["id"], {"comment": "first"}, etag)
     with pytest.raises(ChangedError, match="look at it again"):
-        client.edit(made["ID"], {"comment": "second"}, etag)
+        client.edit(made["id"], {"comment": "second"}, etag)
     with pytest.raises(ChangedError):
-        client.extend(made["ID"], {"end": row["end"]}, etag)
-    assert ledger.get(made["ID"]).ask.comment == "first"
+        client.extend(made["id"], {"end": row["end"]}, etag)
+    assert ledger.get(made["id"]).ask.comment == "first"
 
 
 def test_overrides_are_for_admins(url: str) -> None:
     words = ("booking", "create", "--pool", "t4", "--start", "+1h", "--end", "+30d", "--override")
     refused("ada", *words)
-    assert data("root", *words)["Override"] is True
+    assert data("root", *words)["override"] is True
     actions = [row["Action"] for row in data("root", "booking", "audit")]
     assert any("override" in action for action in actions)
     assert "admin" in refused("ada", "booking", "audit")
 
 
 def test_an_admin_books_for_another_project(url: str) -> None:
-    assert create("root", "--project", "physics")["Project"] == "physics"
+    assert create("root", "--project", "physics")["project"] == "physics"
     refused("bob", "booking", "create", "--pool", "t4", "--end", "+1h", "--project", "physics")
 
 
@@ -338,6 +383,35 @@ def test_rules_are_told_in_words(url: str) -> None:
         "everybody with the role member",
     )
     assert "no pool 'k80'" in refused("ada", "booking", "rules", "--pool", "k80")
+
+
+def test_what_a_changed_site_file_would_mean_for_bookings(url: str, ledger: Ledger, tmp_path: Path) -> None:
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    flavors = {"one": flavor(gpus={"v100": 1})}
+
+    def ask(who: str = "root", **rules: object) -> Result:
+        rules = {"most_active": 3, **rules}
+        path = site(changed, {"flavors": flavors, "booking": rules}).path
+        return invoke(who, "site", "bookings", "--site", path, "-f", "json")
+
+    long = create("ada", end="+5h", pool="v100")["id"]
+    assert json.loads(ask().stdout) == []
+    kept = ask(longest="5 h", no_show="1 h")
+    assert isinstance(kept.exception, BlockedError)
+    assert str(kept.exception) == "1 booking would lose by these rules"
+    found = json.loads(kept.stdout)
+    assert [(one["code"], one["severity"], one["payload"]["rule"]) for one in found] == [
+        ("booking-loses", "warning", "no_show")
+    ]
+    beyond = json.loads(ask(longest="3 h", users=["ada"]).stdout)
+    assert [(one["object"], one["payload"]["rule"]) for one in beyond] == [(f"booking {long}", "too_long")]
+    assert beyond[0]["reason"] == "5 h is longer than the longest booking, 3 h"
+    create("bob")
+    assert [one["code"] for one in json.loads(ask().stdout)] == ["pool-gone"]  # that of t4
+    assert isinstance(ask("ada").exception, GpuyardError)
+    assert "Only admins" in str(ask("ada").exception)
+    assert [booking.version for booking in ledger.find(Query())] == [1, 1]
 
 
 def test_a_feed(url: str) -> None:
@@ -364,7 +438,7 @@ def test_hold_holds_and_release(url: str) -> None:
 def test_a_hold_in_the_way_of_a_booking_names_it(url: str) -> None:
     made = create("ada", "--gpus", 2)
     said = refused("root", "gpu", "hold", "gpu-2/0000:18:00.0", "--end", "+1d", "--comment", "x")
-    assert made["ID"] in said
+    assert made["id"] in said
 
 
 # What goes wrong
@@ -414,13 +488,75 @@ def test_an_address_goes_before_the_catalogue(url: str, monkeypatch: pytest.Monk
     assert data("ada", "booking", "list", "--url", f"{url}/v1/") == []
 
 
+def test_the_list_of_gpus_is_what_the_map_says_also_for_a_user(url: str) -> None:
+    rows = data("ada", "gpu", "list", "--url", url)
+    assert [(row["State"], row["Address"], row["Reason"]) for row in rows] == [
+        (status.state.value, status.gpu.address, status.reason) for status in STATUSES
+    ]
+    assert data("ada", "gpu", "list", "--pool", "t4", "--state", "booked")[0]["Reason"] == "for ada from 14:00"
+    with pytest.raises(UsageError, match="no GPU has pool 'a100'; there is v100, t4"):
+        data("ada", "gpu", "list", "--pool", "a100")
+
+
+def test_a_list_of_gpus_without_a_portal_says_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuyard.cli.gpu._of_cloud", lambda *_: [STATUSES[0].as_dict(), STATUSES[2].as_dict()])
+    monkeypatch.setattr("gpuyard.client.client.PAUSES", ())
+    said = invoke(
+        "ada", "gpu", "list", "--url", "http://127.0.0.1:9", "--state", "free", "-f", "value", "-c", "Address"
+    )
+    assert said.stdout == "0000:44:00.0\n"
+    assert "the portal at http://127.0.0.1:9 does not answer" in said.stderr
+    assert "This is what OpenStack says; bookings and holds are not known." in said.stderr
+    monkeypatch.setattr("gpuyard.cloud.booking_door.open_door", lambda *_: door_of(Session(Catalogue(None))))
+    assert "the catalogue has no service of type gpu" in invoke("ada", "gpu", "list").stderr
+
+
 def test_no_cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(tmp_path / "none.yaml"))
     monkeypatch.chdir(tmp_path)
     assert isinstance(invoke("nobody", "booking", "list").exception, UsageError)
 
 
-@pytest.mark.parametrize("text", ["", "gpus.example.org", "ftp://x", "http://", "http:///v1"])
+class Catalogue(BaseAuthPlugin):
+    """Who has a token, and a catalogue with this address of the portal."""
+
+    def __init__(self, portal: str | None) -> None:
+        super().__init__()
+        self._portal = portal
+
+    def get_token(self, session: Session, **_: object) -> str:
+        return "secret"
+
+    def get_endpoint(self, session: Session, **_: object) -> str | None:
+        return self._portal
+
+
+def test_a_portal_that_the_catalogue_does_not_have_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(Catalogue(None))
+    monkeypatch.setattr(session, "request", lambda *_, **__: pytest.fail("something was sent"))
+    with pytest.raises(UsageError, match=r"no service of type gpu; name the portal: --url, or GPUYARD_URL"):
+        door_of(session)
+
+
+@pytest.mark.parametrize("url", ["http://gpus.example.org", "http://192.0.2.7:8080", "http://[2001:db8::7]"])
+def test_a_token_goes_unencrypted_only_to_whom_it_was_meant_for(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UsageError, match="your token would go unencrypted"):
+        door_of(Session(Catalogue(url)))
+    assert door_of(Session(Catalogue(None)), url).url == url
+    assert caplog.messages == [f"your token goes to {url} unencrypted; https would keep it to yourself"]
+
+
+@pytest.mark.parametrize(
+    "url", ["https://gpus.example.org", "http://127.0.0.1:8080", "http://localhost", "http://[::1]:1"]
+)
+def test_what_others_cannot_read_needs_no_word(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert door_of(Session(Catalogue(url))).url == door_of(Session(Catalogue(None)), url).url == url
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    "text", ["", "gpus.example.org", "ftp://x", "http://", "http:///v1", "http://[::1", "http://:80"]
+)
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(UsageError, match="no address of a portal"):
         address(text)
@@ -430,7 +566,7 @@ def test_what_is_no_address(text: str) -> None:
 
 
 class Broken(Door):
-    """A way on which answers get lost."""
+    """A way on which answers to changes get lost."""
 
     def __init__(self, door: Door, lose: int) -> None:
         self.url, self._door, self.lose = door.url, door, lose
@@ -438,6 +574,8 @@ class Broken(Door):
 
     def request(self, method: str, path: str, **more: Any) -> Reply:
         reply = self._door.request(method, path, **more)
+        if method == "GET":
+            return reply
         self.keys.append((more.get("headers") or {}).get("Idempotency-Key", ""))
         if self.lose:
             self.lose -= 1
@@ -461,7 +599,7 @@ def test_a_change_whose_answer_is_lost_is_not_made_again(url: str) -> None:
     made = create("ada")
     door = Broken(open_door("ada"), lose=1)
     with pytest.raises(PortalUnreachableError):
-        Client(door, sleep=lambda seconds: None).act(made["ID"], "cancel")
+        Client(door, sleep=lambda seconds: None).act(made["id"], "cancel")
     assert len(door.keys) == 1
 
 
@@ -477,7 +615,7 @@ def test_long_lists_come_in_pages(url: str, ledger: Ledger, monkeypatch: pytest.
         for number in (1, 2)
     ]
     made += [create("ada", start=f"+{10 * number}h", end="+1h", pool="v100") for number in (3, 4, 5)]
-    assert [row["ID"] for row in data("ada", "booking", "list")] == [row["ID"] for row in made]
+    assert [row["ID"] for row in data("ada", "booking", "list")] == [row["id"] for row in made]
 
 
 class Answering(Door):
@@ -504,7 +642,7 @@ def test_a_portal_that_starts_is_asked_again() -> None:
         (Reply(302, None, {"location": "https://login"}), PortalError, "sends elsewhere, to https://login"),
         (Reply(401, {"detail": "no"}), PortalError, "does not accept the token"),
         (Reply(404, None, {}, "<html>"), PortalError, "is no portal"),
-        (Reply(403, {"detail": "not yours"}), RefusedError, "not yours"),
+        (Reply(403, {"detail": "not yours"}), ApiRefusedError, "not yours"),
         (Reply(412, {"detail": "changed"}), ChangedError, "look at it again"),
         (Reply(422, {"detail": "wrong", "reasons": ["gpus: too few"]}), UsageError, "gpus: too few"),
         (Reply(429, {"detail": "slowly"}, {"retry-after": "30"}), PortalError, "in 30 seconds"),
@@ -517,24 +655,93 @@ def test_answers_become_errors(reply: Reply, kind: type[GpuyardError], words: st
     assert words in str(error)
 
 
-def test_lengths_of_time_in_words() -> None:
-    assert [lasting(n) for n in (0, 45, 60, 5400, 7200, 86400, 1296000)] == [
-        "0 min",
-        "45 s",
-        "1 min",
-        "90 min",
-        "2 h",
-        "1 day",
-        "15 days",
-    ]
+def test_rules_in_words() -> None:
     quiet = [{"start_minute": 1320, "end_minute": 360}]
-    assert [row["Value"] for row in rule_rows({"no_show": None, "quiet_hours": quiet, "users": ["a", "b"]})] == [
-        "never",
-        "22:00-06:00",
-        "a, b",
+    stated = {
+        "pool": "v100",
+        "no_show": None,
+        "quiet_hours": quiet,
+        "users": ["b", "a"],
+        "longest": 5400,
+        "origins": {"users": "site"},
+    }
+    assert [tuple(row.values()) for row in rule_rows(stated)] == [
+        ("pool", "v100", ""),
+        ("no_show", "never", "default"),
+        ("quiet_hours", "22:00-06:00", "default"),
+        ("users", "a, b", "site"),
+        ("longest", "1 h 30 min", "default"),
     ]
 
 
 def test_states_can_be_named() -> None:
     shown = invoke("ada", "booking", "list", "--help").stdout
     assert all(state.value in shown.replace("\n", "").replace(" ", "") for state in BookingState)
+
+
+# Series, and holds of more than a GPU
+
+
+def test_a_series_on_the_command_line(url: str) -> None:
+    made = create("ada", "--repeat", "FREQ=DAILY;COUNT=3", start="+1d", end="+1h")
+    ids = [row["ID"] for row in made]
+    moved = data("ada", "booking", "edit", ids[1], "--end", "+2h", "--series")
+    ends = [row["End"] for row in data("ada", "booking", "list")]
+    assert moved["end"] in ends
+    assert len({end[11:] for end in ends}) == 1  # all of them are an hour longer
+    assert data("ada", "booking", "cancel", ids[0], "--series", "--reason", "holidays")["state"] == "cancelled"
+    assert data("ada", "booking", "list") == []
+
+
+def test_maintenance_on_the_command_line(url: str) -> None:
+    weekly = ("--repeat", "FREQ=WEEKLY;COUNT=2", "--start", "+1h", "--end", "+2h", "--comment", "patches")
+    held = data("root", "gpu", "hold", "--host", "gpu-2", "--pool", "t4", *weekly)
+    assert len(held) == 4
+    assert len(data("root", "booking", "audit", "--pool", "t4", "--user", "root")) == 4
+    assert data("root", "booking", "audit", "--pool", "v100") == []
+    assert data("root", "booking", "audit", "--to", "2020-01-01") == []
+    invoke("root", "gpu", "release", "--series", held[0]["ID"])
+    assert data("root", "gpu", "holds") == []
+    assert isinstance(invoke("root", "gpu", "hold", "--end", "+1h", "--comment", "x").exception, UsageError)
+    assert "there is no host gpu-9" in refused(
+        "root", "gpu", "hold", "--host", "gpu-9", "--end", "+1h", "--comment", "x"
+    )
+
+
+# Waiting for a booking
+
+
+def test_waiting_ends_when_a_server_can_be_started(url: str, ledger: Ledger) -> None:
+    looks: list[float] = []
+
+    def pause(seconds: float) -> None:
+        looks.append(seconds)
+        ledger.upkeep.advance()
+        if len(looks) == 3:
+            ledger.upkeep.record_claims({}, ready=[made["id"]], usable={made["id"]: True})
+
+    made = create("ada", start="now")
+    assert made["usable_since"] in (None, "")
+    row = Client(open_door("ada"), sleep=pause).wait_until_usable({**made, "usable_since": None})
+    assert (row["state"], len(looks)) == ("active", 3)
+    assert row["usable_since"]
+
+
+def test_what_waits_for_somebody_is_not_waited_for(url: str) -> None:
+    requested = create("bob")
+    with pytest.raises(BlockedError, match="is requested: there is nothing to wait for"):
+        Client(open_door("bob")).wait_until_usable(requested)
+    assert "is requested" in refused("bob", "booking", "create", "--pool", "v100", "--end", "+1h", "--wait")
+
+
+# For others
+
+
+def test_a_booking_for_a_colleague_and_for_all(url: str) -> None:
+    alone = invoke("ada", "booking", "create", "--pool", "t4", "--end", "+1h", "--shared")
+    assert "needs the role manager in project physics to book for a colleague or for the whole" in str(alone.exception)
+    made = create("root", "--project", "physics", "--user", "ada", "--shared")
+    assert (made["user"], made["project"], made["shared"], made["reason"]) == ("ada", "physics", True, "by root")
+    for_bob = ("--project", "physics", "--user", "bob")
+    result = invoke("root", "booking", "create", "--pool", "t4", "--end", "+1h", *for_bob)
+    assert "No user bob has the role member in project physics" in str(result.exception)

@@ -10,11 +10,12 @@ from zoneinfo import ZoneInfo
 import pytest
 from pydantic import ValidationError
 
+from gpuyard.cloud.people import shown
 from gpuyard.keeper.site_ledger import book_of, default_database
 from gpuyard.ledger.life import OPEN, TRANSITIONS, LifeError, next_states, require
-from gpuyard.ledger.policy import Facts, broken_rules, lasting, malformed, months
+from gpuyard.ledger.policy import Usage, broken_rules, malformed, months
 from gpuyard.ledger.recurrence import expand
-from gpuyard.model.booking import Ask, BookingState, QuietHours, Reason, ReclaimAction, Rules
+from gpuyard.model.booking import Ask, BookingState, QuietHours, Reason, ReclaimAction, Rules, lasting
 from gpuyard.model.errors import UsageError
 from gpuyard.site.booking_rules import BookingRules, SiteBooking, resolve
 from tests.support.ledgers import ADA, DAY, HOUR, NOON, ask, names
@@ -27,7 +28,7 @@ def test_later_layers_go_before_earlier_ones() -> None:
     site = SiteBooking.model_validate({"longest": "15 days", "most_active": 3, "reclaim": "delete"})
     pool = BookingRules.model_validate({"longest": "2 days", "no_show": False})
     project = BookingRules.model_validate({"must_book": False, "priority": 5, "users": ["ada"]})
-    rules = resolve(site, pool, project)
+    rules = resolve(site=site, pool=pool, project=project)
     assert rules == replace(
         Rules(),
         longest=2 * DAY,
@@ -38,8 +39,8 @@ def test_later_layers_go_before_earlier_ones() -> None:
         priority=5,
         users=frozenset({"ada"}),
     )
-    assert resolve(SiteBooking.model_validate({})) == Rules()
-    assert resolve(SiteBooking.model_validate({}), BookingRules.model_validate({"no_show": True})).no_show == 4 * HOUR
+    assert resolve(site=SiteBooking.model_validate({})) == Rules()
+    assert resolve(pool=BookingRules.model_validate({"no_show": True})).no_show == 4 * HOUR
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def rome(day: int, hour: int, minute: int = 0) -> datetime:
 )
 def test_quiet_hours_are_of_the_site_s_zone_and_span_midnight(start: datetime, end: datetime, broken: int) -> None:
     rules = Rules(quiet_hours=(QuietHours(22 * 60, 6 * 60),))
-    found = broken_rules(Ask("v100", start, end), rules, ADA, Facts(), ROME, NOON)
+    found = broken_rules(Ask("v100", start, end), rules, ADA, Usage(), ROME, NOON)
     assert names(found) == ["quiet_hours"] * broken
 
 
@@ -93,22 +94,22 @@ def test_gpu_hours_are_counted_in_each_month_that_a_booking_touches() -> None:
     wish = Ask("v100", start, start + timedelta(hours=14), 2)
     assert list(months(wish.start, wish.end)) == [(november, december), (december, datetime(2027, 1, 1, tzinfo=UTC))]
     assert (
-        broken_rules(wish, rules, ADA, Facts(booked_seconds={november: 16 * 3600, december: 4 * 3600}), "UTC", NOON)
+        broken_rules(wish, rules, ADA, Usage(booked_seconds={november: 16 * 3600, december: 4 * 3600}), "UTC", NOON)
         == []
     )
-    (no,) = broken_rules(wish, rules, ADA, Facts(booked_seconds={december: 4 * 3600 + 1}), "UTC", NOON)
+    (no,) = broken_rules(wish, rules, ADA, Usage(booked_seconds={december: 4 * 3600 + 1}), "UTC", NOON)
     assert no.code == "gpu_hours"
     assert "20.0 GPU-hours in December 2026" in no.text
 
 
 def test_limits_are_inclusive() -> None:
     exact = Rules(longest=4 * HOUR, notice=HOUR, ahead=HOUR, most_active=2)
-    assert broken_rules(ask(start=1, hours=4), exact, ADA, Facts(active=1), "UTC", NOON) == []
+    assert broken_rules(ask(start=1, hours=4), exact, ADA, Usage(active=1), "UTC", NOON) == []
 
 
 def test_a_booking_that_has_begun_is_not_too_early_or_too_late() -> None:
     strict = Rules(notice=DAY, ahead=2 * DAY)
-    assert broken_rules(ask(start=-5, hours=9), strict, ADA, Facts(started=True), "UTC", NOON) == []
+    assert broken_rules(ask(start=-5, hours=9), strict, ADA, Usage(started=True), "UTC", NOON) == []
     assert malformed(ask(start=-5, hours=9), NOON, started=True) == []
 
 
@@ -197,3 +198,37 @@ def test_a_project_that_sees_no_flavor_of_a_pool_cannot_book_there(tmp_path: Pat
     assert not book.rules("v100", "biology").may_book
     assert default_database("lab", {"STATE_DIRECTORY": "/var/lib/gpuyard:/x"}) == "sqlite:////var/lib/gpuyard/lab.db"
     assert default_database("lab", {"HOME": "/home/ada"}) == "sqlite:////home/ada/.local/state/gpuyard/lab.db"
+
+
+@pytest.mark.parametrize(
+    ("project", "domains", "may"),
+    [
+        ("physics", [], True),
+        ("unnamed", [], True),
+        ("physics@evil", [], False),
+        ("physics@evil", ["good"], False),
+        ("physics@evil", ["evil"], True),
+        ("physics@good@evil", ["good"], False),
+        ("known@partner", [], True),
+        ("physics@evil@default", [], True),
+    ],
+)
+def test_projects_of_other_domains_book_where_they_are_named(
+    tmp_path: Path, project: str, domains: list[str], may: bool
+) -> None:
+    stated = {"booking": {"domains": domains}, "projects": {"known@partner": {}}}
+    book = book_of(site(tmp_path, stated).compiled)
+    assert book.knows(project) is may
+    rules = book.rules("v100", project)
+    assert rules.may_book is may
+    assert rules.origins.get("may_book") == (None if may else "domains")
+
+
+def test_a_project_with_an_at_sign_shares_no_rules_with_one_of_another_domain(tmp_path: Path) -> None:
+    stated = {"booking": {"domains": ["evil"]}, "projects": {"physics@evil": {"booking": {"priority": 7}}}}
+    book = book_of(site(tmp_path, stated).compiled)
+    evil, ours = (
+        shown("physics", {"id": "0f", "name": "evil"}),
+        shown("physics@evil", {"id": "default", "name": "Default"}),
+    )
+    assert [book.rules("v100", one).priority for one in (evil, ours, "physics")] == [7, 0, 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from gpuyard.ledger.store import StoreError
-from gpuyard.model.booking import Rules
+from gpuyard.ledger.reclaim import PAST_THE_END
+from gpuyard.ledger.records import Case
+from gpuyard.ledger.store import Store, StoreError
+from gpuyard.model.booking import ReclaimAction, Rules
 from gpuyard.portal.booking_documents import Moment, utc
 from tests.support.ledgers import ADA, BOB, EVE, HOUR, NOON, ROOT, ask
 from tests.support.portals import BookingPortal, booking_portal
@@ -80,7 +83,7 @@ def test_a_booking_is_made_and_everybody_sees_it(portal: BookingPortal, ada: Tes
         "lanes": [5, 6],
         "gpu_names": ["gpu-2/0000:18:00.0", "gpu-3/0000:18:00.0"],
         "mine": True,
-        "may_change": True,
+        "may": ["change", "cancel"],
         "version": 1,
         "created": "2026-11-23T12:00:00Z",
         "changed": "2026-11-23T12:00:00Z",
@@ -89,9 +92,14 @@ def test_a_booking_is_made_and_everybody_sees_it(portal: BookingPortal, ada: Tes
         "open_until": None,
         "override": False,
         "claimed": None,
+        "usable_since": None,
+        "shared": False,
+        "trouble": "",
+        "flavors": [],
+        "command": "",
     }
     assert ada.get(path(row)).json() == row
-    assert bob.get(path(row)).json() == {**row, "mine": False, "may_change": False}
+    assert bob.get(path(row)).json() == {**row, "mine": False, "may": []}
     assert portal.program(ROOT).get(path(row)).json() == {**row, "mine": False}
 
 
@@ -330,7 +338,7 @@ def test_a_change_that_does_not_fit_leaves_all_as_it_was(ada: TestClient, bob: T
 def test_an_active_booking_is_extended_and_ended(portal: BookingPortal, ada: TestClient) -> None:
     row = made(ada)
     portal.clock.forward(hours=1)
-    portal.ledger.advance()
+    portal.ledger.upkeep.advance()
     assert ada.get(path(row)).json()["state"] == "active"
     longer = ada.post(path(row, "extend"), json={"end": "2026-11-23T16:00:00Z"}).json()
     assert longer["end"] == "2026-11-23T16:00:00Z"
@@ -338,7 +346,7 @@ def test_an_active_booking_is_extended_and_ended(portal: BookingPortal, ada: Tes
     assert opened["open_until"] == "2026-11-23T13:15:00Z"
     portal.clock.forward(minutes=30)
     ended = ada.delete(path(row)).json()
-    assert (ended["state"], ended["end"], ended["may_change"]) == ("ended", "2026-11-23T13:30:00Z", False)
+    assert (ended["state"], ended["end"], ended["may"]) == ("ended", "2026-11-23T13:30:00Z", [])
     assert ada.delete(path(row)).status_code == 409
 
 
@@ -434,7 +442,7 @@ def test_an_operator_holds_gpus(portal: BookingPortal, ada: TestClient, root: Te
     assert answer.status_code == 201
     (row,) = answer.json()["bookings"]
     assert (row["kind"], row["gpu_names"], row["comment"]) == ("hold", hold["gpus"], "new fan")
-    assert ada.get("/v1/holds").json()["bookings"] == [{**row, "mine": False, "may_change": False}]
+    assert ada.get("/v1/holds").json()["bookings"] == [{**row, "mine": False, "may": []}]
     taken = root.post("/v1/holds", json={**hold, "gpus": ["gpu-2/0000:18:00.0"]})
     assert (taken.status_code, taken.json()["codes"]) == (409, ["in_the_way"])
     assert root.post("/v1/holds", json={**hold, "gpus": ["gpu-9/0000:18:00.0"]}).status_code == 409
@@ -545,3 +553,36 @@ def test_when_the_database_is_away_it_says_so(
     assert answer.status_code == 503
     assert answer.headers["retry-after"]
     assert "secret-host" not in answer.text
+
+
+def test_the_owner_of_an_overdue_server_sees_what_becomes_of_it(
+    portal: BookingPortal, ada: TestClient, bob: TestClient, root: TestClient
+) -> None:
+    case = Case("s1", "training", "t4", ADA.user_id, ADA.project_id, PAST_THE_END, ReclaimAction.SHELVE, NOON)
+    store = Store(portal.ledger.database)
+    store.put_case(case)
+    assert ada.get("/v1/cases").json() == {"cases": []}  # not warned yet
+    store.put_case(replace(case, warned=NOON, due=NOON + HOUR, dry_run=False))
+    (row,) = ada.get("/v1/cases").json()["cases"]
+    assert row == {
+        "server_id": "s1",
+        "server": "training",
+        "pool": "t4",
+        "mine": True,
+        "warned": "2026-11-23T12:00:00Z",
+        "due": "2026-11-23T13:00:00Z",
+        "action": "shelve",
+        "dry_run": False,
+        "text": row["text"],
+    }
+    assert row["text"].startswith("2026-11-23 13:00 UTC: this server is shelved")
+    assert bob.get("/v1/cases").json() == {"cases": []}
+    assert root.get("/v1/cases").json() == {"cases": [{**row, "mine": False}]}
+    store.put_case(replace(case, warned=NOON, due=NOON + HOUR, cleared=NOON))
+    assert ada.get("/v1/cases").json() == {"cases": []}
+
+
+def test_a_check_without_anothers_booking_is_refused(ada: TestClient, bob: TestClient) -> None:
+    row = made(bob)
+    assert ada.post(f"/v1/bookings/check?without={row['id']}", json=WISH).status_code == 403
+    assert ada.post("/v1/bookings/check?without=b", json=WISH).status_code == 200

@@ -32,7 +32,7 @@ def answers(python: str) -> bool:
 
 def over_stdin(python: str, zipapp: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     """Start a zipapp the way that the fleet does, without ssh."""
-    *_, remote = fleet.command("host", arguments, fleet.Options(python=python))
+    *_, remote = fleet.command("host", arguments, fleet.FleetOptions(python=python))
     return subprocess.run(["sh", "-c", remote], input=fleet.BOOTSTRAP.encode() + zipapp, capture_output=True)
 
 

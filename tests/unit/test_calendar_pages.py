@@ -42,6 +42,25 @@ def test_the_admin_page_is_for_admins(portal: BookingPortal) -> None:
     assert 'href="./admin" aria-current=page' in page(portal, "/admin")
 
 
+BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+def test_a_person_who_is_refused_gets_a_page_and_a_program_a_document(portal: BookingPortal) -> None:
+    ada = portal.browser(ADA).client
+    for path, status, words in (("/admin", 403, "role admin"), ("/no/where", 404, "There is nothing at /no/where.")):
+        answer = ada.get(path, headers=BROWSER)
+        assert (answer.status_code, answer.headers["content-type"]) == (status, "text/html; charset=utf-8")
+        assert words in answer.text
+        assert f'href="{"../" * (path.count("/") - 1) or "./"}"' in answer.text
+        assert "content-security-policy" in answer.headers
+        assert ada.get(path).headers["content-type"] == "application/problem+json"
+    assert ada.get("/v1/bookings/none", headers=BROWSER).headers["content-type"] == "application/problem+json"
+    answer = ada.get("/<script>alert(1)", headers=BROWSER)
+    assert "<script>" not in answer.text
+    assert "&lt;script&gt;alert(1)" in answer.text
+    assert ada.head("/admin", headers=BROWSER).status_code == 403
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_pages_are_kept_by_nobody(portal: BookingPortal, path: str) -> None:
     browser = portal.browser(ROOT)

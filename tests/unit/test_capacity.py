@@ -140,7 +140,7 @@ sizes = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     groups=st.lists(st.integers(1, 3), min_size=1, max_size=4),
     wanted=st.lists(st.tuples(sizes, st.integers(1, 3), st.booleans()), min_size=1, max_size=4),

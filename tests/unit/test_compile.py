@@ -272,7 +272,7 @@ def test_reasons_stand_above_the_options() -> None:
 group_sizes = st.lists(st.integers(1, 4), min_size=1, max_size=6)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(hosts=st.lists(group_sizes, min_size=1, max_size=3))
 def test_a_request_for_a_set_can_only_be_met_by_one_whole_group(tmp_path: Path, hosts: list[list[int]]) -> None:
     """The rule that the encoding exists for, against every combination of GPUs that Placement could pick."""

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.host.verification.drift import drift
-from gpuyard.model.finding import Level
+from gpuyard.host.checks.drift import drift
+from gpuyard.model.finding import Severity
 from gpuyard.model.host import Inventory
 from tests.support.sysfs import EPYC, T4, TITAN_XP, TITAN_XP_AUDIO, V100, Sysfs, epyc
 
-Said = list[tuple[Level, str]]
+Said = list[tuple[Severity, str]]
 Cards = dict[str, tuple[str, int]]
 """Address -> ids and group number."""
 
@@ -29,7 +29,7 @@ def host(*functions: tuple[str, str, int | None], **more: str) -> Sysfs:
 def said(recorded: Sysfs, seen: Sysfs) -> Said:
     """Without what it means, which follows a colon or a semicolon."""
     found = drift(recorded.inventory(), seen.inventory())
-    return [(finding.level, re.split("[:;] ", finding.reason)[0]) for finding in found]
+    return [(finding.severity, re.split("[:;] ", finding.reason)[0]) for finding in found]
 
 
 PAIR = (("27:00.0", V100, 19), ("28:00.0", V100, 19))
@@ -42,48 +42,48 @@ NAME = "Tesla V100 PCIe 16GB [10de:1db4]"
         (
             host(("27:00.0", V100, 1), ("44:00.0", V100, 2)),
             host(("44:00.0", V100, 2)),
-            [(Level.BLOCKED, f"27:00.0 {NAME} is gone")],
+            [(Severity.ERROR, f"27:00.0 {NAME} is gone")],
         ),
         (
             host(("27:00.0", V100, 1)),
             host(("27:00.0", V100, 1), ("44:00.0", V100, 2)),
-            [(Level.WARNING, f"44:00.0 {NAME} is new")],
+            [(Severity.WARNING, f"44:00.0 {NAME} is new")],
         ),
         (
             host(("27:00.0", V100, 1)),
             host(("a3:00.0", V100, 7)),
-            [(Level.BLOCKED, f"27:00.0 {NAME} is at a3:00.0 now")],
+            [(Severity.ERROR, f"27:00.0 {NAME} is at a3:00.0 now")],
         ),
         (
             host(("27:00.0", V100, 1)),
             host(("27:00.0", T4, 1)),
-            [(Level.BLOCKED, f"27:00.0 {NAME} is another card now, Tesla T4 [10de:1eb8]")],
+            [(Severity.ERROR, f"27:00.0 {NAME} is another card now, Tesla T4 [10de:1eb8]")],
         ),
         (  # two cards changed places
             host(("27:00.0", V100, 1), ("28:00.0", T4, 2)),
             host(("27:00.0", T4, 1), ("28:00.0", V100, 2)),
             [
-                (Level.BLOCKED, f"27:00.0 {NAME} is at 28:00.0 now"),
-                (Level.BLOCKED, "28:00.0 Tesla T4 [10de:1eb8] is at 27:00.0 now"),
+                (Severity.ERROR, f"27:00.0 {NAME} is at 28:00.0 now"),
+                (Severity.ERROR, "28:00.0 Tesla T4 [10de:1eb8] is at 27:00.0 now"),
             ],
         ),
         (  # a card moved with its audio, and its group with it
             host(("18:00.0", TITAN_XP, 39), ("18:00.1", TITAN_XP_AUDIO, 39)),
             host(("86:00.0", TITAN_XP, 50), ("86:00.1", TITAN_XP_AUDIO, 50)),
-            [(Level.BLOCKED, "18:00.0 10de:1b02 [10de:1b02] is at 86:00.0 now")],
+            [(Severity.ERROR, "18:00.0 10de:1b02 [10de:1b02] is at 86:00.0 now")],
         ),
         (
             host(*PAIR),
             host(("27:00.0", V100, 19), ("28:00.0", V100, 20)),
             [
-                (Level.BLOCKED, f"the IOMMU group of 27:00.0 {NAME} is another"),
-                (Level.BLOCKED, f"the IOMMU group of 28:00.0 {NAME} is another"),
+                (Severity.ERROR, f"the IOMMU group of 27:00.0 {NAME} is another"),
+                (Severity.ERROR, f"the IOMMU group of 28:00.0 {NAME} is another"),
             ],
         ),
         (  # said once
             host(("27:00.0", V100, 19), ("28:00.0", V100, 20)),
             host(*PAIR),
-            [(Level.BLOCKED, f"the IOMMU group of 27:00.0 {NAME} is another")],
+            [(Severity.ERROR, f"the IOMMU group of 27:00.0 {NAME} is another")],
         ),
         (  # a bridge is in no one's way
             host(*PAIR),
@@ -93,22 +93,22 @@ NAME = "Tesla V100 PCIe 16GB [10de:1db4]"
         (
             host(("27:00.0", V100, None)),
             host(("27:00.0", V100, 1)),
-            [(Level.WARNING, "the IOMMU is on now, and was off when the host was recorded")],
+            [(Severity.WARNING, "the IOMMU is on now, and was off when the host was recorded")],
         ),
         (
             host(*PAIR),
             host(("27:00.0", V100, None), ("28:00.0", V100, None)),
-            [(Level.BLOCKED, "the IOMMU is off now and was on")],
+            [(Severity.ERROR, "the IOMMU is off now and was on")],
         ),
         (
             host(("18:00.0", T4, 1), sriov_totalvfs="16"),
             host(("18:00.0", T4, 1)),
-            [(Level.BLOCKED, "18:00.0 Tesla T4 [10de:1eb8] is type-PCI now and was type-PF (SR-IOV)")],
+            [(Severity.ERROR, "18:00.0 Tesla T4 [10de:1eb8] is type-PCI now and was type-PF (SR-IOV)")],
         ),
         (
             host(("27:00.0", V100, 1)),
             host(("27:00.0", V100, 1), boot_vga="1"),
-            [(Level.BLOCKED, "27:00.0 could be given away and cannot now")],
+            [(Severity.ERROR, "27:00.0 could be given away and cannot now")],
         ),
     ],
 )  # fmt: skip
@@ -125,7 +125,7 @@ def test_a_disk_that_came_into_a_group_is_told_with_its_use() -> None:
 
 def test_every_finding_says_what_to_do() -> None:
     for finding in drift(epyc().inventory(), host(("27:00.0", T4, 1), ("90:00.0", V100, 3)).inventory()):
-        assert finding.check == "drift"
+        assert finding.code == "drift"
         assert "Nova" in finding.reason
         assert "record the host again" in finding.remedy
 

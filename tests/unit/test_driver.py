@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from time import monotonic
 
 import pytest
@@ -160,3 +160,32 @@ def test_stopping_waits_for_runs_but_not_for_ever() -> None:
 def test_a_failure_is_logged_with_the_name_of_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     loop(Work(failures=1)).run_once("timer")
     assert "loop look failed: ValueError: number 1" in caplog.text
+
+
+def test_a_run_that_knows_when_to_look_again_is_heard() -> None:
+    subject = Loop("look", "looks", 60.0, lambda: 1.5)
+    assert subject.run_once("timer")
+    assert subject.delay() == 1.5
+    later = Loop("look", "looks", 60.0, lambda: 90.0)
+    assert later.run_once("timer")
+    assert 50 < later.delay() <= 60, "never later than otherwise"
+
+
+def test_a_clock_that_jumps_is_told_until_a_good_run_and_ages_are_not_touched(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wall, steady, work = [datetime(2026, 11, 23, 12, tzinfo=UTC)], [100.0], Work()
+    subject = Loop("look", "looks", 5.0, work, now=lambda: wall[0], steady=lambda: steady[0])
+    subject.run_once("start")
+    wall[0], steady[0] = wall[0] + timedelta(seconds=5), 105.0
+    assert (subject.status.age, subject.status.jump) == (5.0, 0.0)
+    wall[0] -= timedelta(hours=2)
+    assert (subject.status.age, subject.status.jump) == (5.0, -7200.0)
+    work.failures = 2
+    subject.run_once("timer")
+    assert subject.status.jump == -7200.0, "nothing was planned from it yet"
+    subject.run_once("timer")
+    assert (subject.status.age, subject.status.jump) == (0.0, 0.0)
+    assert "loop look: the clock went back by 2:00:00; planning anew" in caplog.text
+    wall[0] += timedelta(seconds=6)
+    assert subject.status.jump == 6.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.exercise import ExerciseError, Subject, choose, split_groups
+from gpuyard.lab.exercise import ExerciseError, ExerciseSubject, choose, split_groups
 from gpuyard.model.gpu import Claim, Gpu, GpuRole, GpuState, GpuStatus
 from tests.support.sites import flavor, site
 from tests.support.sysfs import V100, Sysfs, epyc
@@ -29,7 +29,7 @@ def test_the_host_with_shared_groups_and_the_smallest_flavors_are_chosen(tmp_pat
     lone = Sysfs().function("27:00.0", V100, group=1)
     document = {"flavors": FLAVORS, "projects": {"demo": {"gpus": {"v100": 7}}}}
     compiled = site(tmp_path, document, {"lone": lone, "gpu-server": epyc()}).compiled
-    assert choose(compiled) == Subject("gpu-server", 6, 4, "small", ("pair-a", "pair-b"))
+    assert choose(compiled) == ExerciseSubject("gpu-server", 6, 4, "small", ("pair-a", "pair-b"))
 
 
 def test_without_a_shared_group_there_is_nothing_to_prove(tmp_path: Path) -> None:

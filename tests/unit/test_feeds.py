@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from icalendar import Calendar
 
 from gpuyard.model.booking import Booking, BookingKind, BookingState
+from gpuyard.model.text import printable
+from gpuyard.portal import feeds
 from gpuyard.portal.app import create_app
 from gpuyard.portal.feeds import MOST_FEEDS, ical
 from gpuyard.portal.sessions import digest_of
@@ -60,6 +62,12 @@ def test_a_feed_has_the_bookings_of_its_user(portal: BookingPortal, ada: TestCli
     assert (event["sequence"], str(event["status"])) == (1, "CONFIRMED")
     assert "for; the, thesis" in str(event["description"])
     assert made["url"] == f"http://testserver{made['path']}"
+    assert event["url"] == "http://testserver/bookings"
+    alarms = {alarm["trigger"].params["RELATED"]: alarm["trigger"].dt for alarm in event.walk("VALARM")}
+    assert alarms == {"START": -timedelta(minutes=15), "END": -timedelta(hours=1)}
+    portal.ledger.cancel(own.id, ADA)
+    (gone,) = read(portal, made).values()
+    assert not gone.walk("VALARM")
 
 
 def test_what_changes_keeps_its_uid_and_what_is_cancelled_says_so(portal: BookingPortal, ada: TestClient) -> None:
@@ -96,6 +104,49 @@ def test_a_feed_that_has_not_changed_is_not_sent_again(portal: BookingPortal, ad
     assert client.get(made["path"], headers={"If-None-Match": tag}).status_code == 200
 
 
+def test_a_feed_that_has_not_changed_is_not_rendered(
+    portal: BookingPortal, ada: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, client = feed(ada, "user"), portal.browser().client
+    tag = client.get(made["path"]).headers["etag"]
+    monkeypatch.setattr(feeds, "ical", None)
+    assert client.get(made["path"], headers={"If-None-Match": tag}).status_code == 304
+
+
+def test_feeds_are_not_read_without_end(portal: BookingPortal, ada: TestClient) -> None:
+    made, other, client = feed(ada, "user"), feed(ada, "user"), portal.browser().client
+    answers = [client.get(made["path"]).status_code for _ in range(31)]
+    assert answers == [200] * 30 + [429]
+    assert client.get(other["path"]).status_code == 200
+    answers = [client.get(f"/ical/{number}.ics").status_code for number in range(240)]
+    assert (answers[0], answers[-1]) == (404, 429)
+
+
+def test_of_too_many_bookings_those_that_are_over_go_first(
+    portal: BookingPortal, ada: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "MOST_EVENTS", 2)
+    made = feed(ada, "user")
+    booked = [one for start in (1, 50, 60) for one in portal.ledger.create(ask(start), ADA)]
+    assert list(read(portal, made)) == [f"{one.id}@test-site" for one in booked[:2]]
+    portal.clock.forward(hours=40)
+    assert list(read(portal, made)) == [f"{one.id}@test-site" for one in booked[1:]]
+
+
+def test_a_feed_says_when_it_was_read_and_ends(portal: BookingPortal, ada: TestClient) -> None:
+    made = ada.post("/v1/feeds", json={"scope": "user", "days": 2}).json()
+    assert (made["expires"], made["used"]) == ("2026-11-25T12:00:00Z", None)
+    client = portal.browser().client
+    for hours, used in ((0, "2026-11-23T12:00:00Z"), (1, "2026-11-23T12:00:00Z"), (3, "2026-11-23T16:00:00Z")):
+        portal.clock.forward(hours=hours)
+        assert client.get(made["path"]).status_code == 200
+        assert portal.program(ADA).get("/v1/feeds").json()["feeds"][0]["used"] == used
+    portal.clock.forward(hours=44)
+    assert client.get(made["path"]).status_code == 404
+    assert ada.get("/v1/feeds").json()["feeds"] == []
+    assert ada.post("/v1/feeds", json={"scope": "user", "days": 366}).status_code == 422
+
+
 # Secrets
 
 
@@ -105,8 +156,10 @@ def test_the_secret_is_told_once_and_kept_nowhere(portal: BookingPortal, ada: Te
     assert found
     secret = found.group(1)
     assert secret not in ada.get("/v1/feeds").text
-    assert ada.get("/v1/feeds").json()["feeds"] == [{key: made[key] for key in ("id", "scope", "target", "created")}]
-    assert portal.ledger.store.get_feed(digest_of(secret)) is not None
+    assert ada.get("/v1/feeds").json()["feeds"] == [
+        {key: value for key, value in made.items() if key not in ("path", "url")}
+    ]
+    assert portal.store.get_feed(digest_of(secret), NOON) is not None
     for file in tmp_path.iterdir():
         assert secret.encode() not in file.read_bytes()
 
@@ -126,7 +179,16 @@ def test_the_feeds_of_who_is_disabled_or_has_left_do_not_answer(portal: BookingP
     portal.people.users_by_id[BOB.user_id].enabled = False
     portal.people.users_by_id[ADA.user_id].roles = {}
     # Another process, which does not remember what Keystone said before.
-    app = create_app(filled(), driver(), "test-site", GPUS, ["testserver"], ledger=portal.ledger, people=portal.people)
+    app = create_app(
+        filled(),
+        driver(),
+        "test-site",
+        GPUS,
+        ["testserver"],
+        ledger=portal.ledger,
+        store=portal.store,
+        people=portal.people,
+    )
     other = TestClient(app)
     for made in (of_ada, of_bob):
         assert other.get(made["path"]).status_code == 404
@@ -134,7 +196,7 @@ def test_the_feeds_of_who_is_disabled_or_has_left_do_not_answer(portal: BookingP
 
 @pytest.mark.parametrize("secret", ["x", "", "..", "%2e%2e%2fx", "%00", "x" * 43, "x" * 5000, "ü"])
 def test_guesses_find_nothing(portal: BookingPortal, secret: str) -> None:
-    assert portal.browser().client.get(f"/ical/{secret}.ics").status_code in (404, 422)
+    assert portal.browser().client.get(f"/ical/{secret}.ics").status_code in (404, 414, 422)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +247,8 @@ BOOKINGS = st.builds(
 
 @given(st.lists(BOOKINGS, max_size=4, unique_by=lambda booking: booking.id), LINES)
 def test_any_booking_is_an_event_that_other_programs_can_read(bookings: list[Booking], title: str) -> None:
-    raw = ical(bookings, "site", title)
-    assert raw == ical(bookings, "site", title)
+    raw = ical(bookings, "site", title, "https://gpus.example.org/bookings")
+    assert raw == ical(bookings, "site", title, "https://gpus.example.org/bookings")
     assert all(len(line) <= 75 for line in raw.split(b"\r\n"))
     calendar: Any = Calendar.from_ical(raw)
     assert not calendar.errors
@@ -196,7 +258,7 @@ def test_any_booking_is_an_event_that_other_programs_can_read(bookings: list[Boo
         assert event["dtstart"].dt == booking.ask.start
         assert event["dtend"].dt == booking.ask.end
         assert event["dtstamp"].dt == booking.changed
-        assert booking.ask.comment in str(event["description"])
+        assert printable(booking.ask.comment) in str(event["description"])
         assert (str(event["status"]) == "CANCELLED") == (
             booking.state in (BookingState.CANCELLED, BookingState.NO_SHOW, BookingState.EXPIRED)
         )

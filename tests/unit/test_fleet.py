@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.host import fleet
-from gpuyard.host.fleet import Ending, Options, Outcome
+from gpuyard.host.fleet import Ending, FleetOptions, Outcome
 from gpuyard.model.errors import GpuyardError, UsageError
 
-PLAIN, SUDO = Options(), Options(sudo=True)
+PLAIN, SUDO = FleetOptions(), FleetOptions(sudo=True)
 
 
 @pytest.mark.parametrize(
@@ -24,9 +24,12 @@ PLAIN, SUDO = Options(), Options(sudo=True)
         ({"event": "step", "done": 1, "of": 2, "text": "a\tb\n"}, {"event": "step", "done": 1, "of": 2, "text": "a b"}),
         (
             {"event": "result", "exit": 3, "more": [{"a\x1b": 1.5}]},
-            {"event": "result", "exit": 3, "more": [{"a�": 1.5}]},
+            {"event": "result", "exit": 3, "more": [{r"a\x1b": 1.5}]},
         ),
-        ({"event": "result", "exit": 0, "diff": "-a\n+\tb\x07"}, {"event": "result", "exit": 0, "diff": "-a\n+\tb�"}),
+        (
+            {"event": "result", "exit": 0, "diff": "-a\n+\tb\x07"},
+            {"event": "result", "exit": 0, "diff": "-a\n+\tb\\x07"},
+        ),
         ({"event": "start", "python": "3.11"}, None),
         ({"event": "start", "python": []}, None),
         ({"event": "step", "done": "1", "of": 2, "text": ""}, None),
@@ -95,7 +98,7 @@ def test_a_line_that_is_nested_too_deeply_is_no_event() -> None:
     ],
 )
 def test_why_there_is_no_result(
-    status: int, python: tuple[int, ...] | None, said: str, options: Options, ending: Ending, reason: str
+    status: int, python: tuple[int, ...] | None, said: str, options: FleetOptions, ending: Ending, reason: str
 ) -> None:
     found = fleet.explain(status, python, said.splitlines(), [], options)
     assert found[0] is ending
@@ -115,11 +118,11 @@ def test_what_ssh_must_not_see(host: str) -> None:
 
 def test_without_ssh_the_reason_is_said() -> None:
     with pytest.raises(GpuyardError, match="cannot start /no/ssh: No such file or directory; the OpenSSH client"):
-        fleet.run(["gpu1"], ["scan"], Options(ssh=("/no/ssh",)))
+        fleet.run(["gpu1"], ["scan"], FleetOptions(ssh=("/no/ssh",)))
 
 
 def test_the_users_options_come_before_ours() -> None:
-    command = fleet.command("gpu1", ["scan"], Options(ssh=("ssh", "-o", "ConnectTimeout=1"), sudo=True))
+    command = fleet.command("gpu1", ["scan"], FleetOptions(ssh=("ssh", "-o", "ConnectTimeout=1"), sudo=True))
     assert command.index("ConnectTimeout=1") < command.index("ConnectTimeout=10") < command.index("--")
     assert command[-2] == "gpu1"
     assert command[-1].startswith("sudo -n python3 -IB -c ")
@@ -129,7 +132,7 @@ def test_an_endless_line_does_not_fill_the_memory(tmp_path: Path) -> None:
     program = tmp_path / "ssh"
     program.write_text("#!/bin/sh\nhead -c 60000000 /dev/zero | tr '\\0' x\necho >&2 done\nexit 1\n")
     program.chmod(stat.S_IRWXU)
-    outcome = fleet.run(["gpu1"], ["scan"], Options(ssh=(str(program),)))["gpu1"]
+    outcome = fleet.run(["gpu1"], ["scan"], FleetOptions(ssh=(str(program),)))["gpu1"]
     assert (outcome.ending, outcome.reason) == (Ending.FAILED, "done")
     assert [len(line) for line in outcome.noise] == [fleet.NOISE_WIDTH, len("done")]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.host.holders import Holder, holders, look
+from gpuyard.host.holders import DeviceHolder, holders, look
 from gpuyard.host.tree import FileTree, RecordedTree
 from tests.support.sysfs import TITAN_XP, TITAN_XP_AUDIO, Sysfs, epyc, write
 
@@ -53,7 +53,7 @@ def test_device_nodes(device: str, addresses: list[str], tmp_path: Path) -> None
     machine = desktop().process(4711, "somebody", device)
     write(machine, tmp_path)
     for tree in (RecordedTree(machine.nodes), FileTree(str(tmp_path))):
-        assert holders(tree) == {address: [Holder(4711, "somebody", device)] for address in addresses}
+        assert holders(tree) == {address: [DeviceHolder(4711, "somebody", device)] for address in addresses}
 
 
 def test_a_process_counts_once_per_node_and_under_its_whole_name() -> None:

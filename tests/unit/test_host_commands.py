@@ -7,19 +7,25 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from gpuyard.cli.main import app
+from gpuyard.cli.prepare import findings_of
 from gpuyard.host.__main__ import execute, main
+from gpuyard.host.fleet import Ending, Outcome
 from gpuyard.host.local_host import LocalHost
 from gpuyard.host.preparation.passthrough import LIST_FILE
 from gpuyard.host.recording import dumps, record
 from gpuyard.host.tree import FileTree
 from gpuyard.model.errors import BlockedError, UsageError
+from gpuyard.model.finding import Finding, Severity
 from tests.support.hypervisors import titan_xp
-from tests.support.sysfs import names
+from tests.support.sysfs import Sysfs, names, write
 from tests.unit.test_scan import materialise
 
 
@@ -108,7 +114,7 @@ def test_without_anybody_to_ask_nothing_is_changed(root: Path, monkeypatch: pyte
 def test_a_refused_plan_ends_with_3_and_its_reasons(answer: Answer) -> None:
     code, (result,) = answer("plan", "--only", "77:00.0")
     assert code == result["exit"] == 3
-    assert "no GPU at it" in result["refusals"][0]
+    assert "no GPU at 0000:77:00.0" in result["refusals"][0]
     code, (result,) = answer("apply", "--yes", "--only", "77:00.0")
     assert code == 3
     assert "the plan cannot be applied" in result["error"]
@@ -189,6 +195,45 @@ def test_a_root_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_gpus_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "sys").mkdir()
+    write(Sysfs().function("41:00.0", "8086:1563", "0200"), tmp_path)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("model name\t: Intel(R) Xeon(R)\n")
     assert execute(["--root", str(tmp_path), "plan"]) == 0
-    assert "nothing to give away: there is no GPU on the PCI bus" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out == "nothing to give away: there is no GPU on the PCI bus; gpuyard host check says more\n"
+
+
+def test_a_bus_that_cannot_be_read_is_no_machine_without_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sys").mkdir()
+    assert execute(["--root", str(tmp_path), "plan"]) == 3
+    assert "refused: no PCI function is to be seen" in capsys.readouterr().out
+
+
+FIELDS = {"code", "severity", "object", "reason", "remedy", "payload"}
+
+
+@pytest.mark.parametrize("verb", ["check", "verify"])
+def test_findings_have_the_same_fields_everywhere(answer: Answer, root: Path, verb: str) -> None:
+    code, (result,) = answer(verb)
+    shown = CliRunner().invoke(app, ["host", verb, "--root", str(root), "-f", "json"])
+    assert json.loads(shown.stdout) == result["findings"]
+    assert shown.exit_code == code
+    assert {key for finding in result["findings"] for key in finding} == FIELDS
+
+
+def test_findings_of_many_hosts_are_one_list_with_the_host_as_object() -> None:
+    finding = Finding("iommu", Severity.OK, "", "the IOMMU is on")
+    good = Outcome("gpu1", Ending.DONE, 0, result={"findings": [finding.as_dict()]})
+    assert findings_of(good) == [replace(finding, object="gpu1")]
+    (lost,) = findings_of(Outcome("gpu2", Ending.UNREACHABLE, 1, "no route to host"))
+    assert (lost.code, lost.object, lost.reason) == ("no-answer", "gpu2", "unreachable: no route to host")
+    (failed,) = findings_of(Outcome("gpu3", Ending.DONE, 1, "broken", {"error": "broken"}))
+    assert failed.severity is Severity.ERROR
+
+
+@pytest.mark.parametrize("made_up", [[{}], [1], 7, [{"code": "x", "severity": "fatal"}], {"a": 1}])
+def test_what_a_host_makes_up_is_no_traceback(made_up: object) -> None:
+    (finding,) = findings_of(Outcome("gpu1", Ending.DONE, 0, result={"findings": made_up}))
+    assert finding.code == "no-answer"

@@ -28,7 +28,7 @@ def test_the_epyc_has_four_slots_with_six_gpus() -> None:
 def test_without_an_iommu_every_gpu_is_blocked_and_told_what_to_switch_on() -> None:
     slots = judge(Sysfs().function("27:00.0", V100).function("28:00.0", V100).inventory())
     assert [slot.verdict for slot in slots] == [Verdict.BLOCKED] * 2
-    assert "SVM" in slots[0].reasons[0]
+    assert slots[0].reasons == ("the IOMMU is off: gpuyard host check says what to switch on",)
     assert capacity(slots).gpus == 0
 
 
@@ -38,6 +38,44 @@ def test_audio_is_a_companion_and_does_not_block() -> None:
     assert slot.usable
     assert [f.short_address for f in slot.companions] == ["18:00.1"]
     assert slot.notes == ("not prepared yet, on a driver of the host: 18:00.0 (nouveau), 18:00.1 (snd_hda_intel)",)
+
+
+@pytest.mark.parametrize(
+    ("address", "ids", "class_id"),
+    [
+        ("00:14.0", "8086:a36d", "0c03"),
+        ("00:1f.3", "8086:a348", "0403"),
+        ("00:1f.5", "8086:a324", "0c80"),
+        ("00:1d.0", "8086:4b58", "0680"),
+        ("27:00.4", "1022:15e1", "0c03"),
+        ("28:00.0", "10de:10ef", "0403"),
+    ],
+    ids=["USB", "sound", "serial bus", "bridge", "USB of an APU, in the slot of its GPU", "of another card"],
+)
+def test_what_is_on_the_mainboard_is_no_companion(address: str, ids: str, class_id: str) -> None:
+    machine = Sysfs().function("27:00.0", TITAN_XP, "0300", 1).function(address, ids, class_id, 1)
+    (slot,) = judge(machine.inventory())
+    assert slot.companions == ()
+    assert f"the host loses {address}" in slot.notes[0]
+
+
+def test_what_is_behind_the_switch_of_a_card_is_its_companion() -> None:
+    """An Arc has its sound on another bus, behind its own switch; a switch of the mainboard has a port upstream too."""
+    for maker, companions in (("8086", ["04:00.0"]), ("10b5", [])):
+        machine = Sysfs().function("00:01.0", "8086:2030", "0604", 1)
+        for port, below in (("01:00.0", "00:01.0"), ("02:01.0", "01:00.0"), ("02:04.0", "01:00.0")):
+            machine.function(port, f"{maker}:4fa0", "0604", 1, below=below)
+        machine.function("03:00.0", "8086:56a0", "0300", 1, below="02:01.0")
+        machine.function("04:00.0", "8086:4f90", "0403", 1, below="02:04.0")
+        (slot,) = judge(machine.inventory())
+        assert [f.short_address for f in slot.companions] == companions
+
+
+def test_a_root_port_of_the_gpu_s_maker_is_not_on_its_card() -> None:
+    machine = Sysfs().function("00:01.0", "8086:2030", "0604", 1).function("00:02.0", "8086:2031", "0604", 1)
+    machine.function("03:00.0", "8086:56a0", "0300", 1, below="00:01.0")
+    (slot,) = judge(machine.function("03:01.0", "8086:4f90", "0403", 1, below="00:01.0").inventory())
+    assert slot.companions == ()
 
 
 def test_a_pci_bridge_in_the_group_stays_with_the_host_but_an_nvswitch_goes_along() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gpuyard.keeper.sightings import PATIENCE, STUCK, Sightings
 from gpuyard.keeper.site_ledger import site_lanes
-from gpuyard.ledger.state import LedgerWords, gpu_statuses, ledger_words
+from gpuyard.ledger.state import gpu_statuses, ledger_words
 from gpuyard.model.booking import BookingKind, BookingState, Lane
 from gpuyard.model.gpu import GpuState
 from gpuyard.model.world import HostService, Provider, Server, Snapshot
@@ -84,6 +84,13 @@ def test_trouble_is_told_when_it_lasts_and_ends_at_once(compiled: CompiledSite) 
     assert sightings.troubles(marked, snapshot(compiled), ()) == {}
 
 
+def test_a_host_that_is_down_is_trouble_at_once_also_below_our_holds_and_servers(compiled: CompiledSite) -> None:
+    names = frozenset(gpu.provider_name for gpu in compiled.gpus)
+    down = snapshot(compiled, services={HOST: HostService(HOST, False, True)}, reserved=names)
+    found = Sightings(compiled).troubles(lanes(compiled), down, names)
+    assert found == dict.fromkeys((1, 2, 3, 4), f"nova-compute on {HOST} is down")
+
+
 def test_a_hold_by_hand_is_trouble_and_ours_is_not(compiled: CompiledSite) -> None:
     name = compiled.gpus[0].provider_name
     others = frozenset(gpu.provider_name for gpu in compiled.gpus) - {name}
@@ -128,6 +135,7 @@ def test_the_map_says_for_whom_a_gpu_is_kept_and_who_holds_it(compiled: Compiled
         for s in gpu_statuses(compiled.gpus, snapshot(compiled, reserved=reserved), words)
     }
     found = [statuses[lane.host, address] for lane in rows for address in lane.addresses]
+    assert [status.booking for status in found] == ["b", "b", "c", "", "e", "e"]
     assert [(status.state, status.reason) for status in found] == [
         *[(GpuState.BOOKED, "booked by ada (physics) until 2026-11-23 11:00 UTC")] * 2,
         (GpuState.BOOKED, "booked by ada (physics) from 2026-11-23 09:05 UTC"),
@@ -135,7 +143,7 @@ def test_the_map_says_for_whom_a_gpu_is_kept_and_who_holds_it(compiled: Compiled
         *[(GpuState.HELD, "held by root until 2026-11-23 12:00 UTC: fan")] * 2,
     ]
     plain = gpu_statuses(compiled.gpus, snapshot(compiled))
-    assert gpu_statuses(compiled.gpus, snapshot(compiled), LedgerWords()) == plain
+    assert gpu_statuses(compiled.gpus, snapshot(compiled), {}) == plain
 
 
 def test_plans_leave_the_limits_of_bookings_alone(compiled: CompiledSite) -> None:

@@ -71,7 +71,7 @@ class Yard:
 
     def told(self) -> list[tuple[str, str]]:
         """Events of reclaiming, with addresses."""
-        told = self.store.undelivered("test", self.now, 1000)
+        told = self.store.take_undelivered("test", self.now, 1000)
         return [(one.event.kind, one.event.email) for one in told if one.event.kind.startswith("reclaim")]
 
     def audit(self, target: str) -> list[tuple[str, str]]:
@@ -84,7 +84,7 @@ def yard(tmp_path: Path) -> Iterator[Callable[..., Yard]]:
 
     def make(**booking: Any) -> Yard:
         made.append(Yard(tmp_path, {**MUST, **booking}))
-        made[-1].store.undelivered("test", NOW, 1)
+        made[-1].store.take_undelivered("test", NOW, 1)
         return made[-1]
 
     yield make
@@ -132,7 +132,7 @@ def test_what_was_wrong_with_gpus_of_a_pool_that_cannot_be_looked_at_is_not_forg
 ) -> None:
     one = yard()
     bad = one.ledger.lanes("t4")[0]
-    one.ledger.troubles({bad.id: "it fell off the bus"})
+    one.ledger.upkeep.set_troubles({bad.id: "it fell off the bus"})
     one.store.set_value("t4", "holds", "what=ever")
     with pytest.raises(BookingsError, match=r"^pool t4: "):
         one.keeper.run()
@@ -148,8 +148,8 @@ def test_an_error_while_the_ledger_is_told_is_named_and_the_rest_goes_on(
     def broken(*_: object) -> None:
         raise KeyError("lane")
 
-    monkeypatch.setattr(one.ledger, "troubles", broken)
-    monkeypatch.setattr(one.ledger, "claimed", broken)
+    monkeypatch.setattr(one.ledger.upkeep, "set_troubles", broken)
+    monkeypatch.setattr(one.ledger.upkeep, "record_claims", broken)
     with pytest.raises(BookingsError, match=r"^what is wrong with GPUs: KeyError: 'lane'; who is let in: KeyError"):
         one.keeper.run()
     assert one.limits() == {"p-physics": 1}

@@ -314,6 +314,25 @@ def test_a_later_file_of_globals_d_wins_and_jinja2_is_only_a_doubt(compiled: Com
     assert plan(compiled, folder).refusals == ()
 
 
+@pytest.mark.parametrize(
+    ("release", "globals_", "said"),
+    [
+        (None, "", "OpenStack 2026.2 by default, because the site file names none, and the newest Kolla"),
+        ("2026.2", "", "OpenStack 2026.2, and the newest Kolla that gpuyard knows deploys 2026.1"),
+        ("2026.2", "openstack_release: '2026.2'\n", None),
+        ("2026.1", "", None),
+    ],
+)
+def test_a_release_that_kolla_does_not_have_is_said(
+    tmp_path: Path, release: str | None, globals_: str, said: str | None
+) -> None:
+    stated = {} if release is None else {"release": release}
+    notes = plan(site(tmp_path, stated).compiled, kolla_folder(tmp_path / "etc", f"---\n{globals_}")).notes
+    found = [note for note in notes if "newest Kolla" in note]
+    assert len(found) == (said is not None)
+    assert (said or "") in "".join(found)
+
+
 def test_the_inventory_speaks_where_globals_do_not(compiled: CompiledSite, folder: Path) -> None:
     known = KollaInventory((HOST,), {HOST: {"enable_neutron_sriov": True}})
     assert f"of host {HOST}" in plan(compiled, folder, known).refusals[0]
@@ -490,7 +509,7 @@ def test_check_shows_a_diff_and_exits_with_3_until_there_is_none(folder: Path) -
     assert "+alias = {" in checked.stdout
     assert texts(folder) == before
     written = gpuyard(folder.parent, "--kolla", str(folder))
-    assert (written.returncode, written.stderr.count("note: ")) == (0, 2)
+    assert (written.returncode, written.stderr.count("note: ")) == (0, 3)
     assert f"+ {folder}/config/nova.conf" in written.stdout.splitlines()
     again = gpuyard(folder.parent, "--kolla", str(folder), "--check")
     assert (again.returncode, again.stdout) == (0, f"Nothing to do: {folder} is as the site file says.\n")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.databases import NAMES, Server, check_template
+from gpuyard.lab.databases import NAMES, DatabaseServer, check_template
 from gpuyard.lab.errors import LabSettingsError
 from gpuyard.lab.postgres import programs, server_config, unprivileged
 from gpuyard.lab.settings import Lab
@@ -41,9 +41,9 @@ def test_an_unusable_url_is_refused_with_an_example(url: str, words: str) -> Non
 
 
 def test_databases_are_called_what_the_url_says() -> None:
-    server = Server(Lab(Path("/x"), database="mysql+pymysql://u:p@h/lab_{name}"))
+    server = DatabaseServer(Lab(Path("/x"), database="mysql+pymysql://u:p@h/lab_{name}"))
     assert [server.real_name(name) for name in ("glance", "nova_cell1")] == ["lab_glance", "lab_nova_cell1"]
-    embedded = Server(Lab(Path("/x")))
+    embedded = DatabaseServer(Lab(Path("/x")))
     assert [embedded.real_name(name) for name in NAMES] == list(NAMES)
 
 

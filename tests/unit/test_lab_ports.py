@@ -5,21 +5,28 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
 from gpuyard.lab.errors import LabSettingsError
-from gpuyard.lab.ports import free_port_base, require_free
+from gpuyard.lab.ports import require_free
 from gpuyard.lab.settings import Lab
+from tests.support.ports import free_port_base
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_free_ports_are_free() -> None:
-    require_free(Lab(Path("/x"), port_base=free_port_base(range(23000, 24000, 5))))
+    require_free(Lab(Path("/x"), port_base=free_port_base()))
 
 
 def test_a_taken_port_is_named_with_its_holder() -> None:
-    base = free_port_base(range(24000, 25000, 5))
+    base = free_port_base()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", base + 2))
         taken.listen()
@@ -33,6 +40,17 @@ def test_a_taken_port_is_named_with_its_holder() -> None:
     assert error.value.exit_code == 2
 
 
-def test_no_free_ports() -> None:
-    with pytest.raises(LabSettingsError, match="no 5 free ports"):
-        free_port_base([])
+def test_who_asks_in_the_same_second_gets_others() -> None:
+    command = "from tests.support.ports import free_port_base; print(free_port_base(), flush=True); input()"
+    with ExitStack() as running:
+        asked = [
+            running.enter_context(
+                subprocess.Popen([sys.executable, "-c", command], text=True, stdin=PIPE, stdout=PIPE, cwd=ROOT)
+            )
+            for _ in range(3)
+        ]
+        given = {int(one.stdout.readline()) for one in asked if one.stdout}
+        assert len(given) == 3
+        for one in asked:
+            one.communicate("")
+    assert free_port_base(given) in given, "they are free again"

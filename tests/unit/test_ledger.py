@@ -31,7 +31,7 @@ def clock() -> Clock:
 def ledger(tmp_path: Path, clock: Clock) -> Iterator[Ledger]:
     opened = open_ledger(tmp_path, clock=clock)
     yield opened
-    opened.store.close()
+    opened.close()
 
 
 def refusal(ledger: Ledger, *args: object, **more: object) -> list[str]:
@@ -45,7 +45,9 @@ def state(ledger: Ledger, one: Booking) -> BookingState:
 
 
 def events(ledger: Ledger) -> list[tuple[str, str]]:
-    return [(one.event.kind, one.event.booking) for one in ledger.store.undelivered("test", NOON + 1000 * DAY, 1000)]
+    return [
+        (one.event.kind, one.event.booking) for one in ledger._store.take_undelivered("test", NOON + 1000 * DAY, 1000)
+    ]
 
 
 def audit(ledger: Ledger) -> list[tuple[str, str, str]]:
@@ -95,7 +97,7 @@ def test_most_active_counts_what_is_not_over(tmp_path: Path, clock: Clock) -> No
     assert ledger.edit(first.id, ask(start=2), ADA).ask == ask(start=2)
     ledger.cancel(second.id, ADA)
     ledger.create(ask(start=60), ADA)
-    ledger.store.close()
+    ledger.close()
 
 
 def test_an_admin_obeys_too_unless_they_override_and_that_is_written_down(tmp_path: Path, clock: Clock) -> None:
@@ -107,7 +109,7 @@ def test_an_admin_obeys_too_unless_they_override_and_that_is_written_down(tmp_pa
     assert made.override
     assert audit(ledger) == [("root", "booking.create", ""), ("root", "booking.override", "too_long")]
     assert refusal(ledger, ask(), ROOT, override=True) == ["full"]
-    ledger.store.close()
+    ledger.close()
 
 
 def test_one_key_makes_one_booking(ledger: Ledger) -> None:
@@ -134,7 +136,7 @@ def test_only_its_owner_an_admin_or_the_project_s_manager_changes_a_booking(ledg
     (made,) = ledger.create(ask(), ADA)
     for stranger in (BOB, EVE):
         for act in (ledger.cancel, ledger.end, ledger.accept, ledger.open):
-            with pytest.raises(ForbiddenError, match="ada's"):
+            with pytest.raises(ForbiddenError, match="somebody else's"):
                 act(made.id, stranger)
         with pytest.raises(ForbiddenError):
             ledger.edit(made.id, ask(hours=1), stranger)
@@ -174,20 +176,20 @@ def test_an_edit_keeps_its_gpus_where_it_can(ledger: Ledger) -> None:
 
 
 def test_life_by_the_clock(ledger: Ledger, clock: Clock) -> None:
-    ledger.store.undelivered("test", NOON)
+    ledger._store.take_undelivered("test", NOON)
     (made,) = ledger.create(ask(hours=8), ADA)
-    assert ledger.advance() == 0
+    assert ledger.upkeep.advance() == 0
     clock.forward(1)
-    assert ledger.advance() == 1
-    assert ledger.advance() == 0
+    assert ledger.upkeep.advance() == 1
+    assert ledger.upkeep.advance() == 0
     assert state(ledger, made) is S.ACTIVE
     clock.forward(4)
-    ledger.advance()
+    ledger.upkeep.advance()
     assert ("booking.ending", made.id) in events(ledger)
     clock.forward(3.99)
-    ledger.advance()
+    ledger.upkeep.advance()
     clock.forward(0.01)
-    assert ledger.advance() == 1
+    assert ledger.upkeep.advance() == 1
     assert state(ledger, made) is S.ENDED
     assert ledger.get(made.id).lanes == made.lanes, "history keeps what it used"
     with pytest.raises(LifeError, match="it is over"):
@@ -197,14 +199,14 @@ def test_life_by_the_clock(ledger: Ledger, clock: Clock) -> None:
 def test_after_an_outage_everything_that_was_due_is_done(ledger: Ledger, clock: Clock) -> None:
     (made,) = ledger.create(ask(), ADA)
     clock.forward(100)
-    assert ledger.advance() == 2
+    assert ledger.upkeep.advance() == 2
     assert state(ledger, made) is S.ENDED
 
 
 def test_what_ends_early_is_free_at_once(ledger: Ledger, clock: Clock) -> None:
     (made,) = ledger.create(ask(gpus=4, hours=10), ADA)
     clock.forward(3)
-    ledger.advance()
+    ledger.upkeep.advance()
     assert refusal(ledger, ask(start=3), BOB) == ["full"]
     with pytest.raises(LifeError, match="it has begun: end it instead"):
         ledger.cancel(made.id, ADA)
@@ -216,7 +218,7 @@ def test_what_ends_early_is_free_at_once(ledger: Ledger, clock: Clock) -> None:
 def test_an_active_booking_is_extended_and_shortened_but_not_moved(ledger: Ledger, clock: Clock) -> None:
     (made,) = ledger.create(ask(), ADA)
     clock.forward(2)
-    ledger.advance()
+    ledger.upkeep.advance()
     assert ledger.edit(made.id, ask(hours=9), ADA).ask.end - NOON == 10 * HOUR
     with pytest.raises(RefusedError, match="its start cannot change"):
         ledger.edit(made.id, ask(start=3), ADA)
@@ -238,7 +240,7 @@ def test_the_waitlist_is_served_in_order_and_an_offer_ends(ledger: Ledger, clock
     assert state(ledger, third) is S.WAITING
     assert refusal(ledger, ask(start=2, gpus=2), ADA) == ["full"], "what is offered is kept"
     clock.forward(2)
-    ledger.advance()
+    ledger.upkeep.advance()
     assert state(ledger, second) is S.EXPIRED
     assert state(ledger, third) is S.OFFERED
     with pytest.raises(LifeError):
@@ -254,7 +256,7 @@ def test_the_highest_priority_comes_first(tmp_path: Path, clock: Clock) -> None:
     (high,) = ledger.create(ask(gpus=4), BOB, wait=True)
     ledger.cancel(first.id, ADA)
     assert (state(ledger, low), state(ledger, high)) == (S.WAITING, S.OFFERED)
-    ledger.store.close()
+    ledger.close()
 
 
 def test_nobody_waits_for_what_can_never_be(ledger: Ledger) -> None:
@@ -266,7 +268,7 @@ def test_who_waits_in_vain_expires(ledger: Ledger, clock: Clock) -> None:
     ledger.create(ask(gpus=4, hours=20), ADA)
     (waits,) = ledger.create(ask(), BOB, wait=True)
     clock.forward(5)
-    ledger.advance()
+    ledger.upkeep.advance()
     assert state(ledger, waits) is S.EXPIRED
     assert "no GPU became free" in ledger.get(waits.id).reason
 
@@ -283,18 +285,18 @@ def test_approval_looks_for_gpus_when_it_is_given(tmp_path: Path, clock: Clock) 
         ledger.approve(one.id, ROOT)
     assert ledger.cancel(other.id, ROOT, reason="not now").state is S.CANCELLED
     clock.forward(5)
-    ledger.advance()
+    ledger.upkeep.advance()
     assert state(ledger, late) is S.EXPIRED
-    ledger.store.close()
+    ledger.close()
 
 
 def test_a_no_show_is_released_and_a_claim_is_none(ledger: Ledger, clock: Clock) -> None:
     one, other = (ledger.create(ask(gpus=2, hours=20), who)[0] for who in (ADA, BOB))
-    ledger.claimed({})
+    ledger.upkeep.record_claims({})
     for _ in range(130):
         clock.forward(minutes=2.5)
-        ledger.advance()
-        ledger.claimed({one.id: one.lanes[:1]}, {other.id})
+        ledger.upkeep.advance()
+        ledger.upkeep.record_claims({one.id: one.lanes[:1]}, {other.id})
     assert ledger.get(one.id).claimed is not None
     assert state(ledger, one) is S.ACTIVE
     assert state(ledger, other) is S.NO_SHOW
@@ -305,14 +307,14 @@ def test_a_no_show_is_released_and_a_claim_is_none(ledger: Ledger, clock: Clock)
 def test_nobody_is_a_no_show_because_the_cloud_was_out_of_sight(ledger: Ledger, clock: Clock) -> None:
     (made,) = ledger.create(ask(hours=48), ADA)
     clock.forward(2)
-    ledger.advance()
-    ledger.claimed({}, {made.id})
+    ledger.upkeep.advance()
+    ledger.upkeep.record_claims({}, {made.id})
     clock.forward(8)
-    ledger.claimed({}, {made.id})
+    ledger.upkeep.record_claims({}, {made.id})
     assert state(ledger, made) is S.ACTIVE
     for _ in range(62):
         clock.forward(minutes=4)
-        ledger.claimed({}, {made.id})
+        ledger.upkeep.record_claims({}, {made.id})
     assert state(ledger, made) is S.NO_SHOW
 
 
@@ -320,11 +322,11 @@ def test_who_is_not_let_in_yet_is_no_no_show(ledger: Ledger, clock: Clock) -> No
     (made,) = ledger.create(ask(start=0, hours=20), ADA)
     for _ in range(200):
         clock.forward(minutes=4)
-        ledger.advance()
-        ledger.claimed({})
+        ledger.upkeep.advance()
+        ledger.upkeep.record_claims({})
     assert state(ledger, made) is S.ACTIVE, "somebody else's server was on its GPU all the time"
     for _ in range(62):
-        ledger.claimed({}, {made.id})
+        ledger.upkeep.record_claims({}, {made.id})
         clock.forward(minutes=4)
     assert state(ledger, made) is S.NO_SHOW
 
@@ -333,28 +335,28 @@ def test_a_clock_that_was_wrong_stops_no_release(ledger: Ledger, clock: Clock) -
     (made,) = ledger.create(ask(start=0, hours=20), ADA)
     right = clock.now
     clock.now = right + 400 * DAY
-    ledger.claimed({})
+    ledger.upkeep.record_claims({})
     clock.now = right
     for _ in range(65):
-        ledger.advance()
-        ledger.claimed({}, {made.id})
+        ledger.upkeep.advance()
+        ledger.upkeep.record_claims({}, {made.id})
         clock.forward(minutes=4)
     assert state(ledger, made) is S.NO_SHOW
 
 
 def test_a_gpu_that_goes_bad_is_replaced_silently_or_its_owner_is_told_once(ledger: Ledger) -> None:
-    ledger.store.undelivered("test", NOON)
+    ledger._store.take_undelivered("test", NOON)
     (made,) = ledger.create(ask(), ADA)
-    assert ledger.troubles({made.lanes[0]: "lost"}) == 1
+    assert ledger.upkeep.set_troubles({made.lanes[0]: "lost"}) == 1
     moved = ledger.get(made.id)
     assert moved.lanes != made.lanes
     assert [lane.trouble for lane in ledger.lanes("v100") if lane.id in made.lanes] == ["lost"]
     everything = {lane.id: "the host is down" for lane in ledger.lanes("v100")}
     for _ in range(3):
-        assert ledger.troubles(everything) == 0
+        assert ledger.upkeep.set_troubles(everything) == 0
     assert [kind for kind, _ in events(ledger)].count("booking.trouble") == 1
     assert refusal(ledger, ask(), BOB) == ["too_big"]
-    assert ledger.troubles({}) == 0
+    assert ledger.upkeep.set_troubles({}) == 0
     assert ledger.create(ask(gpus=3), BOB)
 
 
@@ -362,14 +364,25 @@ def test_lanes_follow_what_nova_chose(ledger: Ledger, clock: Clock) -> None:
     (made,) = ledger.create(ask(start=0, hours=5), ADA)
     (later,) = ledger.create(ask(start=2, hours=20), BOB)
     assert later.lanes != made.lanes
-    ledger.advance()
-    ledger.claimed({made.id: later.lanes})
+    ledger.upkeep.advance()
+    ledger.upkeep.record_claims({made.id: later.lanes})
     assert ledger.get(made.id).lanes == later.lanes
     assert ledger.get(later.id).lanes == made.lanes
     assert ledger.get(made.id).claimed == clock.now
     before = ledger.get(made.id)
-    ledger.claimed({made.id: later.lanes})
+    ledger.upkeep.record_claims({made.id: later.lanes})
     assert ledger.get(made.id) == before
+
+
+def test_a_server_on_a_gpu_of_its_own_is_no_pair(ledger: Ledger) -> None:
+    (made,) = ledger.create(ask(pool="v100", start=0), ADA)
+    assert [lane.size for lane in ledger.lanes("v100") if lane.id in made.lanes] == [1]
+    ledger.upkeep.advance()
+    ledger.upkeep.record_claims({made.id: made.lanes})
+    with pytest.raises(RefusedError, match=r"its servers are on gpu-1/0000:a3:00\.0, which is no group of 2 GPUs"):
+        ledger.edit(made.id, replace(made.ask, gpus=2, same_group=True), ADA)
+    more = ledger.edit(made.id, replace(made.ask, gpus=2), ADA)
+    assert {*made.lanes} < {*more.lanes}
 
 
 def test_a_hold_moves_who_can_go_and_names_who_cannot(ledger: Ledger, clock: Clock) -> None:
@@ -389,7 +402,7 @@ def test_a_hold_moves_who_can_go_and_names_who_cannot(ledger: Ledger, clock: Clo
         ledger.hold([*others, name], NOON + 29 * HOUR, NOON + 40 * HOUR, ROOT, "")
     assert ledger.find(Query(kinds=frozenset({BookingKind.HOLD}), states=frozenset({S.CONFIRMED, S.ACTIVE}))) == [held]
     clock.forward(1)
-    ledger.advance()
+    ledger.upkeep.advance()
     with pytest.raises(ForbiddenError):
         ledger.cancel(held.id, ADA)
     assert ledger.cancel(held.id, ROOT).state is S.ENDED
@@ -402,11 +415,11 @@ def test_pools_with_unbooked_use_open_a_window(tmp_path: Path, clock: Clock) -> 
     with pytest.raises(RefusedError, match="is confirmed; its GPUs can be released while it is active"):
         ledger.open(made.id, ADA)
     clock.forward(1)
-    ledger.advance()
+    ledger.upkeep.advance()
     assert ledger.get(made.id).open_until == clock.now + timedelta(minutes=15)
     clock.forward(1)
     assert ledger.open(made.id, ADA).open_until == clock.now + timedelta(minutes=15)
-    ledger.store.close()
+    ledger.close()
 
 
 def test_two_ledgers_on_one_store_never_disagree(tmp_path: Path, clock: Clock) -> None:
@@ -418,8 +431,8 @@ def test_two_ledgers_on_one_store_never_disagree(tmp_path: Path, clock: Clock) -
     assert refusal(one, ask(), BOB) == ["full"]
     other.cancel(made.id, ADA)
     assert one.create(ask(gpus=3), ADA)
-    one.store.close()
-    other.store.close()
+    one.close()
+    other.close()
 
 
 def test_the_site_s_lanes_are_rows_of_the_calendar(ledger: Ledger) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from gpuyard.advice.lint.layout import config_files, views
+from gpuyard.advice.lint.rules import RULES
 from gpuyard.cli.main import app
 from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.model.errors import BlockedError, UsageError
-from gpuyard.site.lint.layout import config_file, views
-from gpuyard.site.lint.rules import RULES
 
 BAD = '[pci]\ndevice_spec = {"addres": "0000:27:00.0"}\n'
 GOOD = "[pci]\nreport_in_placement = true\n"
@@ -60,11 +60,13 @@ def test_notes_alone_are_no_failure(tmp_path: Path) -> None:
 def test_formats(tmp_path: Path) -> None:
     path = write(tmp_path / "nova.conf", BAD)
     rows = json.loads(run(path, "-f", "json").stdout)
-    assert [(row["File"], row["Line"], row["Severity"]) for row in rows][:2] == [(str(path), 2, "error")] * 2
-    assert {row["Rule"] for row in rows} <= set(RULES)
+    assert [(row["payload"]["file"], row["payload"]["line"], row["severity"]) for row in rows][:2] == [
+        (str(path), 2, "error")
+    ] * 2
+    assert {row["code"] for row in rows} <= set(RULES)
     assert run(path, "-f", "value", "-c", "Line").stdout == "2\n2\n2\n"
-    assert "| Rule" in run(path, "-c", "rule").stdout
-    assert "| Rule" in run(path, "-f", "table").stdout
+    assert "| Code" in run(path, "-c", "code").stdout
+    assert "| Code" in run(path, "-f", "table").stdout
     assert run(path, "-f", "text").stdout == run(path).stdout
     assert json.loads(run(write(tmp_path / "good.conf", GOOD), "-f", "json").stdout) == []
 
@@ -75,17 +77,17 @@ def test_folders_and_their_layers(tmp_path: Path) -> None:
     write(tmp_path / "neutron/neutron.conf", "not ini")
     result = run(tmp_path, "-f", "json")
     (row,) = [
-        row for row in json.loads(result.stdout) if row["Severity"] == "error" and row["Rule"] != "pci-filter-missing"
+        row for row in json.loads(result.stdout) if row["severity"] == "error" and row["code"] != "pci-filter-missing"
     ]
-    assert row["Rule"] == "placement-half-on"
-    assert row["File"].endswith("nova/gpu1/nova-compute.conf")
-    assert "nova-compute on gpu1 does not report" in row["Reason"]
+    assert row["code"] == "placement-half-on"
+    assert row["payload"]["file"].endswith("nova/gpu1/nova-compute.conf")
+    assert "nova-compute on gpu1 does not report" in row["reason"]
 
 
 def test_a_recorded_host(tmp_path: Path) -> None:
     path = write(tmp_path / "nova.conf", '[pci]\ndevice_spec = {"address": "0000:99:00.0"}\n')
     rows = json.loads(run(path, "--recording", RECORDING, "-f", "json").stdout)
-    assert "device-spec-matches-nothing" in {row["Rule"] for row in rows}
+    assert "device-spec-matches-nothing" in {row["code"] for row in rows}
     other = write(tmp_path / "nova/elsewhere/nova-compute.conf", GOOD)
     assert "no file is for the host of" in refused(other, "--recording", RECORDING)
     assert "cannot read" in refused(path, "--recording", tmp_path / "none.json")
@@ -96,7 +98,7 @@ def test_recordings_of_hosts_with_names(tmp_path: Path) -> None:
     gpu2 = write(tmp_path / "gpu2/nova.conf", '[pci]\ndevice_spec = {"address": "0000:27:00.0"}\n')
     named = ["--recording", f"gpu1={RECORDING}", "--recording", f"gpu2={RECORDING}"]
     rows = json.loads(run(gpu1, gpu2, *named, "-f", "json").stdout)
-    assert [row["File"] for row in rows if row["Rule"] == "device-spec-matches-nothing"] == [str(gpu1)]
+    assert [row["payload"]["file"] for row in rows if row["code"] == "device-spec-matches-nothing"] == [str(gpu1)]
     assert "gpu1 is given twice" in refused(gpu1, *named[:2], *named[:2])
     assert "no file is for the host of gpu2" in refused(gpu1, *named)
     assert "cannot read none" in refused(gpu1, "--recording", "gpu1=none")
@@ -170,7 +172,7 @@ def test_an_unreadable_folder_without_nova_is_read_whole(tmp_path: Path) -> None
     ],
 )
 def test_a_path_says_who_reads_the_file(path: str, service: str | None, host: str | None, alone: bool) -> None:
-    file = config_file(path, "")
+    (file,) = config_files(path, "")
     assert (file.service, file.host, file.alone) == (service, host, alone)
 
 
@@ -186,7 +188,7 @@ def test_files_are_layered_as_the_services_read_them() -> None:
     )
     read = {
         (view.service, view.host): [file.path.removeprefix("/c/") for file in view.files]
-        for view in views(config_file(path, "") for path in paths)
+        for view in views(file for path in paths for file in config_files(path, ""))
     }
     common = ["global.conf", "nova.conf"]
     assert read == {

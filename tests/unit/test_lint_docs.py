@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpuyard.site.lint.names import RENAMED
-from gpuyard.site.lint.rules import RULES
-from gpuyard.site.lint.scheduler import REMOVED
+from gpuyard.advice.lint.rules import RULES
+from gpuyard.nova.filters import REMOVED
+from gpuyard.nova.options import RENAMED
+from gpuyard.nova.release import RELEASES
 
 SECTION = r"^## `([^`\n]+)`$(.*?)(?=^## |\Z)"
 HOW_TO = Path(__file__).parents[2] / "docs/how-to"
@@ -24,9 +25,12 @@ def test_every_old_name_has_its_section() -> None:
     flat = {name: " ".join(body.split()) for name, body in re.findall(SECTION, text, re.M | re.S)}
     headers = "\n".join(re.findall(r"^## .*$", text, re.M))
     for renamed in RENAMED.values():
-        assert renamed.new in flat[renamed.old]
-        assert ("is still read" in flat[renamed.old]) is renamed.read
-        assert ("is ignored" in flat[renamed.old]) is not renamed.read
+        body = flat["[{}]{}".format(*renamed.old)]
+        read = {renamed.read_by(release) for release in RELEASES.values()}
+        assert "[{}]{}".format(*renamed.new) in body
+        assert ("is still read" in body) is (True in read)
+        assert ("is ignored" in body) is (False in read)
+        assert not renamed.until or f"Nova {renamed.until - 1} was the last to read" in body
     others = ("vcpu_pin_set", "hide_hypervisor_id", "nova flavor-key", "openstack quota set --class", "pci-stub")
     for name in (*REMOVED, *others):
         assert f"`{name}`" in headers or f"`{name}`" in text, name

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from gpuyard.advice.lint import lint, subject_of
+from gpuyard.advice.lint.model import FlavorText
 from gpuyard.host.recording import replay_file
 from gpuyard.lab.plan import EXAMPLE_SITE
-from gpuyard.site.lint import lint, subject_of
-from gpuyard.site.lint.model import FlavorText
-from gpuyard.site.release import RELEASES
+from gpuyard.nova.release import RELEASES
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def found(guide: Guide) -> list[str]:
     files = {f"/x/{name}": text for name, text in guide.files.items()}
     flavors = [FlavorText(name, specs) for name, specs in guide.flavors.items()]
     subject, _ = subject_of(files, RELEASES["2026.2"], None, recorded, flavors)
-    return [f"        {item.place.removeprefix('/x/')}: {item.severity}: {item.rule}" for item in lint(subject)]
+    return [f"        {item.object.removeprefix('/x/')}: {item.severity}: {item.code}" for item in lint(subject)]
 
 
 EXPECTED = {
@@ -132,16 +132,13 @@ EXPECTED = {
     """,
     "004: Newton": """
         controller/nova.conf:2: warning: renamed-option
-        controller/nova.conf:2: warning: alias-type-missing
         controller/nova.conf:2: note: pci-filter-missing
         controller/nova.conf:2: note: no-gpu-quota
         controller/nova.conf:3: error: dead-option
-        controller/nova.conf:4: error: dead-option
         controller/nova.conf:5: error: dead-option
         compute/nova.conf:2: warning: renamed-option
         compute/nova.conf:2: warning: device-spec-unknown-key
         compute/nova.conf:3: warning: renamed-option
-        compute/nova.conf:3: warning: alias-type-missing
     """,
 }
 

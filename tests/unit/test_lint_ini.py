@@ -8,11 +8,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oslo_config import cfg, iniparser
 
-from gpuyard.site.lint.ini import IniFile, read_ini, references
+from gpuyard.nova.ini import IniFile, read_ini, references
 
 # Characters with a meaning, and some that other parsers would take for line ends or blanks.
 TEXTS = st.lists(
@@ -56,7 +56,6 @@ def as_sections(ini: IniFile) -> dict[str, dict[str, list[str]]]:
     return sections
 
 
-@settings(deadline=None)
 @given(TEXTS | NEAR)
 def test_it_is_oslo_config(text: str) -> None:
     ini, expected = read_ini(text), by_oslo(text)
@@ -65,7 +64,6 @@ def test_it_is_oslo_config(text: str) -> None:
         assert as_sections(ini) == expected
 
 
-@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_is_read(text: str) -> None:
     ini = read_ini(text)

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oslo_config.cfg import ConfigFileValueError
 
+from gpuyard.advice.lint import lint, subject_of
+from gpuyard.advice.lint.layout import config_files, views
 from gpuyard.model.pci import PciFunction
-from gpuyard.site.lint import lint, subject_of
-from gpuyard.site.lint.alias import aliases
-from gpuyard.site.lint.device_spec import device_specs
-from gpuyard.site.lint.flavor_checks import counts
-from gpuyard.site.lint.host_checks import normal_name
-from gpuyard.site.lint.layout import config_file, views
-from gpuyard.site.lint.model import View
-from gpuyard.site.lint.names import BOOLEANS, CPU_SETS, FLOATS, INTEGERS, RENAMED
-from gpuyard.site.lint.scheduler import DEFAULTS, FILTERS, REMOVED
-from gpuyard.site.release import RELEASES
+from gpuyard.nova.alias import aliases
+from gpuyard.nova.alias_spec import asked_aliases
+from gpuyard.nova.class_names import class_name
+from gpuyard.nova.config import View
+from gpuyard.nova.device_spec import device_specs
+from gpuyard.nova.filters import DEFAULTS, FILTERS, REMOVED
+from gpuyard.nova.options import BOOLEANS, CPU_SETS, DEVICE_SPEC, FLOATS, INTEGERS, RENAMED, name_in, names_of
+from gpuyard.nova.release import RELEASES, ReleaseName
 from tests.support.services import nova_configuration, request, whitelist
 
 HEX = st.sampled_from(["10de", "0x10de", "10DE", "*", "1db4", "27", "00", "0", " a3", "zz", "12345", "", "-1", "1_0"])
@@ -53,7 +53,7 @@ ADDRESSES = ("0000:27:00.0", "0001:27:00.0", "0000:27:00.1", "0000:a3:00.0", "00
 
 
 def view_of(text: str) -> View:
-    (view,) = views([config_file("/etc/nova/nova.conf", text)])
+    (view,) = views(config_files("/etc/nova/nova.conf", text))
     return view
 
 
@@ -74,7 +74,7 @@ def matched_by_nova(specs: Any) -> set[tuple[str, str, str]]:
     return found
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(SPEC, min_size=1, max_size=2))
 def test_device_spec_is_refused_and_matches_as_in_nova(tmp_path: Path, objects: list[dict[str, Any]]) -> None:
     text = f"[pci]\nreport_in_placement = true\ndevice_spec = {json.dumps(objects)}\n"
@@ -101,7 +101,7 @@ def test_a_misspelled_matcher_does_match_everything(tmp_path: Path) -> None:
     with nova_configuration(tmp_path, text) as conf:
         assert len(matched_by_nova(whitelist.Whitelist(conf.pci.device_spec))) == len(devices())
     subject, _ = subject_of({"nova.conf": text}, RELEASES["2026.2"])
-    assert "device-spec-matches-everything" in {item.rule for item in lint(subject)}
+    assert "device-spec-matches-everything" in {item.code for item in lint(subject)}
 
 
 ALIAS = st.fixed_dictionaries(
@@ -133,7 +133,7 @@ STOPS = "do not start"
 PCI_FILTER_PATH = "nova.scheduler.filters.pci_passthrough_filter.PciPassthroughFilter"
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(ALIAS | st.lists(ALIAS, max_size=1) | GOOD_ALIAS, min_size=1, max_size=3), st.booleans())
 def test_aliases_are_refused_as_in_nova(tmp_path: Path, items: list[Any], placed: bool) -> None:
     lines = [f"alias = {json.dumps(item)}" for item in items]
@@ -142,8 +142,8 @@ def test_aliases_are_refused_as_in_nova(tmp_path: Path, items: list[Any], placed
     stops = [
         item
         for item in lint(subject)
-        if item.rule == "alias-refused"
-        or (item.rule in ("alias-without-ids", "alias-repeated") and STOPS in item.reason)
+        if item.code == "alias-refused"
+        or (item.code in ("alias-without-ids", "alias-repeated") and STOPS in item.reason)
     ]
     with nova_configuration(tmp_path, text):
         request.get_alias_from_config.cache_clear()
@@ -162,11 +162,9 @@ def test_aliases_are_refused_as_in_nova(tmp_path: Path, items: list[Any], placed
 def test_nova_reads_an_old_name_or_does_not(tmp_path: Path, key: tuple[str, str]) -> None:
     section, old = key
     renamed = RENAMED[key]
-    match = re.fullmatch(r"\[(\w+)\](\w+)", renamed.new)
-    assert match is not None
+    new_section, new = renamed.new
     with nova_configuration(tmp_path, f"[{section}]\n{old} = mark\n") as conf:
-        value = conf[match.group(1)][match.group(2)]
-        assert ("mark" in value) is renamed.read
+        assert ("mark" in conf[new_section][new]) is renamed.read_by(RELEASES["2026.2"])
 
 
 def test_old_and_new_names_add_up_in_our_order(tmp_path: Path) -> None:
@@ -209,7 +207,7 @@ def test_a_filter_is_found_by_nova_or_is_not(tmp_path: Path, text: str) -> None:
 
     conf_text = f"[filter_scheduler]\n{text}\n"
     subject, _ = subject_of({"nova.conf": conf_text}, RELEASES["2026.2"])
-    ours = {item.rule for item in lint(subject)} & {"removed-filter", "unknown-filter", "filter-not-available"}
+    ours = {item.code for item in lint(subject)} & {"removed-filter", "unknown-filter", "filter-not-available"}
     with nova_configuration(tmp_path, conf_text) as conf:
         manager = HostManager.__new__(HostManager)  # without its database
         available = filters.HostFilterHandler().get_matching_classes(conf.filter_scheduler.available_filters)
@@ -228,22 +226,19 @@ def test_the_default_section_has_one_spelling(tmp_path: Path, section: str, read
     with nova_configuration(tmp_path, text) as conf:
         assert (conf.host == "mark") is read
     subject, _ = subject_of({"nova.conf": text}, RELEASES["2026.2"])
-    assert [item.rule for item in lint(subject)] == ([] if read else ["default-section-case"])
+    assert [item.code for item in lint(subject)] == ([] if read else ["default-section-case"])
 
 
-@settings(deadline=None)
-@given(st.text(st.sampled_from("aZ09_- ."), min_size=1, max_size=12) | st.just("custom_x"))
+@given(st.text(st.sampled_from("aZ09_- ."), min_size=1, max_size=12) | st.sampled_from(["custom_x", "vgpu", "PGPU"]))
 def test_names_of_classes_are_nova_s(name: str) -> None:
     from nova.compute import pci_placement_translator as translator
 
-    ours, theirs = normal_name(name), translator.get_resource_class(name, "10de", "1db4")
-    assert ours in (theirs, f"CUSTOM_{theirs}")  # the second for standard names
+    assert class_name(name) == translator.get_resource_class(name, "10de", "1db4")
 
 
-@settings(deadline=None)
 @given(st.text(st.sampled_from("ab:,1 0-"), max_size=12) | st.just("v100:2, t4:1"))
 def test_the_alias_of_a_flavor_is_read_as_in_nova(value: str) -> None:
-    ours = counts(value)
+    ours = asked_aliases(value)
     try:
         theirs = [(name.strip(), int(count)) for name, count in [part.split(":") for part in value.split(",")]]
     except ValueError:
@@ -261,7 +256,7 @@ VALUES = st.sampled_from(
 
 
 @pytest.mark.parametrize("place", [*BOOLEANS, *INTEGERS, *FLOATS, *CPU_SETS], ids=lambda place: place[1])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=VALUES)
 def test_values_are_refused_as_in_nova(tmp_path: Path, place: tuple[str, str], value: str) -> None:
     """Integers, floats, truth values by oslo.config with Nova's types; CPU sets by those of Nova that read them."""
@@ -270,7 +265,7 @@ def test_values_are_refused_as_in_nova(tmp_path: Path, place: tuple[str, str], v
     section, key = place
     text = f"[{section}]\n{key} = {value}\n"
     subject, _ = subject_of({"nova.conf": text}, RELEASES["2026.2"])
-    ours = [item for item in lint(subject) if item.rule in ("not-a-value", "comment-behind-value")]
+    ours = [item for item in lint(subject) if item.code in ("not-a-value", "comment-behind-value")]
     with nova_configuration(tmp_path, text) as conf:
         try:
             group = conf if section == "DEFAULT" else conf[section]
@@ -286,7 +281,24 @@ def test_values_are_refused_as_in_nova(tmp_path: Path, place: tuple[str, str], v
 def test_a_comment_behind_a_value_is_known_as_one(tmp_path: Path) -> None:
     text = "[DEFAULT]\nreserved_host_memory_mb = 4096 #we only need 4G\nvcpu_pin_set = 0-22 # the rest\n"
     subject, _ = subject_of({"nova.conf": text}, RELEASES["2026.2"])
-    said = [(item.line, item.fix) for item in lint(subject) if item.rule == "comment-behind-value"]
+    said = [(item.payload["line"], item.remedy) for item in lint(subject) if item.code == "comment-behind-value"]
     assert said == [(line, "move the comment to a line of its own") for line in (2, 3)]
     with nova_configuration(tmp_path, text) as conf, pytest.raises(ConfigFileValueError):
         _ = conf.reserved_host_memory_mb
+
+
+def test_names_of_options_follow_the_release() -> None:
+    old = replace(RELEASES["2025.1"], nova=25)
+    assert name_in(DEVICE_SPEC, old) == ("pci", "passthrough_whitelist")
+    for release in RELEASES.values():
+        assert name_in(DEVICE_SPEC, release) == DEVICE_SPEC
+    assert names_of(DEVICE_SPEC) == (
+        DEVICE_SPEC,
+        ("pci", "passthrough_whitelist"),
+        ("DEFAULT", "pci_passthrough_whitelist"),
+    )
+
+
+def test_the_names_of_releases_are_those_of_the_table() -> None:
+    assert get_args(ReleaseName) == tuple(RELEASES)
+    assert {name: release.name for name, release in RELEASES.items()} == {name: name for name in RELEASES}

@@ -46,7 +46,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
         monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(write_clouds(tmp_path, url, PEOPLE)))
         monkeypatch.setenv("TZ", "Europe/Rome")
         yield found
-    found.store.close()
+    found.close()
 
 
 def take(who: str, name: str, *words: str) -> Any:
@@ -87,7 +87,7 @@ def test_a_booking_from_beginning_to_end(ledger: Ledger) -> None:
     later = one("ada", "gpu booking extend", id, "+1h")
     assert datetime.fromisoformat(later["end"]) - datetime.fromisoformat(made["end"]) == HOUR
     assert one("ada", "gpu booking set", id, "--comment", "")["comment"] == ""
-    ledger.advance()
+    ledger.upkeep.advance()
     assert one("ada", "gpu booking end", id)["state"] == "ended"
 
 
@@ -117,10 +117,10 @@ def test_a_recurring_booking(ledger: Ledger) -> None:
 def test_the_waitlist(ledger: Ledger) -> None:
     words = ("--pool", "t4", "--start", "+1h", "--end", "+4h")
     first = one("ada", "gpu booking create", *words, "--gpus", "2")
-    waiting = one("bob", "gpu booking create", *words, "--wait")
+    waiting = one("bob", "gpu booking create", *words, "--waitlist")
     assert waiting["state"] == "waiting"
     one("ada", "gpu booking cancel", first["id"])
-    ledger.advance()
+    ledger.upkeep.advance()
     assert one("bob", "gpu booking accept", waiting["id"])["state"] == "confirmed"
 
 
@@ -130,3 +130,11 @@ def test_bad_words_are_errors(ledger: Ledger) -> None:
             take("ada", "gpu booking create", "--pool", "t4", *words)
     with pytest.raises(UsageError, match="nothing to change"):
         take("ada", "gpu booking set", one("ada", "gpu booking create", "--pool", "t4", "--end", "+1h")["id"])
+
+
+def test_a_column_that_does_not_exist_is_an_error(ledger: Ledger) -> None:
+    app = SimpleNamespace(client_manager=SimpleNamespace(gpu=Client(open_door("ada"))), stdout=io.StringIO())
+    for name in ("gpu list", "gpu booking list"):
+        command = COMMANDS[name](app, None)
+        with pytest.raises(UsageError, match="there is no column 'Nonsense'"):
+            command.run(command.get_parser(name).parse_args(["-c", "State", "-c", "Nonsense"]))

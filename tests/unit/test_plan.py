@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.model.plan import Plan, Step, Verb
+from gpuyard.model.plan import StepVerb
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import FlavorObject, LimitObject, SeenFlavor, SeenLimit, SeenObjects
 from gpuyard.site.plan import flavor_id, plan_site
-from gpuyard.site.plan_limits import limit_name
+from gpuyard.site.steps import SitePlan, SiteStep
 from tests.support.sites import flavor, site
 
 MARK = "made by gpuyard for site test"
@@ -44,7 +44,7 @@ def as_seen(compiled: CompiledSite) -> SeenObjects:
     return seen(compiled.flavors, compiled.limits)
 
 
-def steps(plan: Plan) -> list[str]:
+def steps(plan: SitePlan) -> list[str]:
     return [str(step) for step in plan.steps]
 
 
@@ -62,20 +62,20 @@ def test_an_empty_cloud_gets_everything_limits_first(compiled: CompiledSite) -> 
 
 
 def test_a_cloud_that_is_as_wanted_gets_nothing(compiled: CompiledSite) -> None:
-    assert plan_site(compiled, as_seen(compiled)).empty
-    assert plan_site(compiled, as_seen(compiled), prune=True).empty
+    assert plan_site(compiled, as_seen(compiled)) == SitePlan()
+    assert plan_site(compiled, as_seen(compiled), prune=True) == SitePlan()
 
 
 @pytest.mark.parametrize(
     ("change", "verb", "line"),
     [
-        ({"ram": 4096}, Verb.REPLACE, "ram: 4096 -> 8192"),
-        ({"public": False}, Verb.REPLACE, "public: False -> True"),
-        ({"extra_specs": {"hw:x": "1"}}, Verb.UPDATE, "property hw:x: 1 -> (none)"),
-        ({"extra_specs": {}}, Verb.UPDATE, "property pci_passthrough:alias: v100:1"),
+        ({"ram": 4096}, StepVerb.REPLACE, "ram: 4096 -> 8192"),
+        ({"public": False}, StepVerb.REPLACE, "public: False -> True"),
+        ({"extra_specs": {"hw:x": "1"}}, StepVerb.UPDATE, "property hw:x: 1 -> (none)"),
+        ({"extra_specs": {}}, StepVerb.UPDATE, "property pci_passthrough:alias: v100:1"),
     ],
 )
-def test_a_flavor_that_differs(compiled: CompiledSite, change: dict[str, object], verb: Verb, line: str) -> None:
+def test_a_flavor_that_differs(compiled: CompiledSite, change: dict[str, object], verb: StepVerb, line: str) -> None:
     other = [replace(one, **change) if one.name == "small" else one for one in compiled.flavors]  # type: ignore[arg-type]
     (step,) = plan_site(compiled, seen(tuple(other), compiled.limits)).steps
     assert (step.verb, step.name) == (verb, "small")
@@ -95,7 +95,7 @@ def test_a_flavor_of_somebody_else_is_never_touched_and_its_name_refuses(compile
     other_site = replace(foreign, description="made by gpuyard for site other")
     assert "made by gpuyard for site other" in plan_site(compiled, seen((other_site,))).refusals[0]
     unrelated = FlavorObject("m1.small", 1, 512, 1)
-    assert plan_site(compiled, seen((*compiled.flavors, unrelated), compiled.limits), prune=True).empty
+    assert plan_site(compiled, seen((*compiled.flavors, unrelated), compiled.limits), prune=True) == SitePlan()
 
 
 def test_what_is_no_longer_wanted_goes_only_with_prune(compiled: CompiledSite) -> None:
@@ -116,7 +116,7 @@ def test_what_is_no_longer_wanted_goes_only_with_prune(compiled: CompiledSite) -
 def test_other_limits_of_the_cloud_are_left_alone(compiled: CompiledSite) -> None:
     ram = LimitObject("class:MEMORY_MB", 1024)
     other = LimitObject("class:CUSTOM_GPU_K80", 2, None, "made by gpuyard for site other")
-    assert plan_site(compiled, seen(compiled.flavors, (*compiled.limits, ram, other)), prune=True).empty
+    assert plan_site(compiled, seen(compiled.flavors, (*compiled.limits, ram, other)), prune=True) == SitePlan()
 
 
 def test_a_limit_of_somebody_else_on_a_class_of_ours_refuses(compiled: CompiledSite) -> None:
@@ -143,22 +143,22 @@ def test_a_changed_limit_is_updated(compiled: CompiledSite) -> None:
     limits = tuple(replace(one, value=9) if one.project else one for one in compiled.limits)
     plan = plan_site(compiled, seen(compiled.flavors, limits))
     assert {step.changes for step in plan.steps} == {("limit: 9 -> 2",)}
-    assert {step.verb for step in plan.steps} == {Verb.UPDATE}
+    assert {step.verb for step in plan.steps} == {StepVerb.UPDATE}
 
 
-def carry_out(world: SeenObjects, step: Step, compiled: CompiledSite) -> SeenObjects:
+def carry_out(world: SeenObjects, step: SiteStep, compiled: CompiledSite) -> SeenObjects:
     """What the cloud looks like after a step, as the applier would leave it."""
     flavors = {item.flavor.name: item for item in world.flavors}
-    limits = {limit_name(item.limit): item for item in world.limits}
+    limits = {(item.limit.kind, item.limit.name): item for item in world.limits}
     if step.kind == "flavor":
         flavors.pop(step.name, None)
-        if step.verb is not Verb.DELETE:
+        if step.verb is not StepVerb.DELETE:
             wanted = next(one for one in compiled.flavors if one.name == step.name)
             flavors[step.name] = SeenFlavor(flavor_id(step.name), wanted)
     else:
         limits.pop((step.kind, step.name), None)
-        if step.verb is not Verb.DELETE:
-            wanted_limit = next(one for one in compiled.limits if limit_name(one) == (step.kind, step.name))
+        if step.verb is not StepVerb.DELETE:
+            wanted_limit = next(one for one in compiled.limits if (one.kind, one.name) == (step.kind, step.name))
             limits[step.kind, step.name] = SeenLimit(step.name, wanted_limit)
     return SeenObjects(tuple(flavors.values()), tuple(limits.values()), world.projects)
 

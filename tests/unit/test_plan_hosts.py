@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuyard.model.plan import Plan, Step, Verb
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import (
     AggregateObject,
@@ -24,7 +23,7 @@ from gpuyard.site.objects import (
     SeenObjects,
 )
 from gpuyard.site.plan import asked, plan_site
-from gpuyard.site.step_values import ACCESS, HOST, PROPERTY, part
+from gpuyard.site.steps import AggregateStep, FlavorStep, ImageStep, SitePlan, SiteStep
 from tests.support.sites import flavor, site
 from tests.support.sysfs import epyc
 
@@ -62,7 +61,7 @@ def seen(wanted: CompiledSite | None = None, **more: Any) -> SeenObjects:
     return replace(base, **more)
 
 
-def names(plan: Plan) -> list[str]:
+def names(plan: SitePlan) -> list[str]:
     return [str(step) for step in plan.steps]
 
 
@@ -98,7 +97,8 @@ def test_one_host_that_reports_does_not_close_the_others(tmp_path: Path) -> None
     assert any("two do not report CUSTOM_SITE_TEST yet" in text for text in plan.waits)
     plan = plan_site(exclusive, replace(world, up=one))
     assert names(plan) == ["update flavor small", "create aggregate gpuyard-test"]
-    assert part(plan.steps[-1].after, HOST) == {"one": "yes"}
+    assert plan.steps[-1].values[1]["host one"] == "yes"
+    assert "host two" not in plan.steps[-1].values[1]
     assert any("cannot be migrated to its hosts until they have been resized" in note for note in plan.notes)
 
 
@@ -160,9 +160,9 @@ def test_a_host_that_left_the_site_file_stays_isolated_until_a_prune(tmp_path: P
     hosts = frozenset({"one", "two"})
     world = replace(seen(both), hosts=hosts, up=hosts)
     plan = plan_site(one, world)
-    assert not [step for step in plan.steps if step.kind == "aggregate"]
+    assert not [step for step in plan.steps if isinstance(step, AggregateStep)]
     assert any("host two is no longer in the site file and stays in aggregate gpuyard-test" in x for x in plan.notes)
-    (step,) = [step for step in plan_site(one, world, prune=True).steps if step.kind == "aggregate"]
+    (step,) = [step for step in plan_site(one, world, prune=True).steps if isinstance(step, AggregateStep)]
     assert step.changes == ("host two: yes -> (none)",)
 
 
@@ -217,7 +217,7 @@ def test_aggregates_of_others_and_unfinished_ones(tmp_path: Path) -> None:
 def test_a_host_without_nova_compute_joins_later(tmp_path: Path) -> None:
     wanted = compiled(tmp_path, aggregates={"big": {"hosts": ["gpu-server"]}})
     plan = plan_site(wanted, seen(hosts=frozenset()))
-    assert part(next(step for step in plan.steps if step.kind == "aggregate").after, HOST) == {}
+    assert next(step for step in plan.steps if isinstance(step, AggregateStep)).object.hosts == frozenset()
     assert any("gpu-server has no nova-compute service yet" in note for note in plan.notes)
 
 
@@ -246,7 +246,7 @@ def test_images(tmp_path: Path) -> None:
     assert plan_site(wanted, seen(wanted)).steps == ()
     old = SeenImage("1", ImageObject("cuda", {"hw_machine_type": "pc"}))
     (step,) = plan_site(wanted, seen(wanted, images=(old,))).steps
-    assert (part(step.before, PROPERTY), part(step.after, PROPERTY)) == ({"hw_machine_type": "pc"}, properties)
+    assert step == ImageStep("differs from the site file", old.image, ImageObject("cuda", properties))
     assert "image cuda does not exist" in plan_site(wanted, seen(wanted, images=())).refusals[0]
     assert "image cuda exists 2 times (1, 1)" in plan_site(wanted, seen(wanted, images=(old, old))).refusals[0]
 
@@ -257,7 +257,7 @@ def test_foreign_flavors_are_compared_and_never_touched(tmp_path: Path) -> None:
     (one,) = wanted.flavors
     assert one.extra_specs == {"x": "1", "pci_passthrough:alias": "v100:1"}
     here = replace(one, description="by hand", foreign=False)
-    assert plan_site(wanted, seen(wanted, flavors=(SeenFlavor("4711", here),))) == Plan()
+    assert plan_site(wanted, seen(wanted, flavors=(SeenFlavor("4711", here),))) == SitePlan()
     other = replace(here, ram=1)
     plan = plan_site(wanted, seen(wanted, flavors=(SeenFlavor("4711", other),)), prune=True)
     assert (plan.steps, plan.refusals) == ((), ())
@@ -294,7 +294,7 @@ class Cloud:
         self.reported = start.reported
 
     def startable(self, flavor: FlavorObject) -> bool:
-        needs = asked({PROPERTY + key: value for key, value in flavor.extra_specs.items()})
+        needs = asked(flavor)
         if any("gpu-server" not in self.reported.get(name, ()) for name in needs):
             return False
         closed = {
@@ -305,15 +305,14 @@ class Cloud:
         }
         return closed <= needs
 
-    def apply(self, step: Step) -> None:
-        if step.kind == "aggregate":
-            metadata, hosts = part(step.after, PROPERTY), frozenset(part(step.after, HOST))
-            self.aggregates[step.name] = AggregateObject(step.name, hosts, None, metadata)
-            if step.verb is Verb.DELETE:
+    def apply(self, step: SiteStep) -> None:
+        match step:
+            case AggregateStep(after=None):
                 del self.aggregates[step.name]
-        elif step.kind == "flavor" and step.verb is not Verb.DELETE:
-            made = replace(self.flavors[step.name], extra_specs=part(step.after, PROPERTY))
-            self.flavors[step.name] = replace(made, projects=frozenset(part(step.after, ACCESS)))
+            case AggregateStep():
+                self.aggregates[step.name] = step.object
+            case FlavorStep() if step.after is not None:
+                self.flavors[step.name] = step.after
 
 
 KINDS: list[dict[str, Any]] = [
@@ -325,7 +324,7 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     before=st.sampled_from(KINDS), after=st.sampled_from(KINDS),
     deployed=st.sampled_from(["old", "both", "new"]), prune=st.booleans(),

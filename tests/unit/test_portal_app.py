@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from html import escape
 from pathlib import Path
@@ -22,7 +23,7 @@ from gpuyard.keeper.yard import Yard
 from gpuyard.model.gpu import GpuState
 from gpuyard.portal.app import create_app
 from gpuyard.portal.assets import assets, build
-from tests.support.portals import booking_portal
+from tests.support.portals import ROOMY, booking_portal
 from tests.support.yards import GPUS, HELD, LONE, NASTY, NOON, changed, claim, driver, filled
 
 API = ("/v1/gpus", "/v1/pools")
@@ -147,6 +148,7 @@ def test_all_gpus() -> None:
         "project": "physics",
         "user": "ada",
         "since": "2026-11-21T07:03:10Z",
+        "booking": None,
     }
     lost = document["gpus"][9]
     assert [lost[key] for key in ("group", "server", "project", "user", "since")] == [None] * 5
@@ -412,3 +414,18 @@ def test_it_is_alive_although_all_threads_wait(tmp_path: Path, bookings: bool) -
     anyio.run(ask)
     assert said[0]["status"] == 200
     assert said[1]["body"] == b"ok\n"
+
+
+@pytest.mark.parametrize("details", [False, True])
+def test_who_has_not_logged_in_sees_no_names_unless_the_site_says_so(tmp_path: Path, details: bool) -> None:
+    portal = booking_portal(tmp_path, settings=replace(ROOMY, anonymous_details=details))
+    app = create_app(
+        filled(), driver("http://controller:8774 refused", runs=0), "test", GPUS, ["testserver"],
+        ledger=portal.ledger, store=portal.store, people=portal.people,
+        settings=replace(ROOMY, anonymous_details=details),
+    )  # fmt: skip
+    found = TestClient(app)
+    assert ("controller" in found.get("/readyz").text) is details
+    assert "has not had a good run yet" in found.get("/readyz").text
+    assert ('host="epyc"' in found.get("/metrics").text) is details
+    assert 'state="free"' in found.get("/metrics").text

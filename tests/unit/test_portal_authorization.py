@@ -62,6 +62,7 @@ BOOKING_ACCESS = {
     ("GET", "/v1/pools"): READER,
     ("GET", "/v1/me"): READER,
     ("GET", "/v1/bookings"): READER,
+    ("GET", "/v1/cases"): READER,  # own ones, and admins all
     ("POST", "/v1/bookings"): MEMBER,
     ("POST", "/v1/bookings/check"): READER,
     ("GET", "/v1/bookings/{id}"): READER,
@@ -75,11 +76,16 @@ BOOKING_ACCESS = {
     ("POST", "/v1/bookings/{id}/accept"): OWNER,
     ("POST", "/v1/bookings/{id}/open"): OWNER,
     ("GET", "/v1/holds"): READER,
+    ("GET", "/v1/troubles"): READER,
+    ("POST", "/v1/troubles"): ADMIN,
     ("POST", "/v1/holds"): ADMIN,
+    ("POST", "/v1/rules/check"): ADMIN,
     ("GET", "/v1/audit"): ADMIN,
     ("GET", "/v1/calendar"): READER,
     ("GET", "/v1/pools/{pool}/rules"): READER,
     ("GET", "/v1/feeds"): READER,
+    ("GET", "/v1/sessions"): READER,  # own ones; test_sessions.py tries those of others
+    ("DELETE", "/v1/sessions"): READER,
     ("POST", "/v1/feeds"): READER,
     ("DELETE", "/v1/feeds/{id}"): READER,  # own ones; test_feeds.py tries those of others
 }
@@ -101,6 +107,8 @@ BODIES: dict[tuple[str, str], dict[str, object]] = {
     ("POST", "/v1/bookings/{id}/extend"): {"end": "2026-11-23T18:00:00Z"},
     ("POST", "/v1/holds"): {"gpus": ["gpu-2/0000:18:00.0"], **TIME},
     ("POST", "/v1/feeds"): {"scope": "user"},
+    ("POST", "/v1/rules/check"): {"rules": [{"pool": "t4", "project": "physics", "rules": {"longest": "3 h"}}]},
+    ("POST", "/v1/troubles"): {"gpus": ["gpu-2/0000:18:00.0"]},
 }
 
 
@@ -185,7 +193,7 @@ def test_a_booking_of_somebody_else_stays_as_it_is(
 ) -> None:
     (booking,) = portal.ledger.create(ask(), ADA)
     make(portal, booking.id)
-    portal.ledger.advance()
+    portal.ledger.upkeep.advance()
     before = portal.ledger.get(booking.id)
     assert before.state is BookingState(state)
     for person in (EVE, BOB):
@@ -232,7 +240,7 @@ def test_who_may_book_no_more_in_a_project_cannot_make_more_of_what_is_booked_th
         portal.ledger.cancel("b1", BOB)
     else:
         portal.clock.forward(hours=1)
-    portal.ledger.advance()
+    portal.ledger.upkeep.advance()
     before = portal.ledger.get(booking.id)
     assert before.state is (BookingState.OFFERED if waits else BookingState.ACTIVE)
     portal.people.users_by_id[ADA.user_id].roles = {"p-biology": frozenset({"member"}), **roles}

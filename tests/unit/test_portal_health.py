@@ -14,9 +14,11 @@ from tests.support.yards import NOON, STATUSES
 VIEW = YardView(1, NOON, STATUSES)
 
 
-def loop(age: float | None = 0, error: str = "", period: float = 1.0) -> LoopStatus:
+def loop(age: float | None = 0, error: str = "", period: float = 1.0, jump: float = 0.0) -> LoopStatus:
     success = None if age is None else NOON - timedelta(seconds=age)
-    return LoopStatus("look", "looks at the cloud", period, 5, int(bool(error)), success, 0.1, "timer", error)
+    return LoopStatus(
+        "look", "looks at the cloud", period, 5, int(bool(error)), success, 0.1, "timer", error, age, jump
+    )
 
 
 @pytest.mark.parametrize(("period", "allowed"), [(0.1, 30), (3, 30), (60, 600)])
@@ -25,19 +27,25 @@ def test_a_loop_may_miss_some_runs(period: float, allowed: float) -> None:
 
 
 def test_ready_when_the_cloud_was_seen_and_no_loop_is_late() -> None:
-    assert unready(VIEW, [loop(), loop(29, "boom")], NOON) == []
+    assert unready(VIEW, [loop(), loop(29, "boom")]) == []
 
 
 def test_unready_until_the_cloud_was_seen() -> None:
-    assert unready(None, [loop(None)], NOON) == [
+    assert unready(None, [loop(None)]) == [
         "the cloud has not been seen yet",
         "loop look has not had a good run yet",
     ]
 
 
 def test_unready_when_a_loop_is_late_and_why() -> None:
-    assert unready(VIEW, [loop(), loop(31, "boom")], NOON) == [
+    assert unready(VIEW, [loop(), loop(31, "boom")]) == [
         "loop look had its last good run 31 s ago, more than 30 s: boom"
+    ]
+
+
+def test_unready_until_a_jump_of_the_clock_is_planned_from() -> None:
+    assert unready(VIEW, [loop(), loop(jump=-7200.2)]) == [
+        "the clock went back by 2:00:00, and loop look has not had a good run since"
     ]
 
 

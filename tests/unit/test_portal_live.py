@@ -15,15 +15,15 @@ from gpuyard.keeper.driver import Driver
 from gpuyard.keeper.yard import Yard, YardView
 from gpuyard.model.gpu import GpuState
 from gpuyard.portal import live
-from gpuyard.portal.live import Feed
+from gpuyard.portal.live import LiveFeed
 from gpuyard.portal.sources import Sources
 from tests.support.yards import GPUS, HELD, LONE, NOON, STATUSES, changed, driver, filled
 
 Stream = AsyncGenerator[bytes, None]
 
 
-def feed(yard: Yard | None = None, loops: Driver | None = None) -> Feed:
-    return Feed(Sources(yard or filled(), loops or driver(), "test", GPUS, lambda: NOON))
+def feed(yard: Yard | None = None, loops: Driver | None = None) -> LiveFeed:
+    return LiveFeed(Sources(yard or filled(), loops or driver(), "test", GPUS, lambda: NOON))
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,8 @@ async def told(stream: Stream) -> dict[str, str]:
 
 
 async def opened(stream: Stream) -> dict[str, dict[str, str]]:
-    """The first events of a stream by their kind, after the line that says when to come back."""
+    """The first events of a stream by their kind, after nothing and the line that says when to come back."""
+    assert await anext(stream) == b""
     assert await told(stream) == {"retry": str(live.RETRY)}
     first = [await told(stream), await told(stream)]
     return {event["event"]: event for event in first}
@@ -124,6 +125,7 @@ def test_before_the_first_look_there_is_no_map_and_then_there_is() -> None:
 
     async def test() -> None:
         async with aclosing(feed(yard, driver(runs=0)).stream()) as stream:
+            assert await anext(stream) == b""
             assert "retry" in await told(stream)
             assert (await told(stream))["event"] == "pulse"
             yard.publish(NOON, STATUSES)
@@ -232,6 +234,7 @@ def test_a_map_that_cannot_be_rendered_does_not_end_the_feed(
 
     async def test() -> None:
         async with aclosing(feed(yard).stream()) as stream:
+            assert await anext(stream) == b""
             assert "retry" in await told(stream)
             assert (await told(stream))["event"] == "pulse"
             await asyncio.sleep(0.05)
@@ -267,6 +270,7 @@ def test_a_large_map_is_handed_over_in_pieces(monkeypatch: pytest.MonkeyPatch) -
 
     async def test() -> None:
         async with aclosing(feed().stream()) as stream:
+            assert await anext(stream) == b""
             assert "retry" in await told(stream)
             heard = b""
             while b"event: pulse" not in heard:

@@ -6,10 +6,12 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from time import sleep
 
 import pytest
 from fastapi.testclient import TestClient
@@ -19,20 +21,23 @@ from starlette.requests import Request
 
 from gpuyard.cloud.errors import CloudError
 from gpuyard.cloud.people import TokenFacts
-from gpuyard.ledger.records import Session
 from gpuyard.model.errors import UsageError
+from gpuyard.portal import rate_limits
 from gpuyard.portal.directory import AGAIN, Directory
 from gpuyard.portal.doorman import Doorman
 from gpuyard.portal.gate import LOOK_AGAIN, MOST_BYTES
 from gpuyard.portal.gateway import client_address, is_https, up_from
 from gpuyard.portal.login import after
 from gpuyard.portal.rate_limits import RateLimit
+from gpuyard.portal.server import refuse_no_gateway
 from gpuyard.portal.sessions import Sessions, digest_of
 from gpuyard.portal.settings import PortalSettings
+from gpuyard.portal.store import Session
+from gpuyard.portal.tries import Tries, places
 from tests.contract.people import RULES, Bench
 from tests.support.ledgers import ADA, BOB, EVE, NOON, ROOT
 from tests.support.people import LATER, PASSWORD, InMemoryPeople, people, token_of
-from tests.support.portals import ROOMY, BookingPortal, booking_portal
+from tests.support.portals import ROOMY, BookingPortal, Browser, booking_portal
 
 WISH = {"pool": "t4", "start": "2026-11-23T13:00:00Z", "end": "2026-11-23T15:00:00Z"}
 KEYSTONE = "https://keystone.example.org:5000"
@@ -67,6 +72,7 @@ def test_people_in_memory_keep_the_rules_of_keystone(rule: Callable[[Bench], Non
             lambda: token_of(BOB)["X-Auth-Token"],
             lambda: change(roles={}),
             lambda: change(enabled=False),
+            lambda: known.revocations.update({BOB.user_id: datetime.now(UTC)}),
         )
     )
 
@@ -138,7 +144,16 @@ def test_a_wrong_login_gets_the_page_again_with_the_reason(portal: BookingPortal
 
 
 @pytest.mark.parametrize(
-    "form", [{}, {"user": "ada"}, {"user": " ", "password": "x"}, {"user": "x" * 300, "password": "x"}]
+    "form",
+    [
+        {},
+        {"user": "ada"},
+        {"user": " ", "password": "x"},
+        {"user": "x" * 300, "password": "x"},
+        {"user": "ada\0", "password": "x"},
+        {"user": "ada", "password": "x\0"},
+        {"user": "ada", "password": "x", "domain": "\x1b[31m"},
+    ],
 )
 def test_an_incomplete_login_does_not_bother_keystone(portal: BookingPortal, form: dict[str, str]) -> None:
     assert portal.browser().client.post("/login", data=form).status_code == 422
@@ -198,7 +213,7 @@ def test_a_gateway_is_believed_when_it_is_named(tmp_path: Path, trusted: bool) -
 def test_the_store_has_no_cookie_only_its_digest(portal: BookingPortal, tmp_path: Path) -> None:
     ada = portal.browser(ADA)
     cookie = cookie_of(ada.client)
-    assert portal.ledger.store.get_session(digest_of(cookie), NOON) is not None
+    assert portal.store.get_session(digest_of(cookie), NOON) is not None
     for file in tmp_path.iterdir():
         assert cookie.encode() not in file.read_bytes()
 
@@ -223,19 +238,19 @@ def test_a_cookie_of_nobody_is_nobody(portal: BookingPortal, cookie: str) -> Non
 def test_an_idle_session_ends(portal: BookingPortal) -> None:
     ada = portal.browser(ADA)
     for _ in range(3):
-        portal.clock.forward(minutes=110)
+        portal.clock.forward(minutes=59)
         assert ada.client.get("/v1/me").status_code == 200
-    portal.clock.forward(hours=2)
+    portal.clock.forward(hours=1)
     assert ada.client.get("/v1/me").status_code == 401
     assert ada.client.get("/calendar").headers["location"] == "./login?next=/calendar"
 
 
 def test_a_session_ends_after_a_day_of_work(portal: BookingPortal) -> None:
     ada = portal.browser(ADA)
-    for _ in range(11):
-        portal.clock.forward(hours=1)
+    for _ in range(23):
+        portal.clock.forward(minutes=30)
         assert ada.client.get("/v1/me").status_code == 200
-    portal.clock.forward(hours=1)
+    portal.clock.forward(minutes=30)
     assert ada.client.get("/v1/me").status_code == 401
 
 
@@ -248,13 +263,23 @@ def test_logging_out_ends_the_session_on_the_server(portal: BookingPortal) -> No
     assert portal.browser().client.get("/v1/me", headers={"Cookie": f"gpuyard={cookie}"}).status_code == 401
 
 
-def test_a_session_that_ends_while_it_is_used_stays_ended(portal: BookingPortal) -> None:
-    sessions = Sessions(portal.ledger.store, portal.clock, timedelta(hours=12), timedelta(hours=2))
+def test_a_session_that_ends_while_it_is_used_stays_ended(
+    portal: BookingPortal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = Sessions(portal.store, portal.clock, timedelta(hours=12), timedelta(hours=2))
+    other = Sessions(portal.store, portal.clock, timedelta(hours=12), timedelta(hours=2))  # another process
     cookie, session = sessions.begin(ADA.user_id, ADA.user, ADA.project_id)
-    sessions.end(cookie)
-    assert sessions._put_off(session, NOON + timedelta(hours=3)) is None
-    sessions.switch(session, "p-biology")
+    portal.clock.forward(1)
+    put_off = portal.store.put_off
+
+    def meanwhile(digest: str, expires: datetime) -> bool:
+        assert other.end_all(ADA.user_id) == 1
+        return put_off(digest, expires)
+
+    monkeypatch.setattr(portal.store, "put_off", meanwhile)
     assert sessions.find(cookie) is None
+    sessions.switch(session, "p-biology")
+    assert other.find(cookie) is None
 
 
 # Projects
@@ -449,10 +474,44 @@ def test_our_own_pages_do(portal: BookingPortal, headers: dict[str, str]) -> Non
     assert portal.browser(ADA).client.post("/v1/bookings", json=WISH, headers=headers).status_code == 201
 
 
-def test_the_public_address_is_ours_too(tmp_path: Path) -> None:
-    portal = booking_portal(tmp_path, settings=replace(ROOMY, public_url="https://gpu.example.org/"))
-    headers = {"Origin": "https://gpu.example.org"}
-    assert portal.browser(ADA).client.post("/v1/bookings", json=WISH, headers=headers).status_code == 201
+@pytest.mark.parametrize("path", ["", "/", "/gpus/"])
+def test_with_a_public_address_its_pages_alone_are_ours(tmp_path: Path, path: str) -> None:
+    portal = booking_portal(tmp_path, settings=replace(ROOMY, public_url=f"https://GPU.example.org:443{path}"))
+    ada = Browser(TestClient(portal.app, "https://testserver", follow_redirects=False))
+    ada.log_in("ada")
+    for origin, status in (
+        ("https://gpu.example.org", 201),
+        ("http://gpu.example.org", 403),
+        ("https://testserver", 403),
+        ("http://[::1", 403),
+    ):
+        assert ada.client.post("/v1/bookings", json=WISH, headers={"Origin": origin}).status_code == status
+
+
+def test_with_a_public_address_of_tls_the_cookie_is_for_tls(tmp_path: Path) -> None:
+    """Whatever reaches the portal itself, which is plain HTTP from a gateway."""
+    portal = booking_portal(tmp_path, settings=replace(ROOMY, public_url="https://gpu.example.org"))
+    client = portal.browser().client
+    header = client.post("/login", data={"user": "ada", "password": PASSWORD}).headers["set-cookie"]
+    assert header.startswith("__Host-gpuyard=")
+    assert header.endswith("; Secure")
+
+
+@pytest.mark.parametrize(
+    ("url", "gateways", "text"),
+    [
+        ("https://gpu.example.org", (), "name its address with --gateway"),
+        ("notaurl", ("127.0.0.1",), "no address of pages"),
+        ("https://", ("127.0.0.1",), "no address of pages"),
+        ("https://gpu.example.org", ("127.0.0.1",), ""),
+        ("http://gpu.example.org", (), ""),
+        ("", (), ""),
+    ],
+)
+def test_an_address_of_tls_needs_a_gateway(url: str, gateways: tuple[str, ...], text: str) -> None:
+    settings = PortalSettings(public_url=url, trusted_gateways=gateways)
+    with pytest.raises(UsageError, match=text) if text else nullcontext():
+        refuse_no_gateway(settings)
 
 
 # How often
@@ -472,6 +531,69 @@ def test_passwords_cannot_be_guessed_fast(timed: tuple[BookingPortal, list[float
     portal.browser(BOB)  # others are not kept out
     time[0] += 31
     assert client.post("/login", data={"user": "ada", "password": PASSWORD}).status_code == 303
+
+
+def test_bad_logins_keep_nobody_out_elsewhere(tmp_path: Path) -> None:
+    portal = booking_portal(tmp_path, settings=PortalSettings(trusted_gateways=("testclient",)))
+
+    def status(password: str, address: str) -> int:
+        form = {"user": "ada", "password": password}
+        return portal.browser().client.post("/login", data=form, headers={"X-Forwarded-For": address}).status_code
+
+    guesses = [status("guess", "2001:db8:0:1::1") for _ in range(11)]
+    assert guesses == [403] * 10 + [429]
+    assert status(PASSWORD, "2001:db8:0:1:ffff::9") == 429, "the same network of one customer"
+    assert status(PASSWORD, "2001:db8:0:2::1") == 303
+    assert status(PASSWORD, "192.0.2.1") == 303
+    for number in range(4):
+        assert [status("guess", f"198.51.{number}.1") for _ in range(10)] == [403] * 10
+    assert status(PASSWORD, "192.0.2.1") == 429, "from everywhere there is a limit, too"
+
+
+def test_many_guesses_at_once_are_no_more_than_one_by_one(tmp_path: Path) -> None:
+    portal = booking_portal(tmp_path, settings=PortalSettings())
+    asked = portal.people.log_in
+
+    def slow(user: str, password: str, domain: str) -> str:
+        sleep(0.05)  # as Keystone, which hashes
+        return asked(user, password, domain)
+
+    portal.people.log_in = slow  # type: ignore[method-assign]
+    client = portal.browser().client
+
+    def guess(number: int) -> int:
+        return client.post("/login", data={"user": "ada", "password": f"guess{number}"}).status_code
+
+    with ThreadPoolExecutor(30) as pool:
+        statuses = sorted(pool.map(guess, range(60)))
+    assert statuses == [403] * 10 + [429] * 50
+    assert portal.people.calls.count("log_in") == 10
+
+
+def test_what_keystone_does_not_answer_is_no_guess(timed: tuple[BookingPortal, list[float]]) -> None:
+    portal, time = timed
+    portal.people.down = True
+    client = portal.browser().client
+    for _ in range(30):
+        assert client.post("/login", data={"user": "ada", "password": PASSWORD}).status_code == 503
+    portal.people.down = False
+    time[0] += 30
+    assert client.post("/login", data={"user": "ada", "password": PASSWORD}).status_code == 303
+
+
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [
+        ("192.0.2.77", ("192.0.2.77/32", "192.0.2.0/24")),
+        ("::ffff:192.0.2.77", ("192.0.2.77/32", "192.0.2.0/24")),
+        ("2001:db8:1:2:3::4", ("2001:db8:1:2::/64", "2001:db8:1::/48")),
+        ("fe80::1%eth0", ("fe80::/64", "fe80::/48")),
+        ("testclient", ("testclient", "testclient")),
+        ("", ("", "")),
+    ],
+)
+def test_places(address: str, found: tuple[str, str]) -> None:
+    assert places(address) == found
 
 
 def test_an_address_cannot_try_many_users(timed: tuple[BookingPortal, list[float]]) -> None:
@@ -603,6 +725,15 @@ def test_one_person_cannot_write_without_end(timed: tuple[BookingPortal, list[fl
     assert ada.client.post("/v1/bookings", json=WISH).status_code == 201
 
 
+def test_somebody_who_looks_too_often_has_to_wait(tmp_path: Path) -> None:
+    portal = booking_portal(tmp_path, settings=PortalSettings(reads=5))
+    ada, bob = portal.program(ADA), portal.program(BOB)
+    statuses = [ada.get("/v1/me").status_code for _ in range(40)]
+    assert statuses[:5] == [200] * 5
+    assert 429 in statuses
+    assert bob.get("/v1/me").status_code == 200
+
+
 @given(
     st.integers(1, 5),
     st.floats(0.5, 60),
@@ -627,6 +758,29 @@ def test_a_limit_never_lets_more_through_than_it_says(
                 assert last - first + 1 <= burst + (times[last] - times[first]) / seconds + 1e-6
 
 
+def test_who_has_had_all_tries_cannot_wash_out_what_is_known_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limits, "MOST", 300)
+    tries = Tries(10, 50, lambda: 0.0)
+    for place in range(50):
+        assert tries.take("admin", f"198.51.{place}.1") == 0
+    assert tries.take("admin", "192.0.2.1") > 0
+    assert sum(tries.take(f"invented {number}", "203.0.113.9") == 0 for number in range(1000)) == 50
+    assert tries.take("admin", "192.0.2.2") > 0
+    assert all(len(limit._buckets) <= 151 for limit, _ in tries._limits("admin", "192.0.2.1"))
+
+
+def test_buckets_that_are_full_are_forgotten_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limits, "MOST", 2)
+    now = [0.0]
+    limit = RateLimit(1, 10, lambda: now[0])
+    assert [limit.take(key) for key in "abc"] == [0, 0, 10]
+    limit.give_back("a")
+    assert limit.take("c") == 0
+    assert limit.take("b") == 10
+    now[0] = 10.0
+    assert [limit.take(key) for key in "ab"] == [0, 0]
+
+
 def test_who_waits_as_long_as_it_says_gets_through() -> None:
     now = [0.0]
     limit = RateLimit(1, 7.5, lambda: now[0])
@@ -638,12 +792,12 @@ def test_who_waits_as_long_as_it_says_gets_through() -> None:
 # Single sign-on
 
 
-SSO = replace(ROOMY, websso="openid", websso_url=f"{KEYSTONE}/v3/", public_url="https://gpu.example.org")
+SSO = replace(ROOMY, websso="openid", websso_url=f"{KEYSTONE}/v3/", public_url="http://gpu.example.org")
 
 
 def test_the_page_leads_to_keystones_single_sign_on(tmp_path: Path) -> None:
     page = booking_portal(tmp_path, settings=SSO).browser().client.get("/login").text
-    address = f"{KEYSTONE}/v3/auth/OS-FEDERATION/websso/openid?origin=https%3A%2F%2Fgpu.example.org%2Flogin%2Fsso"
+    address = f"{KEYSTONE}/v3/auth/OS-FEDERATION/websso/openid?origin=http%3A%2F%2Fgpu.example.org%2Flogin%2Fsso"
     assert f'href="{address}"' in page
 
 
@@ -660,12 +814,48 @@ def test_the_address_of_keystone_may_be_without_its_version(url: str) -> None:
 
 def test_keystone_posts_a_token_and_somebody_is_in(tmp_path: Path) -> None:
     portal = booking_portal(tmp_path, settings=SSO)
-    portal.people.tokens["unscoped"] = TokenFacts(BOB.user_id, "bob", LATER, None)
+    portal.people.tokens["unscoped"] = TokenFacts(BOB.user_id, "bob", LATER, None, federated=True)
     client = portal.browser().client
     headers = {"Origin": KEYSTONE, "Sec-Fetch-Site": "cross-site"}
     answer = client.post("/login/sso", data={"token": "unscoped"}, headers=headers)
     assert (answer.status_code, answer.headers["location"]) == (303, ".././")
     assert client.get("/v1/me").json()["user"]["name"] == "bob"
+
+
+def test_a_session_ends_with_the_token_that_it_is_from(tmp_path: Path) -> None:
+    portal = booking_portal(tmp_path, settings=SSO)
+    portal.people.tokens["t"] = TokenFacts(BOB.user_id, "bob", NOON + timedelta(minutes=50), None, federated=True)
+    client = portal.browser().client
+    assert client.post("/login/sso", data={"token": "t"}, headers={"Origin": KEYSTONE}).status_code == 303
+    for minutes, status in ((30, 200), (19, 200), (1, 401)):
+        portal.clock.forward(minutes=minutes)
+        assert client.get("/v1/me").status_code == status
+
+
+def test_single_sign_on_is_for_its_own_tokens(tmp_path: Path) -> None:
+    """An application credential, say, may do less than its user."""
+    portal = booking_portal(tmp_path, settings=SSO)
+    client = portal.browser().client
+    answer = client.post("/login/sso", data={"token": "token-root-admin"}, headers={"Origin": KEYSTONE})
+    assert answer.status_code == 403
+    assert "none of its single sign-on" in answer.text
+    assert "set-cookie" not in answer.headers
+
+
+def test_bad_tokens_of_single_sign_on_keep_only_their_own_address_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(SSO, login_tries=10, address_tries=50, trusted_gateways=("testclient",))
+    portal = booking_portal(tmp_path, settings=settings)
+    portal.people.tokens["t"] = TokenFacts(BOB.user_id, "bob", LATER, None, federated=True)
+
+    def status(token: str, address: str) -> int:
+        headers = {"Origin": KEYSTONE, "X-Forwarded-For": address}
+        return portal.browser().client.post("/login/sso", data={"token": token}, headers=headers).status_code
+
+    assert [status("guess", "203.0.113.7") for _ in range(51)] == [403] * 50 + [429]
+    assert status("t", "203.0.113.7") == 429
+    assert status("t", "198.51.100.1") == 303
 
 
 @pytest.mark.parametrize("origin", [None, "null", "https://evil.example.org", "https://keystone.example.org"])
@@ -728,8 +918,28 @@ def test_a_stream_ends_when_who_listens_is_out(portal: BookingPortal, monkeypatc
     assert portal.browser().client.get("/events", headers=headers).status_code == 401
 
 
+def test_polls_of_a_page_that_nobody_touches_are_no_use_of_it(portal: BookingPortal) -> None:
+    ada = portal.browser(ADA)
+    for minutes, status in ((30, 200), (29, 200), (1, 401)):
+        portal.clock.forward(minutes=minutes)
+        assert ada.client.get("/v1/calendar", headers={"X-Gpuyard-Idle": "yes"}).status_code == status
+
+
+def test_a_changed_password_ends_the_sessions_from_before(timed: tuple[BookingPortal, list[float]]) -> None:
+    portal, time = timed
+    early, bob = portal.browser(ADA), portal.browser(BOB)
+    portal.clock.forward(minutes=1)
+    portal.people.revocations[ADA.user_id] = portal.clock.now
+    portal.clock.forward(seconds=1)
+    late = portal.browser(ADA)
+    time[0] += 61
+    assert early.client.get("/v1/me").status_code == 401
+    assert late.client.get("/v1/me").status_code == 200
+    assert bob.client.get("/v1/me").status_code == 200
+
+
 def test_a_page_that_is_left_open_is_not_used(portal: BookingPortal) -> None:
-    sessions = Sessions(portal.ledger.store, portal.clock, timedelta(hours=12), timedelta(hours=2))
+    sessions = Sessions(portal.store, portal.clock, timedelta(hours=12), timedelta(hours=2))
     cookie, _ = sessions.begin(ADA.user_id, ADA.user, ADA.project_id)
     portal.clock.forward(minutes=110)
     assert sessions.find(cookie, used=False) is not None
@@ -759,6 +969,9 @@ def request(headers: dict[str, str], client: str = "10.0.0.1", scheme: str = "ht
         ("203.0.113.7", "203.0.113.7"),
         ("1.2.3.4, 203.0.113.7", "203.0.113.7"),  # the first was written by the client
         ("203.0.113.7, 10.0.0.2", "203.0.113.7"),
+        ("203.0.113.7:4711, 10.0.0.2:80", "203.0.113.7"),
+        ("[2001:db8::1]:4711", "2001:db8::1"),
+        ("2001:db8::1", "2001:db8::1"),
     ],
 )
 def test_the_address_of_who_asks_is_the_one_before_the_gateways(header: str, address: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gpuyard.host import report
 from gpuyard.host.checks import check
-from gpuyard.host.holders import Holder
+from gpuyard.host.holders import DeviceHolder
 from gpuyard.host.modules import ids_by_option, kept_out
 from gpuyard.host.preparation import pending, plan_text
 from gpuyard.host.preparation.files import GRUB_FILE, MODPROBE_FILE, OPTIONS_FILE, OUR_FILES, SCRIPT_FILE
@@ -21,9 +21,9 @@ from gpuyard.host.preparation.preparation import Preparation
 from gpuyard.host.preparation.wishes import Wishes
 from gpuyard.host.tree import LINK
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
-from gpuyard.model.finding import Level
-from gpuyard.model.plan import Plan, Verb
-from tests.support.hypervisors import AMD, debian, epyc, flat, look, titan_xp
+from gpuyard.model.finding import Severity
+from gpuyard.model.plan import Plan, StepVerb
+from tests.support.hypervisors import AMD, INTEL, debian, epyc, flat, look, titan_xp
 from tests.support.kernel import GRUB_CFG, INITRD, Driver, ModelHost
 from tests.support.sysfs import TITAN_XP, TITAN_XP_AUDIO, V100, Sysfs, names
 
@@ -32,18 +32,18 @@ CARD_1 = ["0000:01:00.0", "0000:01:00.1"]
 CARD_2 = ["0000:02:00.0", "0000:02:00.1"]
 
 
-def apply(host: ModelHost, live: bool = True, **changes: Any) -> Plan:
+def apply(host: ModelHost, **changes: Any) -> Plan:
     """What ``gpuyard host apply --yes`` does."""
     preparation = Preparation(host, names())
     wishes = preparation.wishes.changed(**changes)
-    plan = preparation.plan(wishes, live)
+    plan = preparation.plan(wishes)
     preparation.apply(plan, wishes, NOW, lambda number, step: None)
     return plan
 
 
-def planned(host: ModelHost, live: bool = True, **changes: Any) -> Plan:
+def planned(host: ModelHost, **changes: Any) -> Plan:
     preparation = Preparation(host, names())
-    return preparation.plan(preparation.wishes.changed(**changes), live)
+    return preparation.plan(preparation.wishes.changed(**changes))
 
 
 def undo(host: ModelHost) -> Plan:
@@ -111,10 +111,10 @@ def test_a_kept_card_can_be_given_later_and_back_again() -> None:
     host = titan_xp()
     apply(host, keep=["02:00.0"])
     plan = apply(host, give=["02:00.0"])
-    assert [(step.verb, step.name) for step in plan.steps if step.kind == "group"] == [(Verb.BIND, "14")]
+    assert [(step.verb, step.name) for step in plan.steps if step.kind == "group"] == [(StepVerb.BIND, "14")]
     assert drivers(host, CARD_2) == {"vfio-pci"}
     plan = apply(host, keep=["01:00.0"])
-    assert [(step.verb, step.name) for step in plan.steps if step.kind == "group"] == [(Verb.RELEASE, "13")]
+    assert [(step.verb, step.name) for step in plan.steps if step.kind == "group"] == [(StepVerb.RELEASE, "13")]
     assert drivers(host, CARD_1) == {"nouveau", "snd_hda_intel"}
 
 
@@ -170,7 +170,7 @@ def test_what_the_host_needs_is_left_alone_also_when_asked_for() -> None:
 
 
 def test_a_gpu_that_is_not_there_cannot_be_given() -> None:
-    assert "no GPU at it" in planned(titan_xp(), only=("0000:77:00.0",)).refused
+    assert "no GPU at 0000:77:00.0" in planned(titan_xp(), only=("0000:77:00.0",)).refused
     with pytest.raises(UsageError, match="no PCI address"):
         Wishes().changed(keep=["first"])
     with pytest.raises(UsageError, match="kept and given away"):
@@ -222,7 +222,42 @@ def test_an_iommu_that_the_firmware_hides_is_a_refusal(cpu: str, table: str, whe
     host = debian(Sysfs().function("01:00.0", TITAN_XP, "0300"), cpu, "", groups={"0000:01:00.0": 13})
     for name in ("FACP", "APIC"):
         host.put(f"sys/firmware/acpi/tables/{name}", "")
-    assert f"no ACPI table {table}): enable {where}" in planned(host).refused
+    refused = planned(host).refused
+    assert f"no ACPI table {table}" in refused
+    assert where in refused
+
+
+@pytest.mark.parametrize(("cpu", "options", "where"), [(AMD, "", "AMD-Vi"), (INTEL, "intel_iommu=on", "VT-d")])
+def test_an_iommu_that_the_kernel_would_use_and_the_firmware_has_off_comes_first(
+    cpu: str, options: str, where: str
+) -> None:
+    host = debian(Sysfs().function("01:00.0", TITAN_XP, "0300"), cpu, "", groups={"0000:01:00.0": 13})
+    host.put("proc/cmdline", options)
+    assert "the IOMMU is off, and that comes first" in planned(host).refused
+    assert where in planned(host).refused
+
+
+@pytest.mark.parametrize("command_line", ["", "iommu=off vfio-pci.ids=10de:1b02"])
+def test_on_a_host_without_gpus_nothing_is_planned(command_line: str) -> None:
+    plan = planned(debian(Sysfs(), command_line=command_line, groups={}))
+    assert plan.empty
+    assert plan.refusals == plan.reboot == ()
+
+
+def test_a_host_that_keeps_all_of_its_gpus_needs_no_kernel_option() -> None:
+    host = debian(Sysfs().function("01:00.0", TITAN_XP, "0300"), command_line="", groups={"0000:01:00.0": 13})
+    assert planned(host, keep=["01:00.0"]).empty
+
+
+def test_a_usb_controller_of_the_mainboard_goes_only_when_it_is_named() -> None:
+    def host() -> ModelHost:
+        return debian(Sysfs().function("01:00.0", TITAN_XP, "0300", 13).function("00:14.0", "8086:a36d", "0c03", 13))
+
+    plan = planned(host())
+    assert plan.empty
+    assert any("00:14.0 USB controller" in note and "--give 00:14.0" in note for note in plan.notes)
+    given = planned(host(), give=["00:14.0"])
+    assert {"0000:01:00.0", "0000:00:14.0"} in [set(step.after) for step in given.steps if step.kind == "group"]
 
 
 def test_options_of_others_that_switch_the_iommu_off_are_named_and_can_be_left_out() -> None:
@@ -276,17 +311,17 @@ def test_legacy_options_on_the_kernel_command_line_are_offered_to_be_replaced() 
 def test_a_device_that_somebody_has_open_is_not_taken_away() -> None:
     host = titan_xp()
     preparation = Preparation(host, names())
-    preparation.held = {CARD_1[0]: [Holder(7, "python3", "/dev/nvidia0")]}
+    preparation.held = {CARD_1[0]: [DeviceHolder(7, "python3", "/dev/nvidia0")]}
     plan = preparation.plan(Wishes())
     assert "0000:01:00.0 is in use by python3, process 7: end it, or use --no-live and reboot" in plan.refused
-    assert preparation.plan(Wishes(), live=False).refusals == ()
+    assert preparation.plan(Wishes(live=False)).refusals == ()
 
 
 def test_undo_refuses_while_a_vm_has_the_gpu() -> None:
     host = titan_xp()
     apply(host)
     preparation = Preparation(host, names())
-    preparation.held = {CARD_1[0]: [Holder(7, "qemu-system-x86", "/dev/vfio/13")]}
+    preparation.held = {CARD_1[0]: [DeviceHolder(7, "qemu-system-x86", "/dev/vfio/13")]}
     plan = preparation.plan_undo()
     assert "in use by a VM (qemu-system-x86, process 7)" in plan.refused
     with pytest.raises(BlockedError):
@@ -374,8 +409,8 @@ def test_check_and_scan_show_what_waits_for_a_reboot() -> None:
     host = off()
     apply(host)
     findings = check(look(host))
-    waiting = [finding for finding in findings if finding.check == "pending reboot"]
-    assert [finding.level for finding in waiting] == [Level.WARNING] * 3
+    waiting = [finding for finding in findings if finding.code == "pending-reboot"]
+    assert [finding.severity for finding in waiting] == [Severity.WARNING] * 3
     assert waiting[0].reason == "kernel option intel_iommu=on: from the next boot on"
     rows = report.to_dict(look(host).inventory, pending.seen(host.tree, look(host).inventory))["preparation"]
     assert rows[0] == {
@@ -385,8 +420,8 @@ def test_check_and_scan_show_what_waits_for_a_reboot() -> None:
         "state": pending.State.PENDING,
     }
     host.boot()
-    (finding,) = [finding for finding in check(look(host)) if finding.check == "pending reboot"]
-    assert (finding.level, finding.reason) == (Level.OK, "3 settings of gpuyard's are in force")
+    (finding,) = [finding for finding in check(look(host)) if finding.code == "pending-reboot"]
+    assert (finding.severity, finding.reason) == (Severity.OK, "3 settings of gpuyard's are in force")
 
 
 def test_a_stranger_in_the_group_goes_only_if_it_is_named() -> None:
@@ -409,7 +444,7 @@ def test_a_vm_that_starts_after_the_plan_keeps_its_gpu() -> None:
     plan = preparation.plan_undo()
     host.put("proc/4711/comm", "qemu-system-x86")
     host.put("proc/4711/fd/20", {LINK: "/dev/vfio/13"})
-    with pytest.raises(GpuyardError, match=r"release group 13: 0000:01:00.0 is in use by a VM"):
+    with pytest.raises(GpuyardError, match=r"release group 13: 0000:01:00.0, 0000:01:00.1 are in use by a VM"):
         preparation.undo(plan, lambda number, step: None)
     assert drivers(host, CARD_1) == {"vfio-pci"}
     del host.nodes["proc"]["4711"]
@@ -502,7 +537,7 @@ def test_undo_without_live_leaves_drivers_to_the_next_boot() -> None:
     host = titan_xp()
     apply(host)
     preparation = Preparation(host, names())
-    preparation.held = {CARD_1[0]: [Holder(7, "qemu-system-x86", "/dev/vfio/13")]}
+    preparation.held = {CARD_1[0]: [DeviceHolder(7, "qemu-system-x86", "/dev/vfio/13")]}
     plan = preparation.plan_undo(live=False)
     assert "0000:01:00.0 with its own driver" in plan.reboot
     preparation.undo(plan, lambda number, step: None)
@@ -528,3 +563,24 @@ def test_a_console_that_goes_dark_is_told() -> None:
     assert "0000:01:00.0: the text console may be on it (/dev/fb0)" in planned(host).refused
     host.nodes["sys"]["devices"]["pci0000:00"]["0000:01:00.0"]["driver"] = {LINK: "../../../bus/pci/drivers/bochs-drm"}
     assert "the text console goes dark with 01:00.0" in planned(host).notes
+
+
+def test_drivers_that_shall_wait_for_a_boot_wait_until_somebody_says_otherwise() -> None:
+    host = titan_xp()
+    apply(host, live=False)
+    assert planned(host).empty
+    assert {step.kind for step in planned(host, live=True).steps} == {"group"}
+
+
+def test_each_reason_is_said_once_for_all_functions() -> None:
+    host = titan_xp()
+    for number, address in enumerate(("0000:01:00.0", "0000:01:00.1")):
+        host.put(f"sys/class/sound/dev{number}", {LINK: f"../../devices/pci0000:00/{address}/sound/dev{number}"})
+        host.put(f"proc/7/fd/{number}", {LINK: f"/dev/snd/dev{number}"})
+    host.put("proc/7/comm", "pipewire")
+    refusals = planned(host).refusals
+    assert refusals == (
+        "0000:01:00.0, 0000:01:00.1 are in use by pipewire, process 7: end it, or use --no-live and reboot",
+    )
+    (missing,) = planned(titan_xp(), only=["0000:05:00.0", "0000:06:00.0"]).refusals
+    assert missing.startswith("there is no GPU at 0000:05:00.0, 0000:06:00.0, to be given away")

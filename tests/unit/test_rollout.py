@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuyard.advice.drift.facts import ENDED, DeviceSeen, MigrationSeen, World
+from gpuyard.advice.rollout import EITHER, Rollout, Stage, StageState, plan_rollout, staged
+from gpuyard.model.finding import Severity
 from gpuyard.model.world import HostService
-from gpuyard.site.drift.facts import ENDED, DeviceSeen, MigrationSeen, World
 from gpuyard.site.load import LoadedSite
-from gpuyard.site.rollout import EITHER, Rollout, Stage, State, plan_rollout, staged
 from gpuyard.site.schema import Site
 from tests.support.sites import flavor, site
 from tests.support.sysfs import Sysfs, epyc
@@ -50,28 +51,41 @@ def rollout(world: World, stage: Stage, to: Stage = Stage.ON) -> Rollout:
     return plan_rollout(loaded.site, loaded.inventories, world, to)
 
 
-def states(answer: Rollout) -> list[State]:
+def states(answer: Rollout) -> list[StageState]:
     return [stage.state for stage in answer.stages]
 
 
 def failed(answer: Rollout) -> set[str]:
-    return {one.name for stage in answer.stages for one in stage.conditions if one.holds is False}
+    return {one.code for stage in answer.stages for one in stage.conditions if one.severity is Severity.ERROR}
 
 
 @pytest.mark.parametrize(
     ("stage", "hosts", "expected"),
     [
-        (Stage.OFF, ["off", "off"], [State.NEXT, State.LATER]),
-        (Stage.REPORT, ["report", EITHER], [State.DONE, State.NEXT]),
-        (Stage.ON, ["on", EITHER], [State.DONE, State.DONE]),
+        (Stage.OFF, ["off", "off"], [StageState.NEXT, StageState.LATER]),
+        (Stage.REPORT, ["report", EITHER], [StageState.DONE, StageState.NEXT]),
+        (Stage.ON, ["on", EITHER], [StageState.DONE, StageState.DONE]),
     ],
 )
-def test_the_stage_is_told_from_what_hosts_report(stage: Stage, hosts: list[str], expected: list[State]) -> None:
+def test_the_stage_is_told_from_what_hosts_report(stage: Stage, hosts: list[str], expected: list[StageState]) -> None:
     answer = rollout(cloud_at(stage), stage)
     assert [host.stage for host in answer.hosts] == hosts
     assert states(answer) == expected
     assert answer.go
     assert [one.state for one in rollout(cloud_at(stage), stage, Stage.REPORT).stages] == expected[:1]
+
+
+def test_findings_name_every_host_and_every_stage() -> None:
+    found = rollout(cloud_at(Stage.REPORT), Stage.REPORT).findings
+    assert [(one.code, one.object, one.payload["stage"]) for one in found[:2]] == [
+        ("host-stage", GROUPED, "report"),
+        ("host-stage", SINGLE, EITHER),
+    ]
+    assert [(one.code, one.object, one.payload["state"]) for one in found[2:4]] == [
+        ("stage", "stage report", "done"),
+        ("site-file", "stage on", "next"),
+    ]
+    assert {one.severity for one in found} == {Severity.OK}
 
 
 def test_the_order_keeps_groups_together() -> None:
@@ -91,14 +105,14 @@ def test_hosts_may_come_one_after_the_other() -> None:
     some = {name: one for name, one in devices_of(site_at(Stage.REPORT), Stage.REPORT).items() if one.host == SINGLE}
     answer = rollout(replace(world, devices=some), Stage.REPORT)
     assert [host.stage for host in answer.hosts] == ["off", EITHER]
-    assert states(answer) == [State.NEXT, State.LATER]
+    assert states(answer) == [StageState.NEXT, StageState.LATER]
     assert f"options to {GROUPED}, one host" in answer.stages[0].order[0]
 
 
 def test_a_host_in_between_says_why() -> None:
     world = cloud_at(Stage.REPORT)
     answer = rollout(with_device(world, LONE, classes=frozenset({"CUSTOM_PCI_10DE_1DB4"})), Stage.REPORT)
-    assert (answer.hosts[0].stage, states(answer)) == ("partly", [State.NEXT, State.LATER])
+    assert (answer.hosts[0].stage, states(answer)) == ("partly", [StageState.NEXT, StageState.LATER])
     assert "0000:44:00.0 is CUSTOM_PCI_10DE_1DB4, not CUSTOM_GPU_V100" in answer.hosts[0].reason
 
 
@@ -107,15 +121,19 @@ def test_more_servers_than_offered_gpus_share_a_group_or_have_others() -> None:
     loaded, world = site_at(Stage.OFF), cloud_at(Stage.OFF)
     for number in range(4):
         world = with_server(world, loaded, f"s{number}", "one", GROUPED)
-    assert states(rollout(world, Stage.OFF)) == [State.NEXT, State.LATER]
+    assert states(rollout(world, Stage.OFF)) == [StageState.NEXT, StageState.LATER]
     world = with_server(world, loaded, "s4", "one", GROUPED)
-    assert failed(rollout(world, Stage.OFF)) == {"GPUs in use"}
+    assert failed(rollout(world, Stage.OFF)) == {"gpus-in-use"}
 
 
 def test_a_site_that_says_more_than_the_stage_can() -> None:
     loaded = site_at(Stage.OFF)
     pair = replace_flavor(loaded)
-    assert failed(plan_rollout(pair, loaded.inventories, cloud_at(Stage.OFF))) == {"site file"}
+    answer = plan_rollout(pair, loaded.inventories, cloud_at(Stage.OFF))
+    assert failed(answer) == {"site-file"}
+    assert {one.code for one in answer.findings if one.severity is Severity.UNKNOWN} == {"gpus"}
+    asked = {one.code for one in answer.stages[0].conditions}
+    assert not asked & {"aliases", "whole-groups", "gpus-in-use"}, "nothing holds that was not looked at"
 
 
 def replace_flavor(loaded: LoadedSite) -> Site:
@@ -125,13 +143,18 @@ def replace_flavor(loaded: LoadedSite) -> Site:
 
 
 @pytest.mark.parametrize(
-    ("microversion", "bad", "holds"),
-    [("2.104", False, True), ("2.110", False, True), ("2.100", True, False), ("", False, None)],
+    ("microversion", "bad", "severity"),
+    [
+        ("2.104", False, Severity.OK),
+        ("2.110", False, Severity.OK),
+        ("2.100", True, Severity.ERROR),
+        ("", False, Severity.UNKNOWN),
+    ],
 )
-def test_releases(microversion: str, bad: bool, holds: bool | None) -> None:
+def test_releases(microversion: str, bad: bool, severity: Severity) -> None:
     answer = rollout(replace(cloud_at(Stage.OFF), microversion=microversion), Stage.OFF)
-    (found,) = (one for one in answer.stages[0].conditions if one.name == "release")
-    assert found.holds is holds
+    (found,) = (one for one in answer.stages[0].conditions if one.code == "release")
+    assert found.severity is severity
     assert answer.go is not bad
 
 
@@ -143,11 +166,11 @@ STOPPERS = {
     "unreported": "computes",
     "silent": "cells",
     "migration": "migrations",
-    "resize": "servers at rest",
-    "task": "servers at rest",
-    "building": "servers at rest",
+    "resize": "servers-at-rest",
+    "task": "servers-at-rest",
+    "building": "servers-at-rest",
 }
-LATER_STOPPERS = {"unhealed": "servers healed", "split": "whole groups", "unoffered": "offered GPUs only"}
+LATER_STOPPERS = {"unhealed": "servers-healed", "split": "whole-groups", "unoffered": "offered-gpus-only"}
 
 
 def stopped(world: World, loaded: LoadedSite, why: str, status: str) -> World:
@@ -221,9 +244,9 @@ def test_a_stage_is_not_done_while_a_gpu_is_missing(lost: set[str]) -> None:
     world = cloud_at(Stage.REPORT)
     fewer = {name: one for name, one in world.devices.items() if name not in lost}
     answer = rollout(replace(world, devices=fewer), Stage.REPORT)
-    assert states(answer) == [State.NEXT, State.LATER]
+    assert states(answer) == [StageState.NEXT, StageState.LATER]
     peers = {gpu.provider_name for gpu in staged(site_at(Stage.ON).site, site_at(Stage.ON).inventories, Stage.ON).gpus}
     complete = cloud_at(Stage.ON)
     one = sorted(peers)[0]
     left = {name: device for name, device in complete.devices.items() if name != one}
-    assert rollout(replace(complete, devices=left), Stage.ON).stages[-1].state is not State.DONE
+    assert rollout(replace(complete, devices=left), Stage.ON).stages[-1].state is not StageState.DONE

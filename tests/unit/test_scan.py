@@ -201,5 +201,38 @@ def test_what_the_json_says_of_slots() -> None:
 
 
 def test_verdicts_for_people() -> None:
-    text = "\n".join(verdict_lines([]))
-    assert text.startswith("0 GPUs can be given away")
+    usable = Sysfs().function("27:00.0", V100, group=19).inventory()
+    assert verdict_lines(usable)[-1].startswith("1 GPU can be given away: at once to 1 VM")
+    without = Sysfs().function("c5:00.0", "1a03:2000", "0300").inventory()
+    assert verdict_lines(without) == ["no GPU of NVIDIA, AMD or Intel is on the PCI bus"]
+
+
+def test_a_bus_or_a_gpu_that_cannot_be_read_is_said_and_not_counted_as_none() -> None:
+    assert verdict_lines(Sysfs().inventory())[0].startswith("no PCI function is to be seen")
+    machine = Sysfs().function("27:00.0", V100, group=19).function("28:00.0", V100, group=20, vendor="\0")
+    said = "28:00.0 3D controller may be a GPU: its vendor cannot be read"
+    assert said in verdict_lines(machine.inventory())
+    assert to_dict(machine.inventory())["unreadable"] == (said,)
+
+
+def test_without_an_iommu_only_gpus_and_their_cards_are_shown() -> None:
+    machine = Sysfs().function("27:00.0", TITAN_XP, "0300").function("27:00.1", TITAN_XP_AUDIO, "0403")
+    inventory = machine.function("41:00.0", "8086:1563", "0200").inventory()
+    assert [text.split()[3] for text in lines(inventory)] == ["27:00.0", "27:00.1"]
+    assert len(lines(inventory, everything=True)) == 3
+
+
+def test_nodes_that_have_memory_only_are_no_numa_nodes_of_the_host() -> None:
+    machine = Sysfs().function("27:00.0", V100)
+    machine.put("sys/devices/system/node", {"online": "0-9", "has_cpu": "0-1", "has_memory": "0-9"})
+    tree = RecordedTree(machine.nodes)
+    assert scan(tree, names()).facts.numa_nodes == 2
+    assert replay(dumps(record(tree, names(), "x")), "x").facts.numa_nodes == 2
+
+
+def test_groups_of_vfio_s_no_iommu_mode_are_none() -> None:
+    machine = Sysfs().function("27:00.0", V100, group=0)
+    machine.put("sys/kernel/iommu_groups/0/name", "vfio-noiommu")
+    tree = RecordedTree(machine.nodes)
+    assert not scan(tree, names()).iommu_on
+    assert not replay(dumps(record(tree, names(), "x")), "x").iommu_on

@@ -14,11 +14,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.model.plan import Plan, Verb
-from gpuyard.model.world import HostService
-from gpuyard.site.drift import drifts, find_drift, plan_fixes
-from gpuyard.site.drift.facts import DeviceSeen, MigrationSeen, Root, ServerSeen, Stock, Stranger, World, asked_devices
-from gpuyard.site.drift.finding import Drift, Level
+from gpuyard.advice.drift import drifts, find_drift, plan_fixes
+from gpuyard.advice.drift.facts import (
+    DeviceSeen,
+    MigrationSeen,
+    Root,
+    ServerSeen,
+    Stranger,
+    World,
+)
+from gpuyard.advice.drift.fixes import FixPlan
+from gpuyard.ledger.state import Keeping, LedgerWords
+from gpuyard.model.finding import Finding, Severity
+from gpuyard.model.gpu import GpuState
+from gpuyard.model.plan import StepVerb
+from gpuyard.model.world import HostService, Stock
+from gpuyard.nova.alias_spec import asked_devices
 from gpuyard.site.load import LoadedSite
 from gpuyard.site.objects import FlavorObject, LimitObject, SeenFlavor, SeenLimit
 from tests.support.sites import flavor, site
@@ -51,17 +62,17 @@ def variant(name: str) -> LoadedSite:
 PLAIN_SITE, MIXED_SITE = "plain", "mixed"
 
 
-def found(loaded: LoadedSite, world: World) -> list[Drift]:
+def found(loaded: LoadedSite, world: World) -> list[Finding]:
     return find_drift(loaded.compiled, loaded.inventories, world)
 
 
 def kinds(loaded: LoadedSite, world: World) -> list[str]:
-    return [item.kind for item in found(loaded, world)]
+    return [item.code for item in found(loaded, world)]
 
 
-def only(loaded: LoadedSite, world: World, kind: str) -> Drift:
+def only(loaded: LoadedSite, world: World, kind: str) -> Finding:
     items = found(loaded, world)
-    assert [item.kind for item in items] == [kind], items
+    assert [item.code for item in items] == [kind], items
     return items[0]
 
 
@@ -74,7 +85,7 @@ def test_a_cloud_as_its_site_says_has_no_drift_with_and_without_servers(name: st
     world = with_server(world, loaded, "gpu", "one", HOST, devices)
     world = with_server(world, loaded, "cpu", "cpu", HOST)
     assert found(loaded, world) == []
-    assert plan_fixes(loaded.compiled, world, []) == Plan()
+    assert plan_fixes(loaded.compiled, world, []) == FixPlan()
 
 
 def function_of(address: str, **change: Any) -> Callable[[World], World]:
@@ -127,50 +138,57 @@ def more_promised(world: World) -> World:
 
 
 CLASS = "CUSTOM_GPU_V100"
-CASES: list[tuple[str, str, Level, Callable[[World], World]]] = [
-    ("plain", "gpu-other-class", Level.DRIFT, device(PEER, classes=frozenset({CLASS}))),
-    ("plain", "gpu-other-class", Level.DRIFT, device(LEADER, traits=frozenset())),
-    ("plain", "gpu-held", Level.NOTE, device(LONE, free=False, stock={CLASS: Stock(1, reserved=1)})),
-    ("plain", "gpu-counted-twice", Level.ALARM, device(LONE, stock={CLASS: Stock(2)})),
-    ("plain", "device-not-offered", Level.DRIFT, function_of("0000:99:00.0")),
-    ("off", "stage-ahead", Level.DRIFT, function_of("0000:27:00.0")),
-    ("report", "gpu-not-offered", Level.ALARM, function_of("0000:28:00.0")),
-    ("plain", "host-missing", Level.DRIFT, host(service=None)),
-    ("plain", "host-missing", Level.DRIFT, host(provider=None)),
-    ("plain", "host-down", Level.DRIFT, host(service=HostService(HOST, False, True))),
-    ("plain", "host-disabled", Level.DRIFT, host(service=HostService(HOST, True, False, "fans"))),
-    ("plain", "provider-config", Level.DRIFT, stock("CUSTOM_GPU_V100_COUNT", Stock(4))),
-    ("plain", "provider-config", Level.DRIFT, stock("CUSTOM_GPU_V100_COUNT", Stock(6, reserved=1))),
-    ("plain", "provider-config", Level.DRIFT, stock("CUSTOM_GPU_OLD_COUNT", Stock(1))),
-    ("plain", "provider-config", Level.DRIFT, stock("CUSTOM_NOGPU_VCPU", Stock(1))),
-    ("mixed", "provider-config", Level.DRIFT, stock("CUSTOM_NOGPU_VCPU", None)),
-    ("mixed", "provider-config", Level.DRIFT, host(site_trait=False)),
-    ("plain", "trait-left", Level.DRIFT, host(site_trait=True)),
-    ("plain", "nova-options", Level.DRIFT, more_promised),
-    ("plain", "recording-old", Level.DRIFT, stock("VCPU", Stock(3, 0, 4.0))),
-    ("plain", "host-not-in-site", Level.DRIFT, lambda w: replace(w, unknown_hosts={"h": frozenset({CLASS})})),
-    ("plain", "flavor-foreign-alias", Level.DRIFT, of_flavor("x", **{"pci_passthrough:alias": "v100:1"})),
-    ("plain", "flavor-takes-gpu", Level.DRIFT, of_flavor("x", **{"resources_1:CUSTOM_PCI_10DE_1DB4": "1"})),
-    ("mixed", "flavor-foreign-trait", Level.DRIFT, of_flavor("x", **{"trait:CUSTOM_SITE_TEST": "required"})),
-    ("mixed", "image-trait", Level.DRIFT, lambda w: replace(w, images={"1": "sneaky"})),
-    ("mixed", "aggregate-not-in-placement", Level.DRIFT, lambda w: replace(w, mirrored={"gpuyard-test": frozenset()})),
-    ("plain", "allocation-orphaned", Level.DRIFT, of_stranger()),
-    ("plain", "allocation-foreign", Level.DRIFT, of_stranger(type="CONTAINER")),
-    ("plain", "allocation-of-migration", Level.DRIFT, of_migration("error")),
-    ("plain", "quota-exceeded", Level.DRIFT, lambda w: replace(w, usages={"demo": {"CUSTOM_GPU_V100_COUNT": 7}})),
-    ("plain", "quota-exceeded", Level.DRIFT, lambda w: replace(w, usages={"other": {"CUSTOM_GPU_V100_COUNT": 1}})),
+CASES: list[tuple[str, str, Severity, Callable[[World], World]]] = [
+    ("plain", "gpu-other-class", Severity.ERROR, device(PEER, classes=frozenset({CLASS}))),
+    ("plain", "gpu-other-class", Severity.ERROR, device(LEADER, traits=frozenset())),
+    ("plain", "gpu-held", Severity.NOTE, device(LONE, free=False, stock={CLASS: Stock(1, reserved=1)})),
+    ("plain", "gpu-counted-twice", Severity.ALARM, device(LONE, stock={CLASS: Stock(2)})),
+    ("plain", "device-not-offered", Severity.ERROR, function_of("0000:99:00.0")),
+    ("off", "stage-ahead", Severity.ERROR, function_of("0000:27:00.0")),
+    ("report", "gpu-not-offered", Severity.ALARM, function_of("0000:28:00.0")),
+    ("plain", "host-missing", Severity.ERROR, host(service=None)),
+    ("plain", "host-missing", Severity.ERROR, host(provider=None)),
+    ("plain", "host-down", Severity.ERROR, host(service=HostService(HOST, False, True))),
+    ("plain", "host-disabled", Severity.ERROR, host(service=HostService(HOST, True, False, "fans"))),
+    ("plain", "provider-config", Severity.ERROR, stock("CUSTOM_GPU_V100_COUNT", Stock(4))),
+    ("plain", "provider-config", Severity.ERROR, stock("CUSTOM_GPU_V100_COUNT", Stock(6, reserved=1))),
+    ("plain", "provider-config", Severity.ERROR, stock("CUSTOM_GPU_OLD_COUNT", Stock(1))),
+    ("plain", "provider-config", Severity.ERROR, stock("CUSTOM_NOGPU_VCPU", Stock(1))),
+    ("mixed", "provider-config", Severity.ERROR, stock("CUSTOM_NOGPU_VCPU", None)),
+    ("mixed", "provider-config", Severity.ERROR, host(site_trait=False)),
+    ("plain", "trait-left", Severity.ERROR, host(site_trait=True)),
+    ("plain", "nova-options", Severity.ERROR, more_promised),
+    ("plain", "recording-old", Severity.ERROR, stock("VCPU", Stock(3, 0, 4.0))),
+    ("plain", "host-not-in-site", Severity.ERROR, lambda w: replace(w, unknown_hosts={"h": frozenset({CLASS})})),
+    ("plain", "flavor-foreign-alias", Severity.ERROR, of_flavor("x", **{"pci_passthrough:alias": "v100:1"})),
+    ("plain", "flavor-takes-gpu", Severity.ERROR, of_flavor("x", **{"resources_1:CUSTOM_PCI_10DE_1DB4": "1"})),
+    ("mixed", "flavor-foreign-trait", Severity.ERROR, of_flavor("x", **{"trait:CUSTOM_SITE_TEST": "required"})),
+    ("mixed", "image-trait", Severity.ERROR, lambda w: replace(w, images={"1": "sneaky"})),
+    (
+        "mixed",
+        "aggregate-not-in-placement",
+        Severity.ERROR,
+        lambda w: replace(w, mirrored={"gpuyard-test": frozenset()}),
+    ),
+    ("plain", "allocation-orphaned", Severity.ERROR, of_stranger()),
+    ("plain", "allocation-foreign", Severity.ERROR, of_stranger(type="CONTAINER")),
+    ("plain", "allocation-of-migration", Severity.ERROR, of_migration("error")),
+    ("plain", "quota-exceeded", Severity.ERROR, lambda w: replace(w, usages={"demo": {"CUSTOM_GPU_V100_COUNT": 7}})),
+    ("plain", "quota-exceeded", Severity.ERROR, lambda w: replace(w, usages={"other": {"CUSTOM_GPU_V100_COUNT": 1}})),
 ]
 
 
-@pytest.mark.parametrize(("name", "kind", "level", "change"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])
+@pytest.mark.parametrize(("name", "kind", "severity", "change"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])
 def test_each_difference_is_the_only_one_found(
-    name: str, kind: str, level: Level, change: Callable[[World], World]
+    name: str, kind: str, severity: Severity, change: Callable[[World], World]
 ) -> None:
     loaded = variant(name)
     item = only(loaded, change(world_of(loaded)), kind)
-    assert item.level is level
-    assert all((item.object, item.seen, item.wanted, item.effect, item.remedy)), "every word of it is there"
-    assert drifts([item]) == (level is not Level.NOTE)
+    assert item.severity is severity
+    assert all((item.object, item.reason, item.payload["wanted"], item.payload["effect"], item.remedy)), (
+        "every word of it is there"
+    )
+    assert drifts([item]) == (severity is not Severity.NOTE)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +211,7 @@ def test_what_is_no_drift(change: Callable[[World], World]) -> None:
 def test_the_scrub_after_a_server_is_a_hold_and_not_before() -> None:
     loaded = variant("scrubbed")
     world = with_device(world_of(loaded), LONE, free=False, stock={CLASS: Stock(1, reserved=1)})
-    assert "scrub" in only(loaded, world, "gpu-held").seen
+    assert "scrub" in only(loaded, world, "gpu-held").reason
     assert kinds(loaded, with_server(world, loaded, "s", "one", HOST, [LONE])) == []
 
 
@@ -202,14 +220,14 @@ def test_lost_gpus_of_a_host_are_one_difference() -> None:
     world = world_of(loaded)
     left = {name: one for name, one in world.devices.items() if name not in (LONE, PEER)}
     item = only(loaded, replace(world, devices=left), "gpu-lost")
-    assert "0000:28:00.0, 0000:44:00.0" in item.seen
+    assert "0000:28:00.0, 0000:44:00.0" in item.reason
 
 
 def test_a_group_with_two_servers_is_an_alarm_and_with_one_server_that_moves_it_is_not() -> None:
     loaded = variant("plain")
     one = with_server(world_of(loaded), loaded, "a", "one", HOST, [LEADER])
     two = with_server(one, loaded, "b", "one", HOST, [PEER])
-    assert only(loaded, two, "group-split").level is Level.ALARM
+    assert only(loaded, two, "group-split").severity is Severity.ALARM
     moving = replace(one, migrations={"m": MigrationSeen("m", "a", "finished", "resize", HOST, HOST)})
     moving = with_device(moving, PEER, free=False, holders={"m": 1})
     assert kinds(loaded, moving) == []
@@ -245,13 +263,13 @@ def test_what_is_kept_for_gpus_is_less_by_what_others_use_uncounted() -> None:
     old = ServerSeen("old", "old", "ACTIVE", None, HOST, "id-other", "m1.tiny")
     world = with_host(world_of(loaded), HOST, consumers={"old": {"VCPU": 3, "MEMORY_MB": 4096, "DISK_GB": 10}})
     world = replace(world, servers={"old": old})
-    items = {item.kind: item for item in found(loaded, world)}
+    items = {item.code: item for item in found(loaded, world)}
     assert items.keys() == {"reserve-uncounted", "servers-foreign"}
     (capacity,) = loaded.compiled.capacities
-    assert items["reserve-uncounted"].seen == "old (old) use 3 vCPUs, 4096 MiB, 10 GiB and count as nothing"
+    assert items["reserve-uncounted"].reason == "old (old) use 3 vCPUs, 4096 MiB, 10 GiB and count as nothing"
     kept = capacity.reserve
     left = f"only {kept.vcpus - 3} vCPUs, {kept.ram - 4096} MiB, {kept.disk - 10} GiB"
-    assert items["reserve-uncounted"].effect.startswith(left)
+    assert items["reserve-uncounted"].payload["effect"].startswith(left)
 
 
 def test_a_limit_that_is_missing_is_said_to_let_everybody_in() -> None:
@@ -259,8 +277,8 @@ def test_a_limit_that_is_missing_is_said_to_let_everybody_in() -> None:
     world = world_of(loaded)
     fewer = tuple(item for item in world.objects.limits if item.limit.resource != f"class:{CLASS}_COUNT")
     items = found(loaded, replace(world, objects=replace(world.objects, limits=fewer)))
-    assert [item.kind for item in items] == ["limit-missing", "limit-missing"]
-    assert [step.verb for item in items for step in item.steps] == [Verb.CREATE, Verb.CREATE]
+    assert [item.code for item in items] == ["limit-missing", "limit-missing"]
+    assert [step.verb for item in items for step in item.payload["fix"]] == [StepVerb.CREATE, StepVerb.CREATE]
     more = (*world.objects.limits, SeenLimit("x", LimitObject(f"class:{CLASS}", 3, "other")))
     only(loaded, replace(world, objects=replace(world.objects, limits=more)), "limit-foreign")
 
@@ -279,7 +297,7 @@ def test_a_provider_goes_only_when_nobody_uses_or_runs_it(
     loaded = variant("plain")
     world = replace(world_of(loaded), leftovers=(root,), services=services)
     item = only(loaded, world, "provider-left")
-    assert bool(item.steps) is mends
+    assert bool(item.payload["fix"]) is mends
 
 
 consumers = st.sampled_from(["a", "b", "nobody", "m1", "m2"])
@@ -345,10 +363,29 @@ def test_aliases_are_counted() -> None:
     assert asked_devices({}) == {}
 
 
+def test_what_gpuyard_itself_keeps_is_not_given_back_by_hand() -> None:
+    loaded = variant("plain")
+    world = device(LONE, free=False, stock={CLASS: Stock(1, reserved=1)})(world_of(loaded))
+
+    def remedy(words: LedgerWords | None, taken: LoadedSite = loaded, seen: World = world) -> list[str]:
+        found = find_drift(taken.compiled, taken.inventories, seen, words)
+        return [one.remedy for one in found if one.code == "gpu-held"]
+
+    assert remedy({LONE: Keeping(GpuState.HELD, "held by root", "5f0c")}) == [
+        "to give it back: gpuyard gpu release 5f0c"
+    ]
+    assert remedy({LONE: Keeping(GpuState.BOOKED, "booked", "77aa")}) == ["see the booking: gpuyard booking show 77aa"]
+    (by_hand,) = remedy({})
+    assert by_hand.startswith("to give it back: openstack resource provider inventory set --amend")
+    # Somebody has it: it is claimed, whether or not it is reserved too.
+    claimed = device(LONE, free=False, stock={CLASS: Stock(1, reserved=1)}, holders={"migration": 1})(world_of(loaded))
+    assert remedy({}, seen=claimed) == []
+
+
 def test_every_kind_is_documented() -> None:
     root = Path(__file__).parents[2]
-    source = "".join(path.read_text() for path in (root / "src/gpuyard/site/drift").glob("*.py"))
-    stated = set(re.findall(r'Level\.\w+,\s*"([a-z-]+)"', source))
+    source = "".join(path.read_text() for path in (root / "src/gpuyard/advice/drift").glob("*.py"))
+    stated = set(re.findall(r'Severity\.\w+,\s*"([a-z-]+)"', source))
     assert len(stated) > 25
     stated |= {"gpu-not-offered", "gpu-not-offered-in-use", "device-not-offered", "device-not-offered-in-use"}
     stated |= {"flavor-missing", "limit-changed", "image-changed", "aggregate-left"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import jsonschema
@@ -56,12 +57,29 @@ def problems(folder: Path, text: str, hosts: dict[str, Sysfs] | None = None) -> 
         ('["10de:1db4"]', "10de:1db4", "is not a list; write [10de:1db4]"),
         ("gpu-server.json", "other.json", "site.yaml:3: hosts.gpu-server.recording: cannot read"),
         ("{v100: 6}", "{t4: 6}", "projects.demo.gpus.t4: unknown pool 't4'"),
+        (
+            "site: test",
+            'site: test\nextra_aliases: [{nam: "nic"}]',
+            "extra_aliases.0: unknown key 'nam'; did you mean name?",
+        ),
+        (
+            "{recording: gpu-server.json}",
+            '{recording: gpu-server.json, extra_device_specs: [{address: "0000:xx:00.0"}]}',
+            "the bus of address '0000:xx:00.0', 'xx' is not a hexadecimal number; mend it",
+        ),
+        (
+            "{recording: gpu-server.json}",
+            '{recording: gpu-server.json, extra_device_specs: [{vendor_id: "8086"}]}',
+            "would match every device of the host",
+        ),
         ("site: test", "sight: test", "unknown key; did you mean 'site'?"),
         (
             "site: test",
             "site: test\nrelease: '2016.1'",
             "'2016.1' is not supported; write '2025.1', '2025.2', '2026.1' or '2026.2'",
         ),
+        ("site: test", "site: test\nrelease: 2025.2", "release: 2025.2 without quotes is a number; quote it: '2025.2'"),
+        ("site: test", "site: test\nrelease: 2016.1", "2016.1 is not supported; write '2025.1', '2025.2'"),
         ("site: test\n", "", "site: is missing; add it"),
         ("  demo:", "  demo: {}\n  demo:", "'demo' stands here for the second time"),
         ("hosts:", "hosts: [", "not YAML"),
@@ -139,3 +157,38 @@ def test_a_site_is_frozen() -> None:
     )
     with pytest.raises(ValueError, match="frozen"):
         setattr(site, "site", "y")  # noqa: B010  # as the type checker would refuse it
+
+
+@pytest.mark.parametrize("where", ["b", "site", "hosts", "pools"])
+def test_aliases_that_stand_for_billions_of_values_are_refused_at_once(tmp_path: Path, where: str) -> None:
+    names = "ABCDEFGHIJ"
+    lines = [f"{here}: &{here} [{', '.join([f'*{before}'] * 9)}]" for before, here in pairwise(names)]
+    text = "\n".join(["A: &A [x, x, x, x, x, x, x, x, x]", *lines, f"{where}: *{names[-1]}", ""])
+    (tmp_path / "site.yaml").write_text(text)
+    with pytest.raises(SiteError, match="1: more than 200000 values once its aliases are written out"):
+        load_site(tmp_path / "site.yaml")
+
+
+def test_merged_mappings_that_grow_without_end_are_refused_at_once(tmp_path: Path) -> None:
+    names = "ABCDEFGHIJ"
+    lines = [f"{here}: &{here}\n  <<: [{', '.join([f'*{before}'] * 9)}]" for before, here in pairwise(names)]
+    (tmp_path / "site.yaml").write_text("\n".join(["A: &A {k: x}", *lines, ""]))
+    with pytest.raises(SiteError, match="1: more than 200000 values once its aliases are written out"):
+        load_site(tmp_path / "site.yaml")
+
+
+def test_a_mapping_may_be_merged_into_others(tmp_path: Path) -> None:
+    merged = GOOD.replace("gpu_tiny: {vcpus: 4,", "gpu_tiny: &tiny {vcpus: 4,").replace(
+        "projects:", "  gpu_small: {<<: *tiny, vcpus: 8}\nprojects:"
+    )
+    flavors = load_site(write_site(tmp_path, merged)).site.flavors
+    assert [(name, flavor.vcpus, flavor.gpus) for name, flavor in flavors.items()] == [
+        ("gpu_tiny", 4, {"v100": 1}),
+        ("gpu_small", 8, {"v100": 1}),
+    ]
+
+
+def test_a_file_that_is_too_large_for_a_site_is_not_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("#" * ((4 << 20) + 1))
+    with pytest.raises(UsageError, match="larger than 4 MiB"):
+        load_site(tmp_path / "site.yaml")

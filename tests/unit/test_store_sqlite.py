@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from gpuyard.ledger.records import Query
-from gpuyard.ledger.store import Store, StoreError, engine
-from gpuyard.ledger.store.engine import Database
+from gpuyard.ledger.store import Store, StoreError
+from gpuyard.store import engine
+from gpuyard.store.engine import Database
 from tests.contract.store import SLOTS, at, booking, prepare, taken, write
 
 

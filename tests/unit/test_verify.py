@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.host.checks import Machine, worst
+from gpuyard.host.checks import Machine
+from gpuyard.host.checks.prepared import CHECKS, verify
+from gpuyard.host.checks.vfio import VfioProblem, VfioRefusedError, open_group
 from gpuyard.host.judge import judge
 from gpuyard.host.preparation.passthrough import Passthrough
 from gpuyard.host.tree import LINK, RecordedTree
-from gpuyard.host.verification.verify import CHECKS, verify
-from gpuyard.host.verification.vfio import Problem, Refused, open_group
-from gpuyard.model.finding import Finding, Level
+from gpuyard.model.finding import Finding, Severity, worst
 from tests.support.sysfs import TITAN_XP, TITAN_XP_AUDIO, V100, Sysfs
 
 A, B, C, AUDIO = "0000:27:00.0", "0000:28:00.0", "0000:44:00.0", "0000:44:00.1"
@@ -39,14 +39,14 @@ def host(groups: Mapping[str, int] | None = None, drivers: Mapping[str, str | No
 class Kernel:
     """Answers as vfio.open_group would, and remembers what was opened."""
 
-    def __init__(self, ids: Mapping[str, str] | None = None, refused: Mapping[int, Problem] | None = None) -> None:
+    def __init__(self, ids: Mapping[str, str] | None = None, refused: Mapping[int, VfioProblem] | None = None) -> None:
         self.ids = {**IDS, **(ids or {})}
         self.refused = refused or {}
         self.opened: dict[int, list[str]] = {}
 
     def open_group(self, group: int, addresses: Sequence[str]) -> dict[str, str]:
         if group in self.refused:
-            raise Refused(self.refused[group], f"the reason for {group}", "the remedy")
+            raise VfioRefusedError(self.refused[group], f"the reason for {group}", "the remedy")
         self.opened[group] = list(addresses)
         return {address: self.ids[address] for address in addresses}
 
@@ -63,20 +63,20 @@ def climb(
 
 
 def but_ok(findings: Sequence[Finding]) -> list[tuple[str, str]]:
-    return [(finding.check, finding.reason) for finding in findings if finding.level is not Level.OK]
+    return [(finding.code, finding.reason) for finding in findings if finding.severity is not Severity.OK]
 
 
 def test_a_host_that_is_right_climbs_to_the_top() -> None:
     kernel = Kernel()
     findings = climb(host(), kernel)
     assert but_ok(findings) == []
-    assert list(dict.fromkeys(finding.check for finding in findings)) == list(CHECKS)
+    assert list(dict.fromkeys(finding.code for finding in findings)) == list(CHECKS)
     assert kernel.opened == {19: [A, B], 32: [C, AUDIO]}
 
 
 def test_nothing_prepared_proves_nothing() -> None:
     findings = climb(host(), wanted=[])
-    assert worst(findings) is Level.BLOCKED
+    assert worst(findings) is Severity.ERROR
     assert "nothing to verify" in findings[0].reason
 
 
@@ -84,6 +84,12 @@ def test_nothing_prepared_proves_nothing() -> None:
 def test_without_an_iommu_nothing_is_opened(groups: dict[str, int]) -> None:
     machine, kernel = host(groups), Kernel()
     del machine.nodes["sys"]["class"]
+    if groups:
+        for number in set(groups.values()):
+            machine.put(f"sys/kernel/iommu_groups/{number}/name", "vfio-noiommu")
+    else:
+        for function in machine.nodes["sys"]["devices"]["pci0000:00"].values():
+            del function["iommu_group"]
     findings = climb(machine, kernel)
     assert but_ok(findings) == [("iommu", "the IOMMU is off: there are no IOMMU groups")]
     assert kernel.opened == {}
@@ -208,14 +214,14 @@ def test_a_member_with_a_driver_of_the_host_holds_its_group_up(driver: str) -> N
 def test_a_companion_that_no_driver_uses_does_no_harm(driver: str | None, wanted: list[Passthrough]) -> None:
     kernel = Kernel()
     findings = climb(host(drivers={AUDIO: driver}), kernel, wanted)
-    assert worst(findings) is (Level.WARNING if wanted is WANTED else Level.OK)
+    assert worst(findings) is (Severity.WARNING if wanted is WANTED else Severity.OK)
     assert kernel.opened == {19: [A, B], 32: [C]}
 
 
 @pytest.mark.parametrize("driver", [None, "pci-stub"])
 def test_a_gpu_must_be_with_its_vfio_driver(driver: str | None) -> None:
     findings = climb(host(drivers={C: driver}))
-    assert worst(findings) is Level.BLOCKED
+    assert worst(findings) is Severity.ERROR
     assert "not with vfio-pci" in but_ok(findings)[0][1]
 
 
@@ -227,28 +233,28 @@ def test_a_variant_of_vfio_pci_is_a_vfio_driver() -> None:
     ((_, reason),) = but_ok(findings)
     assert reason.startswith("44:00.0 ")
     assert reason.endswith("is with mlx5_vfio_pci, not with vfio-pci")
-    assert worst(findings) is Level.WARNING
+    assert worst(findings) is Severity.WARNING
     assert kernel.opened[32] == [C, AUDIO]
 
 
 def test_a_group_without_its_device_node_is_not_opened() -> None:
     machine, kernel = host(), Kernel()
     del machine.nodes["dev"]["vfio"]["19"]
-    assert but_ok(climb(machine, kernel)) == [("device nodes", "there is no /dev/vfio/19")]
+    assert but_ok(climb(machine, kernel)) == [("device-nodes", "there is no /dev/vfio/19")]
     assert kernel.opened == {32: [C, AUDIO]}
 
 
 def test_a_group_that_a_vm_uses_is_fine() -> None:
-    findings = climb(host(), Kernel(refused={19: Problem.BUSY}))
+    findings = climb(host(), Kernel(refused={19: VfioProblem.BUSY}))
     assert but_ok(findings) == []
     assert any("group 19 is in use by a VM" in finding.reason for finding in findings)
 
 
-@pytest.mark.parametrize("problem", [problem for problem in Problem if problem is not Problem.BUSY])
-def test_what_vfio_refuses_is_blocked_with_its_reason(problem: Problem) -> None:
+@pytest.mark.parametrize("problem", [problem for problem in VfioProblem if problem is not VfioProblem.BUSY])
+def test_what_vfio_refuses_is_blocked_with_its_reason(problem: VfioProblem) -> None:
     findings = climb(host(), Kernel(refused={19: problem}))
-    assert Finding("opened", Level.BLOCKED, "the reason for 19", "the remedy") in findings
-    assert any("44:00.0" in finding.reason for finding in findings if finding.check == "opened")
+    assert Finding("opened", Severity.ERROR, "", "the reason for 19", "the remedy", {"group": 19}) in findings
+    assert any("44:00.0" in finding.reason for finding in findings if finding.code == "opened")
 
 
 @pytest.mark.parametrize(
@@ -265,20 +271,20 @@ def test_every_blocked_finding_says_what_to_do() -> None:
     without_node = host()
     del without_node.nodes["dev"]["vfio"]["19"]
     found = [*climb(machine), *climb(host(), Kernel({B: "ffff:ffff"})), *climb(Sysfs()), *climb(without_node)]
-    blocked = [finding for finding in found if finding.level is Level.BLOCKED]
-    assert {finding.check for finding in blocked} == set(CHECKS)
+    blocked = [finding for finding in found if finding.severity is Severity.ERROR]
+    assert {finding.code for finding in blocked} == set(CHECKS)
     assert all(finding.remedy for finding in blocked)
 
 
 def test_without_vfio_the_refusal_says_so(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="VFIO is not loaded: modprobe vfio-pci") as caught:
+    with pytest.raises(VfioRefusedError, match="VFIO is not loaded: modprobe vfio-pci") as caught:
         open_group(19, [A], str(tmp_path))
-    assert caught.value.problem is Problem.NO_NODE
+    assert caught.value.problem is VfioProblem.NO_NODE
 
 
 def test_a_node_that_is_not_vfio_is_a_failure_and_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "vfio").mkdir()
     (tmp_path / "vfio" / "vfio").symlink_to("/dev/null")
-    with pytest.raises(Refused, match="ioctl") as caught:
+    with pytest.raises(VfioRefusedError, match="ioctl") as caught:
         open_group(19, [A], str(tmp_path))
-    assert caught.value.problem is Problem.FAILED
+    assert caught.value.problem is VfioProblem.FAILED

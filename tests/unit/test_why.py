@@ -10,37 +10,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nova.scheduler.filters import extra_specs_ops
 
-from gpuyard.cli.why import lines
-from gpuyard.site.why.causes import match, unmet
-from gpuyard.site.why.explain import explain
-from gpuyard.site.why.facts import (
-    Aggregate,
-    AskedFlavor,
+from gpuyard.advice.why.causes import match, unmet
+from gpuyard.advice.why.explain import explain
+from gpuyard.advice.why.facts import (
     Asker,
+    ComputeNode,
     Device,
     Explanation,
-    Facts,
-    HostFacts,
+    HostAggregate,
+    HostStock,
     Limit,
-    Room,
+    RequestFacts,
     RunningServer,
 )
-from gpuyard.site.why.request import Alias, DeviceNeed, Request, aliases_of, request_of
+from gpuyard.cli.why import lines
+from gpuyard.nova.alias import Alias, aliases_of
+from gpuyard.nova.request import DeviceNeed, NovaFlavor, Request, request_of
 
 SET_A = frozenset({"CUSTOM_GPU_SET_A"})
 ALIASES = {
-    "v100": Alias("v100", "CUSTOM_GPU_V100", frozenset(), "type-PCI"),
-    "v100-set-a": Alias("v100-set-a", "CUSTOM_GPU_V100", SET_A, "type-PCI"),
-    "v100-peer-a": Alias("v100-peer-a", "CUSTOM_GPU_V100_PEER", SET_A, "type-PCI"),
+    name: Alias({"name": name, "resource_class": resource_class, "traits": traits, "device_type": "type-PCI"})
+    for name, resource_class, traits in (
+        ("v100", "CUSTOM_GPU_V100", ""),
+        ("v100-set-a", "CUSTOM_GPU_V100", "CUSTOM_GPU_SET_A"),
+        ("v100-peer-a", "CUSTOM_GPU_V100_PEER", "CUSTOM_GPU_SET_A"),
+    )
 }
 FILTERS = frozenset({"NUMATopologyFilter", "AggregateInstanceExtraSpecsFilter"})
 
 
-def flavor(**specs: str) -> AskedFlavor:
-    return AskedFlavor("f", "f", vcpus=4, ram=8192, disk=20, ephemeral=10, swap=1500, extra_specs=specs)
+def flavor(**specs: str) -> NovaFlavor:
+    return NovaFlavor("f", "f", vcpus=4, ram=8192, disk=20, ephemeral=10, swap=1500, extra_specs=specs)
 
 
-def one_gpu(**specs: str) -> AskedFlavor:
+def one_gpu(**specs: str) -> NovaFlavor:
     return flavor(**{"pci_passthrough:alias": "v100:1", **specs})
 
 
@@ -52,10 +55,10 @@ def device(number: int, **more: object) -> Device:
     return Device(**values)  # type: ignore[arg-type]
 
 
-def facts(asked: AskedFlavor, **more: object) -> tuple[Facts, Request]:
+def facts(asked: NovaFlavor, **more: object) -> tuple[RequestFacts, Request]:
     """One libvirt host with one free GPU and room for everything, and Placement agrees."""
     request = request_of(asked, ALIASES)
-    host = HostFacts("h", "id-h", "h", hypervisor_type="QEMU", zone="nova")
+    host = ComputeNode("h", "id-h", "h", hypervisor_type="QEMU", zone="nova")
     values: dict[str, object] = {
         "flavor": asked,
         "hosts": (host,),
@@ -67,17 +70,17 @@ def facts(asked: AskedFlavor, **more: object) -> tuple[Facts, Request]:
         "filters": FILTERS,
         **more,
     }
-    return Facts(**values), request  # type: ignore[arg-type]
+    return RequestFacts(**values), request  # type: ignore[arg-type]
 
 
-def told(asked: AskedFlavor, **more: object) -> Explanation:
+def told(asked: NovaFlavor, **more: object) -> Explanation:
     return explain(*facts(asked, **more))
 
 
-def kinds(asked: AskedFlavor, **more: object) -> list[str]:
+def kinds(asked: NovaFlavor, **more: object) -> list[str]:
     """Kinds of all causes, those of every host first."""
     said = told(asked, **more)
-    return [cause.kind for cause in (*said.causes, *(c for answer in said.hosts for c in answer.causes))]
+    return [cause.code for cause in (*said.causes, *(c for answer in said.hosts for c in answer.causes))]
 
 
 NONE: dict[str, Any] = {"candidates": frozenset()}
@@ -136,10 +139,11 @@ def test_the_query_is_nova_s() -> None:
 
 def test_aliases_are_read_as_the_site_writes_them() -> None:
     text = '{"name": "a", "vendor_id": "10de", "product_id": "1db4", "device_type": "type-PF"}'
-    more = '{"name": "b", "resource_class": "CUSTOM_B", "traits": "CUSTOM_X, CUSTOM_Y"}'
-    assert aliases_of([text, more]) == {
-        "a": Alias("a", "CUSTOM_PCI_10DE_1DB4", frozenset(), "type-PF"),
-        "b": Alias("b", "CUSTOM_B", frozenset({"CUSTOM_X", "CUSTOM_Y"}), None),
+    more = '{"name": "b", "resource_class": "b", "traits": "CUSTOM_X,y"}'
+    known = aliases_of([text, more])
+    assert {(one.name, one.resource_class, one.traits, one.device_type) for one in known.values()} == {
+        ("a", "CUSTOM_PCI_10DE_1DB4", frozenset(), "type-PF"),
+        ("b", "CUSTOM_B", frozenset({"CUSTOM_X", "CUSTOM_Y"}), None),
     }
 
 
@@ -195,13 +199,13 @@ def test_a_class_that_nobody_has_reported_is_told_once() -> None:
     assert kinds(asked, unknown_classes=frozenset({"CUSTOM_X"}), **NONE) == ["class"]
 
 
-@pytest.mark.parametrize("state", ["claimed", "held", "lost", "blocked", "orphan", "taken"])
+@pytest.mark.parametrize("state", ["claimed", "booked", "held", "lost", "blocked", "taken"])
 def test_a_gpu_that_cannot_be_had_says_why(state: str) -> None:
     said = told(one_gpu(), devices=(device(1, state=state, reason="because"),), able_devices={}, **NONE)
     (cause,) = said.hosts[0].causes
-    assert (cause.kind, cause.details[0]["state"]) == ("gpu", state)
-    assert "0 of 1 can be had: 0000:01:00.0 because" in cause.text
-    assert cause.fix != "ask again"
+    assert (cause.code, cause.payload["details"][0]["state"]) == ("gpu", state)
+    assert "0 of 1 can be had: 0000:01:00.0 because" in cause.reason
+    assert cause.remedy != "ask again"
 
 
 def test_placement_has_the_last_word_on_what_was_read_a_moment_before() -> None:
@@ -217,23 +221,23 @@ def test_the_peer_that_is_of_no_use_is_told() -> None:
     )
     able = {("CUSTOM_GPU_V100", SET_A): frozenset[str](), ("CUSTOM_GPU_V100_PEER", SET_A): frozenset({"h_2"})}
     (cause,) = told(asked, devices=devices, able_devices=able, **NONE).hosts[0].causes
-    assert "with trait CUSTOM_GPU_SET_A, 0 of 1" in cause.text
-    assert "so 0000:02:00.0 is free and of no use" in cause.text
+    assert "with trait CUSTOM_GPU_SET_A, 0 of 1" in cause.reason
+    assert "so 0000:02:00.0 is free and of no use" in cause.reason
 
 
 def test_hosts_without_such_gpus_are_only_named() -> None:
-    other = HostFacts("cpu", "id-cpu", "cpu")
-    said = told(one_gpu(), hosts=(HostFacts("h", "id-h", "h"), other))
+    other = ComputeNode("cpu", "id-cpu", "cpu")
+    said = told(one_gpu(), hosts=(ComputeNode("h", "id-h", "h"), other))
     assert (said.where, said.others) == (("h",), ("cpu",))
     said = told(one_gpu(), hosts=(other,), devices=(), **NONE)
-    assert ([cause.kind for cause in said.causes], said.would_start) == (["no-host"], False)
+    assert ([cause.code for cause in said.causes], said.would_start) == (["no-host"], False)
 
 
 def test_an_alias_of_another_device_type_never_matches() -> None:
     assert kinds(one_gpu(), devices=(device(1, device_type="type-PF"),)) == ["device-type"]
 
 
-ROOM = Room(total=16, reserved=2, ratio=2.0, max_unit=16, used=26)
+ROOM = HostStock(total=16, reserved=2, ratio=2.0, max_unit=16, used=26)
 
 
 @pytest.mark.parametrize(
@@ -245,14 +249,14 @@ ROOM = Room(total=16, reserved=2, ratio=2.0, max_unit=16, used=26)
         (replace(ROOM, max_unit=3), "max-unit"),
     ],
 )
-def test_what_a_host_is_short_of(room: Room | None, kind: str) -> None:
-    host = HostFacts("h", "id-h", "h", rooms={"VCPU": room})
+def test_what_a_host_is_short_of(room: HostStock | None, kind: str) -> None:
+    host = ComputeNode("h", "id-h", "h", rooms={"VCPU": room})
     able = {("MEMORY_MB", 8192): frozenset({"id-h"}), ("DISK_GB", 32): frozenset({"id-h"})}
     assert kinds(flavor(), hosts=(host,), able=able, **NONE) == [kind]
     if kind == "room":
         (cause,) = told(flavor(), hosts=(host,), able=able, **NONE).hosts[0].causes
-        assert cause.text == "not enough vCPUs: 4 asked, 2 free; 26 in use of 28, which is (16 - 2 reserved) * 2"
-        assert cause.fix == "free 2 vCPUs on the host"
+        assert cause.reason == "not enough vCPUs: 4 asked, 2 free; 26 in use of 28, which is (16 - 2 reserved) * 2"
+        assert cause.remedy == "free 2 vCPUs on the host"
 
 
 def test_disk_that_a_provider_shares_is_not_missed() -> None:
@@ -285,7 +289,7 @@ def test_what_counts_gpus_is_not_told_beside_the_gpus() -> None:
     ],
 )
 def test_the_host_s_service(change: dict[str, object], found: list[str]) -> None:
-    assert kinds(flavor(), hosts=(replace(HostFacts("h", "id-h", "h"), **change),)) == found  # type: ignore[arg-type]
+    assert kinds(flavor(), hosts=(replace(ComputeNode("h", "id-h", "h"), **change),)) == found  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -299,7 +303,7 @@ def test_the_host_s_service(change: dict[str, object], found: list[str]) -> None
 )
 def test_numa(host: dict[str, object], found: list[str]) -> None:
     asked = flavor(**{"hw:numa_nodes": "2"})
-    hosts = (replace(HostFacts("h", "id-h", "h"), **host),)  # type: ignore[arg-type]
+    hosts = (replace(ComputeNode("h", "id-h", "h"), **host),)  # type: ignore[arg-type]
     assert kinds(asked, hosts=hosts) == found
     assert kinds(asked, hosts=hosts, filters=frozenset()) == []
 
@@ -311,7 +315,7 @@ def test_traits_of_the_host() -> None:
 
 
 def test_isolated_aggregates_want_their_trait_in_the_flavor() -> None:
-    isolated = (Aggregate("gpus", frozenset({"h"}), {"trait:CUSTOM_GPU": "required", "other": "x"}),)
+    isolated = (HostAggregate("gpus", frozenset({"h"}), {"trait:CUSTOM_GPU": "required", "other": "x"}),)
     asked = flavor(**{"trait:CUSTOM_GPU": "required"})
     assert kinds(flavor(), aggregates=isolated) == [], "not switched on"
     assert kinds(flavor(), aggregates=isolated, isolated_aggregates=True) == ["aggregate-isolated"]
@@ -325,7 +329,7 @@ def test_isolated_aggregates_want_their_trait_in_the_flavor() -> None:
     [({}, ["aggregate"]), ({"gpu": "no"}, ["aggregate"]), ({"gpu": "yes"}, []), ({"gpu": "no, yes"}, [])],
 )
 def test_aggregates_with_what_the_flavor_wants(metadata: dict[str, str], found: list[str]) -> None:
-    aggregates = (Aggregate("a", frozenset({"h"}), metadata),)
+    aggregates = (HostAggregate("a", frozenset({"h"}), metadata),)
     asked = flavor(**{"aggregate_instance_extra_specs:gpu": "yes"})
     assert kinds(asked, aggregates=aggregates) == found
     assert kinds(flavor(gpu="yes"), aggregates=aggregates) == found, "a key without a scope counts too"
@@ -347,7 +351,7 @@ def test_values_are_compared_as_nova_does(value: str, sign: str, words: list[str
 
 
 def test_zones() -> None:
-    zone = (Aggregate("a", frozenset({"other"}), {"availability_zone": "z"}),)
+    zone = (HostAggregate("a", frozenset({"other"}), {"availability_zone": "z"}),)
     assert kinds(flavor(), aggregates=zone, zone="z") == ["zone"]
     assert kinds(flavor(), aggregates=zone, zone="nova") == [], "the default zone keeps nobody out"
     assert kinds(flavor(), zone="nowhere") == ["zone"]
@@ -364,7 +368,7 @@ def test_limits() -> None:
     assert kinds(one_gpu(), asker=limits(replace(full, used=3))) == []
     assert kinds(one_gpu(), asker=limits(replace(full, limit=-1))) == []
     said = told(one_gpu(), asker=limits(full), pools={"CUSTOM_GPU_V100": "v100"})
-    assert "its limit is 4, in use 4, asks 1; Nova answers 403" in said.causes[0].text
+    assert "its limit is 4, in use 4, asks 1; Nova answers 403" in said.causes[0].reason
     (action,) = said.first
     name = "class:CUSTOM_GPU_V100"
     assert action.values == {"project": "p", "resource": name, "to": 5, "resources": [name]}
@@ -377,7 +381,7 @@ SITE: dict[str, Any] = {"pools": POOL, "counting": frozenset({"CUSTOM_GPU_V100_C
 COUNT, LEADERS = "class:CUSTOM_GPU_V100_COUNT", "class:CUSTOM_GPU_V100"
 
 
-def counted_gpu() -> AskedFlavor:
+def counted_gpu() -> NovaFlavor:
     return one_gpu(**{"resources:CUSTOM_GPU_V100_COUNT": "1"})
 
 
@@ -385,12 +389,20 @@ def test_the_limits_of_a_pool_are_one_cause_and_one_line_of_the_site_file() -> N
     asker = limits(Limit(LEADERS, 1, 1, own=True), Limit(COUNT, 1, 2, own=True))
     said = told(counted_gpu(), asker=asker, site_limits={LEADERS: 1, COUNT: 1}, **SITE)
     (cause,) = said.causes
-    assert "may not have that many GPUs of pool v100: its limit is 1, in use 2, asks 1" in cause.text
-    assert [row["resource"] for row in cause.details] == [COUNT, LEADERS]
+    assert "may not have that many GPUs of pool v100: its limit is 1, in use 2, asks 1" in cause.reason
+    assert [row["resource"] for row in cause.payload["details"]] == [COUNT, LEADERS]
     (action,) = said.first
     assert action.text == "write projects.p.gpus.v100: 3 in the site file, and run 'gpuyard site apply'"
     assert (action.values["to"], action.values["resources"]) == (3, [COUNT, LEADERS])
     assert said.answer.endswith("not start now: the limit of project p on GPUs of pool v100 is reached")
+
+
+def test_over_the_limit_of_a_pool_that_can_be_booked_the_answer_is_to_book() -> None:
+    full = limits(Limit(LEADERS, 0, 2, own=False), Limit(COUNT, 0, 2, own=False))
+    said = told(counted_gpu(), asker=full, bookable=True, **SITE)
+    (cause,) = said.causes
+    assert cause.remedy.startswith("book 1 GPU of pool v100: 'gpuyard booking create --pool v100 --gpus 1 --end +4h'")
+    assert [action.kind for action in said.first] == ["book"]
 
 
 def test_a_limit_that_the_site_file_has_raised_already_is_only_to_be_applied() -> None:
@@ -403,8 +415,8 @@ def test_a_limit_that_is_not_registered_is_not_called_a_limit_of_zero() -> None:
     none = limits(Limit(COUNT, 0, 0, own=False, registered=False))
     said = told(counted_gpu(), asker=none, site_limits={COUNT: 2}, **SITE)
     (cause,) = said.causes
-    assert "Keystone has no registered limit on it" in cause.text
-    assert "the limit of every project is" not in cause.text
+    assert "Keystone has no registered limit on it" in cause.reason
+    assert "the limit of every project is" not in cause.reason
     (action,) = said.first
     assert (action.kind, action.text) == (
         "register-limit",
@@ -428,7 +440,7 @@ def test_a_limit_that_is_not_registered_is_not_called_a_limit_of_zero() -> None:
 def test_limits_have_units(resource: str, says: str) -> None:
     used = 1000 if resource == "class:MEMORY_MB" else 9000
     said = told(flavor(), asker=limits(Limit(resource, 9000, used, own=True)), site_limits={resource: 9000})
-    assert says in said.causes[0].text
+    assert says in said.causes[0].reason
     key = {"class:MEMORY_MB": "ram: 9192 MiB", "class:DISK_GB": "disk: 9032 GiB", "class:VCPU": "vcpus: 9004"}
     assert said.first[0].text.startswith(f"write projects.p.{key[resource]} in the site file")
 
@@ -443,7 +455,7 @@ def holder(name: str, project: str = "id", **more: Any) -> RunningServer:
 
 def all_taken(asker: Asker, *servers: RunningServer) -> Explanation:
     devices = tuple(device(n, state="claimed", server=server.id) for n, server in enumerate(servers, 1))
-    host = HostFacts("h", "id-h", "h", rooms={}, servers=servers)
+    host = ComputeNode("h", "id-h", "h", rooms={}, servers=servers)
     known = {"asker": asker, "site_limits": {COUNT: 1, LEADERS: 1}, **SITE}
     return told(counted_gpu(), hosts=(host,), devices=devices, able_devices={}, **known, **NONE)
 
@@ -451,7 +463,7 @@ def all_taken(asker: Asker, *servers: RunningServer) -> Explanation:
 def test_a_server_of_the_project_gives_its_limits_back() -> None:
     full = limits(Limit(COUNT, 1, 1, own=True), Limit(LEADERS, 1, 1, own=True))
     said = all_taken(full, holder("g1"))
-    assert [cause.kind for cause in said.causes] == ["quota"]
+    assert [cause.code for cause in said.causes] == ["quota"]
     assert (said.first, chosen(said)) == ((), [["g1"]])
     said = all_taken(full, holder("a", "other"), holder("mine"))
     assert (said.first, chosen(said)) == ((), [["mine"]]), "rather than one of another project, and a limit to raise"
@@ -467,7 +479,7 @@ def test_what_a_deletion_leaves_short_is_raised_by_that_much_only() -> None:
 
 def test_limits_that_only_some_remedies_leave_short_stand_with_these() -> None:
     full = limits(Limit(COUNT, 1, 1, own=True))
-    host = HostFacts("h", "id-h", "h", rooms={}, servers=(holder("mine"),))
+    host = ComputeNode("h", "id-h", "h", rooms={}, servers=(holder("mine"),))
     devices = (device(1, state="claimed", server="id-mine"), device(2, state="held"))
     known = {"asker": full, "site_limits": {COUNT: 1}, **SITE}
     said = told(counted_gpu(), hosts=(host,), devices=devices, able_devices={}, **known, **NONE)
@@ -503,44 +515,47 @@ def test_what_is_said_leaves_no_limit_short_and_raises_none_for_nothing(
             assert set(raised.values()) == {max(now.values())}
 
 
-def reserved(room: Room, kept: int, **more: Any) -> Explanation:
+def reserved(room: HostStock, kept: int, **more: Any) -> Explanation:
     """A server without GPUs on a host that keeps RAM for those with."""
     asked = flavor(**{"resources:CUSTOM_NOGPU_MEMORY_MB": "8192"})
-    host = HostFacts("h", "id-h", "h", rooms={"CUSTOM_NOGPU_MEMORY_MB": room}, kept={"CUSTOM_NOGPU_MEMORY_MB": kept})
+    host = ComputeNode("h", "id-h", "h", rooms={"CUSTOM_NOGPU_MEMORY_MB": room}, kept={"CUSTOM_NOGPU_MEMORY_MB": kept})
     known = facts(asked)[0].able
     able = {key: value for key, value in known.items() if key[0] != "CUSTOM_NOGPU_MEMORY_MB"}
     return told(asked, hosts=(replace(host, **more),), able=able, **NONE)
 
 
 def test_a_reserve_is_named_with_its_key_and_may_be_smaller() -> None:
-    said = reserved(Room(94208, 0, 1.0, 94208, 90112), 32768)
+    said = reserved(HostStock(94208, 0, 1.0, 94208, 90112), 32768)
     (cause,) = said.hosts[0].causes
-    assert cause.text == (
+    assert cause.reason == (
         "not enough RAM for servers without GPUs: 8192 MiB asked, 4096 MiB free; 90112 MiB in use of 94208 MiB; "
         "hosts.h.reserve keeps 32768 MiB for servers with GPUs"
     )
-    assert cause.fix == (
+    assert cause.remedy == (
         "free 4096 MiB of RAM for servers without GPUs on the host, or write a smaller reserve (hosts.h.reserve)"
     )
     assert chosen(said) == [["smaller-reserve"]]
     assert "hosts.h.reserve with 4096 MiB of RAM less" in said.remedies[0].actions[0].text
     servers = (server("x", CUSTOM_NOGPU_MEMORY_MB=5000),)
-    assert chosen(reserved(Room(94208, 0, 1.0, 94208, 90112), 32768, servers=servers)) == [["x"], ["smaller-reserve"]]
-    assert chosen(reserved(Room(94208, 0, 1.0, 94208, 90112), 4000)) == [], "no reserve can be less than nothing"
-    assert chosen(reserved(Room(4096, 0, 1.0, 4096, 0), 32768)) == [["smaller-reserve"]], "too big as it is"
+    assert chosen(reserved(HostStock(94208, 0, 1.0, 94208, 90112), 32768, servers=servers)) == [
+        ["x"],
+        ["smaller-reserve"],
+    ]
+    assert chosen(reserved(HostStock(94208, 0, 1.0, 94208, 90112), 4000)) == [], "no reserve can be less than nothing"
+    assert chosen(reserved(HostStock(4096, 0, 1.0, 4096, 0), 32768)) == [["smaller-reserve"]], "too big as it is"
 
 
 def test_what_is_over_is_not_called_free() -> None:
-    (cause,) = reserved(Room(4096 + 8192, 0, 1.0, 20000, 12288 + 28672), 1).hosts[0].causes
-    assert "8192 MiB asked, none free, over by 28672 MiB; " in cause.text
-    assert (cause.details[0]["free"], cause.details[0]["over"]) == (0, 28672)
-    assert "-" not in cause.text
+    (cause,) = reserved(HostStock(4096 + 8192, 0, 1.0, 20000, 12288 + 28672), 1).hosts[0].causes
+    assert "8192 MiB asked, none free, over by 28672 MiB; " in cause.reason
+    assert (cause.payload["details"][0]["free"], cause.payload["details"][0]["over"]) == (0, 28672)
+    assert "-" not in cause.reason
 
 
 def test_what_placement_does_not_decide_is_not_looked_at() -> None:
     asked = one_gpu()
     known, request = facts(asked, devices=(), able_devices={}, gpu_hosts=frozenset({"h"}))
-    hosts = (*known.hosts, HostFacts("cpu", "id-cpu", "cpu"))
+    hosts = (*known.hosts, ComputeNode("cpu", "id-cpu", "cpu"))
     request = request.without_devices()
     said = explain(replace(known, hosts=hosts), request)
     assert said.answer == "f would start on h if a GPU is free there"
@@ -549,7 +564,7 @@ def test_what_placement_does_not_decide_is_not_looked_at() -> None:
     assert "Not looked at: GPUs (alias v100)" in "\n".join(lines(said))
     off = replace(known.hosts[0], enabled=False)
     said = explain(replace(known, hosts=(off,)), request)
-    assert [cause.kind for cause in said.hosts[0].causes] == ["service-disabled"]
+    assert [cause.code for cause in said.hosts[0].causes] == ["service-disabled"]
 
 
 def test_the_first_line_is_short_and_counts_what_it_leaves_out() -> None:
@@ -559,7 +574,7 @@ def test_the_first_line_is_short_and_counts_what_it_leaves_out() -> None:
     assert (
         "0 of 4 can be had (the pool's 2 other GPUs there are peers, which go only with the leader of the same IOMMU "
         "group): 0000:01:00.0 is held by server x; "
-    ) in said.hosts[0].causes[0].text
+    ) in said.hosts[0].causes[0].reason
     private = told(replace(one_gpu(), public=False), asker=Asker("x", "p", (Limit("servers", 1, 1, own=True),)))
     assert private.answer.endswith("(1 more cause below)")
     two = flavor(**{"pci_passthrough:alias": "v100:2"})
@@ -573,7 +588,7 @@ def test_the_first_line_is_short_and_counts_what_it_leaves_out() -> None:
 def test_stranded_peers_in_the_plural() -> None:
     devices = (device(1, state="claimed", reason="is held", stranded=("28:00.0", "c4:00.0")),)
     (cause,) = told(one_gpu(), devices=devices, able_devices={}, **NONE).hosts[0].causes
-    assert "(so 28:00.0 and c4:00.0 are free and of no use)" in cause.text
+    assert "(so 28:00.0 and c4:00.0 are free and of no use)" in cause.reason
 
 
 def server(name: str, status: str = "ACTIVE", **amounts: int) -> RunningServer:
@@ -581,8 +596,8 @@ def server(name: str, status: str = "ACTIVE", **amounts: int) -> RunningServer:
 
 
 def short_of_ram(missing: int, *servers: RunningServer) -> Explanation:
-    room = Room(total=10000, reserved=0, ratio=1.0, max_unit=10000, used=10000 - 8192 + missing)
-    host = HostFacts("h", "id-h", "h", rooms={"MEMORY_MB": room}, servers=servers)
+    room = HostStock(total=10000, reserved=0, ratio=1.0, max_unit=10000, used=10000 - 8192 + missing)
+    host = ComputeNode("h", "id-h", "h", rooms={"MEMORY_MB": room}, servers=servers)
     able = {("VCPU", 4): frozenset({"id-h"}), ("DISK_GB", 32): frozenset({"id-h"})}
     return told(flavor(), hosts=(host,), able=able, **NONE)
 
@@ -610,14 +625,14 @@ def test_several_servers_where_one_is_not_enough() -> None:
 
 
 def test_a_held_gpu_is_an_alternative_to_a_server() -> None:
-    host = HostFacts("h", "id-h", "h", rooms={}, servers=(server("x"),))
+    host = ComputeNode("h", "id-h", "h", rooms={}, servers=(server("x"),))
     devices = (device(1, state="claimed", server="id-x"), device(2, state="held"))
     said = told(one_gpu(), hosts=(host,), devices=devices, able_devices={}, **NONE)
     assert chosen(said) == [["x"], ["release-hold"]]
 
 
 def test_enabling_a_host_comes_with_what_else_it_lacks() -> None:
-    host = HostFacts("h", "id-h", "h", enabled=False, rooms={}, servers=(server("x"),))
+    host = ComputeNode("h", "id-h", "h", enabled=False, rooms={}, servers=(server("x"),))
     devices = (device(1, state="claimed", server="id-x"),)
     said = told(one_gpu(), hosts=(host,), devices=devices, able_devices={}, **NONE)
     assert chosen(said) == [["enable-service", "x"]]
@@ -628,7 +643,7 @@ def test_enabling_a_host_comes_with_what_else_it_lacks() -> None:
 
 
 def test_a_host_that_can_never_hold_it_has_no_remedy() -> None:
-    host = HostFacts("h", "id-h", "h", enabled=False, rooms={"VCPU": replace(ROOM, total=3)})
+    host = ComputeNode("h", "id-h", "h", enabled=False, rooms={"VCPU": replace(ROOM, total=3)})
     said = told(flavor(), hosts=(host,), able={}, **NONE)
     assert said.remedies == ()
     assert "nothing simple" in "\n".join(lines(said))
@@ -665,17 +680,45 @@ def test_as_many_devices_as_possible_are_given_out(choices: list[set[int]]) -> N
 
 def test_text_has_every_cause_and_every_fix() -> None:
     asked = replace(one_gpu(**{"hw:numa_nodes": "2"}), public=False)
-    host = HostFacts("h", "id-h", "h", enabled=False, hypervisor_type="fake", rooms={}, servers=())
+    host = ComputeNode("h", "id-h", "h", enabled=False, hypervisor_type="fake", rooms={}, servers=())
     said = told(asked, hosts=(host,), able={}, able_devices={}, asker=Asker("x", "p"), **NONE)
     text = "\n".join(lines(said))
     assert text.splitlines()[0] == said.answer
     causes = [*said.causes, *said.hosts[0].causes]
-    assert [cause.kind for cause in causes] == ["access", "service-disabled", "gpu", "room", "room", "room", "numa"]
+    assert [cause.code for cause in causes] == ["access", "service-disabled", "gpu", "room", "room", "room", "numa"]
     for cause in causes:
-        assert f"  {cause.kind}: {cause.text}" in text
-        assert f"to mend it: {cause.fix}" in text
+        assert "\n".join(f"  {line}" for line in cause.lines()) in text
+        assert cause.reason in text
+        assert cause.remedy in text
 
 
 def test_a_need_in_words() -> None:
     assert str(DeviceNeed("a", "CUSTOM_A")) == "CUSTOM_A"
     assert str(DeviceNeed("a", "CUSTOM_A", SET_A)) == "CUSTOM_A with trait CUSTOM_GPU_SET_A"
+
+
+def kept_back(asked: Device, **more: object) -> list[tuple[str, str]]:
+    """Kinds and texts of the actions of the remedy for the one GPU."""
+    said = told(one_gpu(), devices=(asked,), able_devices={}, pools=POOL, **more, **NONE)
+    return [(action.kind, action.text) for remedy in said.remedies for action in remedy.actions]
+
+
+def test_what_gpuyard_itself_keeps_is_not_taken_out_of_placement_by_hand() -> None:
+    hold = device(1, state="held", reason="held by root until 12:00: fan", booking="5f0c")
+    assert kept_back(hold, bookable=True, ledger_known=True) == [
+        (
+            "release-hold",
+            "release 0000:01:00.0 when it may be used again (held by root until 12:00: fan): gpuyard gpu release 5f0c",
+        )
+    ]
+    booked = device(1, state="booked", reason="booked by ada", booking="77aa")
+    text = "wait for 0000:01:00.0 (booked by ada), or have its owner give it up: gpuyard booking show 77aa"
+    assert kept_back(booked, bookable=True, ledger_known=True) == [("wait-for-booking", text)]
+
+
+def test_a_reservation_of_somebody_else_is_released_in_placement() -> None:
+    by_hand = "release 0000:01:00.0 when it may be used again: openstack resource provider inventory set --amend "
+    held = device(1, state="held", reason="reserved in Placement")
+    assert kept_back(held)[0][1].startswith(by_hand)
+    assert kept_back(held, bookable=True, ledger_known=True)[0][1].startswith(by_hand)
+    assert kept_back(held, bookable=True)[0][1].startswith("if no booking or hold keeps 0000:01:00.0 (the portal knows")

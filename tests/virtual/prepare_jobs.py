@@ -76,7 +76,7 @@ def files() -> dict[str, str]:
 def problems(result: dict[str, object]) -> list[object]:
     findings = result["findings"]
     assert isinstance(findings, list)
-    return [finding for finding in findings if finding["level"] != "ok"]
+    return [finding for finding in findings if finding["severity"] != "ok"]
 
 
 def cycle() -> Answers:

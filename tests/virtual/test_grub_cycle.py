@@ -112,8 +112,8 @@ def test_a_prepared_host_survives_its_reboot_and_undo_makes_it_what_it_was(tmp_p
     assert "snd_hda_intel 0000:18:00.1" not in second.log
     assert second.options == [*first.options, "iommu=pt"]
     findings = second.answer("verify")["findings"]
-    assert {"iommu", "drivers", "opened"} <= {finding["check"] for finding in findings}
-    assert [finding for finding in findings if finding["level"] != "ok"] == []
+    assert {"iommu", "drivers", "opened"} <= {finding["code"] for finding in findings}
+    assert [finding for finding in findings if finding["severity"] != "ok"] == []
     assert second.drivers("undone") == NATIVE
     assert difference(first.files("before"), second.files("after")) == []
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import gpuyard
-from gpuyard.host.verification.verify import CHECKS
+from gpuyard.host.checks.prepared import CHECKS
 from tests.virtual_hypervisor import machine
 from tests.virtual_hypervisor.board import Iommu
 from tests.virtual_hypervisor.testing import prepared
@@ -42,14 +42,14 @@ def reasons(check: str, findings: Findings) -> str:
 
 def test_bound_gpus_are_verified_through_vfio(tmp_path: Path) -> None:
     answers = run(epyc_v100(exact=False), "bound", tmp_path)
-    assert [finding[:2] for finding in but_ok(answers["nothing bound"])] == [["drivers", "blocked"]] * 6
+    assert [finding[:2] for finding in but_ok(answers["nothing bound"])] == [["drivers", "error"]] * 6
     assert answers["opened"] == "no device node"
     assert but_ok(answers["bound"]) == []
     assert {check for check, _, _ in answers["bound"]} == set(CHECKS)
     for gpu in ("27:00.0", "28:00.0", "44:00.0", "a3:00.0", "c3:00.0", "c4:00.0"):
         assert f"{gpu} 10de:1db4 was opened and answers as 10de:1db4" in reasons("opened", answers["bound"])
     refused = but_ok(answers["interrupts not remapped"])
-    assert [finding[:2] for finding in refused] == [["opened", "blocked"]] * 4
+    assert [finding[:2] for finding in refused] == [["opened", "error"]] * 4
     assert "interrupts are not remapped" in refused[0][2]
 
 
@@ -59,7 +59,7 @@ def test_a_half_bound_group_is_not_viable(tmp_path: Path) -> None:
     assert "18:00.1 10de:10ef was opened" in reasons("opened", answers["audio with vfio-pci"])
 
     ((check, level, reason),) = but_ok(answers["audio with snd_hda_intel"])
-    assert (check, level) == ("drivers", "blocked")
+    assert (check, level) == ("drivers", "error")
     assert "18:00.1 10de:10ef is with snd_hda_intel" in reason
     assert reasons("opened", answers["audio with snd_hda_intel"]) == ""
     assert answers["opened with snd_hda_intel"] == "not viable"
@@ -83,7 +83,7 @@ def test_a_half_bound_group_is_not_viable(tmp_path: Path) -> None:
 )
 def test_without_an_iommu_the_answer_is_calm(host: Any, tmp_path: Path) -> None:
     answers = run(host(), "without_iommu", tmp_path)
-    assert but_ok(answers["verified"]) == [["iommu", "blocked", "the IOMMU is off: there are no IOMMU groups"]]
+    assert but_ok(answers["verified"]) == [["iommu", "error", "the IOMMU is off: there are no IOMMU groups"]]
     assert answers["opened"] == "no device node"
 
 

@@ -15,14 +15,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gpuyard.host.checks import Machine
+from gpuyard.host.checks.prepared import verify
+from gpuyard.host.checks.vfio import VfioRefusedError, open_group
 from gpuyard.host.judge import judge
 from gpuyard.host.local_host import AttributeHangs, LocalHost
 from gpuyard.host.pci_ids import PciIds
 from gpuyard.host.preparation.passthrough import Passthrough
 from gpuyard.host.scan import scan
 from gpuyard.host.tree import FileTree
-from gpuyard.host.verification.verify import verify
-from gpuyard.host.verification.vfio import Refused, open_group
 from gpuyard.model.pci import PciFunction
 from tests.virtual_hypervisor.guest import MEMORY, Edu, Ended, Guest
 
@@ -46,15 +46,15 @@ def groups(machine: Machine) -> dict[str, int | None]:
 
 
 def verified(chosen: Iterable[Passthrough], recorded: Mapping[str, int | None]) -> list[list[str]]:
-    """Findings of verify on the host as it is now: check, level, reason."""
-    return [[f.check, f.level.value, f.reason] for f in verify(look(), list(chosen), recorded)]
+    """Findings of verify on the host as it is now: code, severity, reason."""
+    return [[f.code, f.severity.value, f.reason] for f in verify(look(), list(chosen), recorded)]
 
 
 def opened(group: int, *addresses: str) -> str:
     """What opening a group comes to: the ids, or the problem."""
     try:
         return " ".join(open_group(group, addresses).values())
-    except Refused as refused:
+    except VfioRefusedError as refused:
         return refused.problem.value
 
 

@@ -1,4 +1,4 @@
-"""``gpuyard site import``: a site file for a cloud that was set up by hand."""
+"""``gpuyard site adopt``: a site file for a cloud that was set up by hand."""
 
 from __future__ import annotations
 
@@ -7,26 +7,31 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from gpuyard.cli.findings import FindingFormat, print_findings
 from gpuyard.cli.options import CloudOption
 from gpuyard.model.errors import BlockedError, UsageError
+from gpuyard.model.finding import Finding
 
 if TYPE_CHECKING:
+    from gpuyard.advice.adopt.model import Adoption, CloudFacts
     from gpuyard.cloud.api import CloudApi
-    from gpuyard.model.plan import Plan
-    from gpuyard.site.adopt.model import Adoption, Report
-    from gpuyard.site.lint.model import ConfigFile
+    from gpuyard.nova.config import ConfigFile
+    from gpuyard.site.compile import CompiledSite
+    from gpuyard.site.objects import SeenObjects
+    from gpuyard.site.steps import SitePlan
 
 T = TypeVar("T")
 STDOUT = Path("-")
 NAMED = re.compile(r"^(?P<host>[^/=]+)=(?P<file>.+)$")
 
 
-def import_(
+def adopt(
     nova_conf: Annotated[
         list[str],
         typer.Option(
@@ -58,39 +63,57 @@ def import_(
     ] = None,
     all_flavors: Annotated[bool, typer.Option("--all-flavors", help="Also flavors that ask for no GPU.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the site file.")] = False,
+    format_: Annotated[
+        FindingFormat, typer.Option("-f", "--format", help="Format of the report.")
+    ] = FindingFormat.TEXT,
 ) -> None:
     """Write a site file for a cloud that was set up by hand. Changes nothing in the cloud.
 
     Flavors, nova.conf and recorded hosts become a site that plans to nothing. The command tries that, and ends with 3
-    when a plan would change something.
+    when a plan would change something. Without a cloud the files alone become a site, and its flavors are missing.
     """
-    from gpuyard.cloud.adopt_facts import read_facts
-    from gpuyard.cloud.api import connect
-    from gpuyard.cloud.objects import read_objects
-    from gpuyard.site.adopt.config import hand_made, read_config
-    from gpuyard.site.adopt.model import Wishes
-    from gpuyard.site.adopt.planner import adopt
-    from gpuyard.site.adopt.recordings import read_recordings
-    from gpuyard.site.adopt.release import release_of
+    from gpuyard.advice.adopt.config import hand_made, read_config
+    from gpuyard.advice.adopt.model import AdoptOptions
+    from gpuyard.advice.adopt.planner import adopt as make_site
+    from gpuyard.advice.adopt.recordings import read_recordings
+    from gpuyard.nova.release import release_of
 
     _check_place(output, force)
     files = read_config(map(named, nova_conf))
-    api = connect(cloud)
-    seen = read_objects(api)
-    recorded = read_recordings(map(named, recording), seen.hosts)
+    api, seen, facts = _cloud(cloud)
+    recorded = read_recordings(map(named, recording), seen.hosts if api else None)
     inventories = {one.host: one.inventory for one in recorded}
     config = hand_made(with_service_names(files, inventories), inventories)
-    facts = read_facts(api, seen)
-    wishes = Wishes(
+    wishes = AdoptOptions(
         site=_site_name(name, api),
         release=release_of(release, facts.microversion),
         recordings={one.host: _relative(one.path, output) for one in recorded},
         all_flavors=all_flavors,
     )
-    adoption = adopt(seen, facts, inventories, config, wishes)
-    plan = _write_and_plan(api, adoption, output, force)
-    _print(adoption.report, sys.stderr if output == STDOUT else sys.stdout)
-    _conclude(plan, output)
+    adoption = make_site(seen, facts, inventories, config, wishes)
+    compiled = _write(adoption, output, force)
+    with redirect_stdout(sys.stderr if output == STDOUT else sys.stdout):
+        _print(adoption.report, format_)
+        if api is None:
+            print(f"{output}: written of the files alone; with --os-cloud its flavors and limits come along too.")
+        else:
+            _conclude(_plan(api, compiled), output)
+
+
+def _cloud(cloud: str | None) -> tuple[CloudApi | None, SeenObjects, CloudFacts]:
+    """What is seen of the cloud that is named, here or in the environment; nothing where none is."""
+    from gpuyard.advice.adopt.model import CloudFacts
+    from gpuyard.site.objects import SeenObjects
+
+    if not cloud and not os.environ.get("OS_AUTH_URL"):
+        return None, SeenObjects(flavors=(), limits=(), projects={}), CloudFacts()
+    from gpuyard.cloud.api import connect
+    from gpuyard.cloud.observe.adopt import read_facts
+    from gpuyard.cloud.observe.objects import read_objects
+
+    api = connect(cloud)
+    seen = read_objects(api)
+    return api, seen, read_facts(api, seen)
 
 
 def named(text: str) -> tuple[str | None, Path]:
@@ -113,7 +136,7 @@ def with_service_names(files: Sequence[ConfigFile], hosts: Mapping[str, object])
     """The files of hosts under the names that Nova has for them. Raises UsageError for a host without a recording."""
     from dataclasses import replace
 
-    from gpuyard.site.adopt.recordings import service_name
+    from gpuyard.advice.adopt.recordings import service_name
 
     found = []
     for file in files:
@@ -127,9 +150,9 @@ def with_service_names(files: Sequence[ConfigFile], hosts: Mapping[str, object])
     return found
 
 
-def _site_name(name: str | None, api: CloudApi) -> str:
+def _site_name(name: str | None, api: CloudApi | None) -> str:
     """What was asked for, which load_site judges, or something like the cloud's name."""
-    return name or re.sub(r"[^A-Za-z0-9_-]+", "-", api.name).strip("-_")[:60] or "cloud"
+    return name or re.sub(r"[^A-Za-z0-9_-]+", "-", api.name if api else "").strip("-_")[:60] or "cloud"
 
 
 def _relative(path: Path, output: Path) -> str:
@@ -137,23 +160,26 @@ def _relative(path: Path, output: Path) -> str:
     return os.path.relpath(path, output.parent)
 
 
-def _write_and_plan(api: CloudApi, adoption: Adoption, output: Path, force: bool) -> Plan:
-    """Write the file, and plan what stands in it; for standard output, what was compiled of the same document."""
-    from gpuyard.cloud.objects import read_objects
-    from gpuyard.site.adopt.document import render
+def _write(adoption: Adoption, output: Path, force: bool) -> CompiledSite:
+    """Write the file, and what was compiled of it; for standard output, of the same document."""
+    from gpuyard.advice.adopt.document import render
     from gpuyard.site.load import load_site
-    from gpuyard.site.plan import plan_site
 
     header = (
-        f"Site {adoption.compiled.site.site}, made by 'gpuyard site import' from a cloud that was set up by hand.",
+        f"Site {adoption.compiled.site.site}, made by 'gpuyard site adopt' from a cloud that was set up by hand.",
         "It describes the cloud as it was found, so 'gpuyard site plan' shows nothing. Read it before you change it.",
     )
     text = render(adoption.document, adoption.comments, header)
     if output == STDOUT:
         print(text, end="")
-        compiled = adoption.compiled
-    else:
-        compiled = save(text, output, force, load_site).compiled
+        return adoption.compiled
+    return save(text, output, force, load_site).compiled
+
+
+def _plan(api: CloudApi, compiled: CompiledSite) -> SitePlan:
+    from gpuyard.cloud.observe.objects import read_objects
+    from gpuyard.site.plan import plan_site
+
     return plan_site(compiled, read_objects(api, compiled))
 
 
@@ -184,28 +210,27 @@ def save(text: str, path: Path, force: bool, check: Callable[[Path], T]) -> T:
     return checked
 
 
-def _print(report: Report, to: TextIO) -> None:
-    for title, lines in (
-        ("Taken over", report.taken),
-        ("Not taken over, or not in a site's own words", report.left),
-        ("Dangerous", report.dangers),
-        ("Servers with GPUs", report.servers),
-        ("What deploying the site's options will change", report.changes),
-        ("What to do next", report.steps),
-    ):
+def _print(report: Sequence[Finding], format_: FindingFormat) -> None:
+    from gpuyard.advice.adopt.report import SECTIONS
+
+    if format_ is not FindingFormat.TEXT:
+        print_findings(report, "adopt", format_)
+        return
+    for code, title in SECTIONS.items():
+        lines = [one.reason for one in report if one.code == code]
         if lines:
-            print(f"{title}:", file=to)
+            print(f"{title}:")
             for number, line in enumerate(lines, start=1):
-                print(f"  {number}. {line}" if lines is report.steps else f"  - {line}", file=to)
+                print(f"  {number}. {line}" if code == "next-step" else f"  - {line}")
 
 
-def _conclude(plan: Plan, output: Path) -> None:
+def _conclude(plan: SitePlan, output: Path) -> None:
     """Say whether the file plans to nothing. Raises BlockedError when it does not."""
-    to, name = (sys.stderr, "standard output") if output == STDOUT else (sys.stdout, str(output))
+    name = "standard output" if output == STDOUT else str(output)
     for note in plan.notes:
-        print(f"note: {note}", file=to)
+        print(f"note: {note}")
     if not plan.steps and not plan.refusals and not plan.waits:
-        print(f"{name}: written, and it plans to nothing.", file=to)
+        print(f"{name}: written, and it plans to nothing.")
         return
     lines = [*(f"- {step} ({step.reason})" for step in plan.steps)]
     lines += [f"- {text}" for text in (*plan.waits, *plan.refusals)]

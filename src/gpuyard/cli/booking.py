@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpuyard.cli import booking_change, booking_feed
+from gpuyard.cli import booking_change, booking_feed, booking_session
 from gpuyard.cli.booking_options import (
     PROGRAM,
     BookingArgument,
@@ -20,9 +21,11 @@ from gpuyard.cli.booking_options import (
     OverrideOption,
     StartOption,
     UrlOption,
+    WaitOption,
     ZoneOption,
     client_of,
     print_bookings,
+    print_one,
     suggesting,
     zone_of,
 )
@@ -53,7 +56,7 @@ def create(
     same_host: HostOption = False,
     gpu: GpuOption = "",
     comment: CommentOption = "",
-    wait: Annotated[bool, typer.Option("--wait", help="Go on the waitlist when no GPU is free.")] = False,
+    waitlist: Annotated[bool, typer.Option("--waitlist", help="Go on the waitlist when no GPU is free.")] = False,
     repeat: Annotated[
         str, typer.Option("--repeat", metavar="RRULE", help="As in 'FREQ=WEEKLY;COUNT=4': all are booked, or none.")
     ] = "",
@@ -61,7 +64,14 @@ def create(
     project: Annotated[
         str, typer.Option("--project", metavar="PROJECT", help="For this project, as an admin; yours when left out.")
     ] = "",
+    user: Annotated[
+        str, typer.Option("--user", metavar="USER", help="For this colleague in the project, where the rules allow it.")
+    ] = "",
+    shared: Annotated[
+        bool, typer.Option("--shared", help="For every member of the project, where the rules allow it.")
+    ] = False,
     check_: Annotated[bool, typer.Option("--check", help="Only ask whether it would fit.")] = False,
+    wait: WaitOption = False,
     zone: ZoneOption = None,
     cloud: CloudOption = None,
     url: UrlOption = "",
@@ -74,14 +84,20 @@ def create(
     """
     from gpuyard.client.asks import Words
 
-    words = Words(pool, start, end, gpus, same_group, same_host, gpu, comment, wait, override, repeat, project)
+    words = Words(
+        pool, start, end, gpus, same_group, same_host, gpu, comment, waitlist, override, repeat, project, user, shared
+    )
     where = zone_of(zone)
     if check_:
         _check(client_of(cloud, url), words, where)
         return
     body = _body(words, where)
     with suggesting(where):
-        made = client_of(cloud, url).create(body)
+        client = client_of(cloud, url)
+        made = client.create(body)
+    if wait:
+        print("Waiting until a server can be started ...", file=sys.stderr, flush=True)
+        made[0] = client.wait_until_usable(made[0])
     print_bookings(made, where, format_, columns)
 
 
@@ -105,6 +121,36 @@ def check(
     _check(client_of(cloud, url), Words(pool, start, end, gpus, same_group, same_host, gpu), where)
 
 
+@app.command("next")
+def next_(
+    pool: PoolArgument,
+    lasting: Annotated[str, typer.Option("--for", metavar="DURATION", help="How long, as in '4h' or '3d'.")],
+    start: Annotated[str, typer.Option("--from", metavar="TIME", help="Not before this.")] = "now",
+    gpus: GpusOption = 1,
+    same_group: GroupOption = False,
+    same_host: HostOption = False,
+    gpu: GpuOption = "",
+    zone: ZoneOption = None,
+    cloud: CloudOption = None,
+    url: UrlOption = "",
+    format_: FormatOption = Format.TABLE,
+    columns: ColumnOption = None,
+) -> None:
+    """Show when GPUs are free next for so long, and the command that books them. Exit code 3 when never."""
+    from gpuyard.client.asks import Words, command, first_possible
+    from gpuyard.client.times import show_api_time
+
+    where = zone_of(zone)
+    ask = _body(Words(pool, start, f"+{lasting.lstrip('+')}", gpus, same_group, same_host, gpu), where)
+    answer = client_of(cloud, url).check(ask)
+    found = first_possible(ask, answer)
+    if found is None:
+        print(*_why_not(answer, where), sep="\n")
+        raise typer.Exit(DOES_NOT_FIT)
+    times = {name: show_api_time(found[name], where) for name in ("start", "end")}
+    print_one({**times, "command": command(found, PROGRAM, where)}, format_, columns)
+
+
 def _body(words: Words, zone: ZoneInfo) -> dict[str, Any]:
     from gpuyard.client.asks import ask_body
 
@@ -117,6 +163,8 @@ def _check(client: Client, words: Words, zone: ZoneInfo) -> None:
     body = _body(words, zone)
     answer = client.check(body)
     if answer["fits"]:
+        for text in answer.get("warnings") or ():
+            print(f"Warning: {text}")
         print(f"It fits. Book it with: {command(body, PROGRAM, zone)}")
         return
     print(*_why_not(answer, zone), sep="\n")
@@ -212,14 +260,20 @@ def rules(
     format_: FormatOption = Format.TABLE,
     columns: ColumnOption = None,
 ) -> None:
-    """Show the rules for bookings of a pool."""
-    from gpuyard.client.rows import rule_rows
+    """Show the rules for bookings of a pool, and where each is stated."""
+    from gpuyard.client.rows import RULE, rule_rows
 
-    print_list(rule_rows(client_of(cloud, url).rules(pool, project)), ("Rule", "Value"), format_, columns)
+    print_list(rule_rows(client_of(cloud, url).rules(pool, project)), RULE, format_, columns)
 
 
 @app.command()
 def audit(
+    user: Annotated[str, typer.Option("--user", metavar="USER", help="What they did, or of their bookings.")] = "",
+    booking: Annotated[str, typer.Option("--booking", metavar="ID", help="Of this booking or server.")] = "",
+    pool: Annotated[str, typer.Option("--pool", metavar="POOL", help="Of bookings of this pool.")] = "",
+    project: Annotated[str, typer.Option("--project", metavar="PROJECT", help="Of bookings of this project.")] = "",
+    from_: Annotated[str, typer.Option("--from", metavar="TIME", help="Not before this.")] = "",
+    to: Annotated[str, typer.Option("--to", metavar="TIME", help="Before this.")] = "",
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, metavar="N", help="How many.")] = 100,
     zone: ZoneOption = None,
     cloud: CloudOption = None,
@@ -228,12 +282,17 @@ def audit(
     columns: ColumnOption = None,
 ) -> None:
     """Show who did what by which rule, the newest first. For admins."""
+    from gpuyard.client.asks import audit_query
     from gpuyard.client.rows import AUDIT, audit_row
 
     where = zone_of(zone)
-    rows = client_of(cloud, url).audit(limit)
-    print_list([audit_row(row, where) for row in rows], AUDIT, format_, columns)
+    query = audit_query(
+        where, datetime.now(UTC), first=from_, last=to,
+        user=user, target=booking, pool=pool, project=project, limit=limit,
+    )  # fmt: skip
+    print_list([audit_row(row, where) for row in client_of(cloud, url).audit(**query)], AUDIT, format_, columns)
 
 
 booking_change.register(app)
 app.add_typer(booking_feed.app, name="feed")
+app.add_typer(booking_session.app, name="session")

@@ -23,6 +23,11 @@ from gpuyard.cli.output import ColumnOption, Format, FormatOption
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; its owner is told.")]
 
 
+SeriesOption = Annotated[
+    bool, typer.Option("--series", help="The others of its series that have not begun, too, all of them or none.")
+]
+
+
 def register(app: typer.Typer) -> None:
     for command in (edit, extend, cancel, end, accept, open_, approve, decline):
         app.command(command.__name__.rstrip("_"))(command)
@@ -42,6 +47,7 @@ def edit(
     same_host: Annotated[bool | None, typer.Option("--same-host/--no-same-host", help="All on one host.")] = None,
     comment: Annotated[str | None, typer.Option("--comment", metavar="TEXT", help="For everybody to see.")] = None,
     override: OverrideOption = False,
+    series: SeriesOption = False,
     zone: ZoneOption = None,
     cloud: CloudOption = None,
     url: UrlOption = "",
@@ -57,8 +63,9 @@ def edit(
     wishes = {"start": start, "end": end, "gpus": gpus, "gpu": gpu, "comment": comment}
     wishes |= {"same_group": same_group, "same_host": same_host}
     body = edit_body(row, where, datetime.now(UTC), **wishes)
+    flags = {name: True for name, wanted in (("override", override), ("series", series)) if wanted}
     with suggesting(where):
-        changed = client.edit(booking, {**body, **({"override": True} if override else {})}, etag)
+        changed = client.edit(booking, {**body, **flags}, etag)
     print_bookings([changed], where, format_, columns)
 
 
@@ -87,6 +94,7 @@ def extend(
 def cancel(
     booking: BookingArgument,
     reason: ReasonOption = "",
+    series: SeriesOption = False,
     zone: ZoneOption = None,
     cloud: CloudOption = None,
     url: UrlOption = "",
@@ -94,7 +102,7 @@ def cancel(
     columns: ColumnOption = None,
 ) -> None:
     """Give up a booking that has not begun; also leave the waitlist, or refuse an offer."""
-    _act(booking, "cancel", reason, zone, cloud, url, format_, columns)
+    _act(booking, "cancel", reason, zone, cloud, url, format_, columns, series)
 
 
 def end(
@@ -167,8 +175,9 @@ def _act(
     url: str,
     format_: Format,
     columns: list[str] | None,
+    series: bool = False,
 ) -> None:
     where = zone_of(zone)
     with suggesting(where):
-        changed = client_of(cloud, url).act(booking, verb, reason)
+        changed = client_of(cloud, url).act(booking, verb, reason, series)
     print_bookings([changed], where, format_, columns)

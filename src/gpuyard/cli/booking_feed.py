@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpuyard.cli.booking_options import UrlOption, ZoneOption, client_of, zone_of
+from gpuyard.cli.booking_options import UrlOption, UserOption, ZoneOption, client_of, zone_of
 from gpuyard.cli.options import CloudOption
 from gpuyard.cli.output import ColumnOption, Format, FormatOption, print_list
 
@@ -24,6 +24,7 @@ class Scope(StrEnum):
 def create(
     pool: Annotated[str, typer.Option("--pool", metavar="POOL", help="All bookings of a pool.")] = "",
     gpu: Annotated[str, typer.Option("--gpu", metavar="HOST/ADDRESS", help="All bookings of a GPU.")] = "",
+    days: Annotated[int, typer.Option("--days", min=1, max=365, help="After which it ends.")] = 365,
     cloud: CloudOption = None,
     url: UrlOption = "",
 ) -> None:
@@ -37,24 +38,25 @@ def create(
         raise UsageError("--pool and --gpu do not go together: a feed is of one of them")
     scope = Scope.POOL if pool else Scope.GPU if gpu else Scope.USER
     client = client_of(cloud, url)
-    made = client.create_feed(scope.value, pool or gpu)
+    made = client.create_feed(scope.value, pool or gpu, days)
     found = str(made.get("url") or made.get("path") or "")
     print(found if found.startswith("http") else f"{client.url}{found}")
 
 
 @app.command("list")
 def list_(
+    user: UserOption = "",
     zone: ZoneOption = None,
     cloud: CloudOption = None,
     url: UrlOption = "",
     format_: FormatOption = Format.TABLE,
     columns: ColumnOption = None,
 ) -> None:
-    """List your feeds, without their addresses."""
+    """List your feeds, or as an admin those of others, without their addresses."""
     from gpuyard.client.rows import FEEDS, feed_row
 
     where = zone_of(zone)
-    print_list([feed_row(row, where) for row in client_of(cloud, url).feeds()], FEEDS, format_, columns)
+    print_list([feed_row(row, where) for row in client_of(cloud, url).feeds(user)], FEEDS, format_, columns)
 
 
 @app.command()
@@ -63,6 +65,6 @@ def delete(
     cloud: CloudOption = None,
     url: UrlOption = "",
 ) -> None:
-    """Delete a feed: its address leads nowhere from now on."""
+    """Delete a feed of yours, or as an admin any: its address leads nowhere from now on."""
     client_of(cloud, url).delete_feed(feed)
     print(f"Feed {feed} is deleted.")

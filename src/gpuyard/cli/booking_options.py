@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
 
     from gpuyard.client.client import Client
+    from gpuyard.ledger.state import LedgerWords
 
 PROGRAM = "gpuyard booking create"
 
@@ -24,9 +26,13 @@ UrlOption = Annotated[
         "--url",
         envvar="GPUYARD_URL",
         metavar="URL",
-        help="The portal's address; what the catalogue says when left out, and then http://127.0.0.1:8080.",
+        help="The portal's address; what the catalogue says when left out.",
         show_default=False,
     ),
+]
+UserOption = Annotated[
+    str,
+    typer.Option("--user", metavar="NAME", help="As an admin: of that user (name or id); '*' is everybody."),
 ]
 ZoneOption = Annotated[
     str | None,
@@ -46,6 +52,9 @@ CommentOption = Annotated[str, typer.Option("--comment", metavar="TEXT", help="F
 OverrideOption = Annotated[
     bool, typer.Option("--override", help="Set rules aside, as an admin. It is written down; no GPU is given twice.")
 ]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", help="Wait until a server can be started: some seconds after the booking begins.")
+]
 BookingArgument = Annotated[str, typer.Argument(metavar="BOOKING", help="Id of the booking.")]
 
 
@@ -55,6 +64,28 @@ def client_of(cloud: str | None, url: str) -> Client:
     from gpuyard.cloud.booking_door import open_door
 
     return Client(open_door(cloud, url))
+
+
+def gpus_of_portal(cloud: str | None, url: str, **wanted: object) -> tuple[list[dict[str, Any]] | None, str]:
+    """The GPUs as the portal's map shows them; where no portal answers, None, and why."""
+    from gpuyard.client.errors import PortalError
+    from gpuyard.cloud.booking_door import NoPortalError, PortalUnreachableError
+
+    try:
+        return client_of(cloud, url).gpus(**wanted), ""
+    except (NoPortalError, PortalUnreachableError, PortalError) as problem:
+        return None, str(problem)
+
+
+def words_of_portal(cloud: str | None, url: str) -> LedgerWords | None:
+    """What bookings and holds keep GPUs; None, and a line for people, where no portal answers."""
+    from gpuyard.client.rows import keepings
+
+    rows, problem = gpus_of_portal(cloud, url)
+    if rows is None:
+        print(f"{problem}\nSo it is not known which GPUs bookings and holds keep.", file=sys.stderr)
+        return None
+    return keepings(rows)
 
 
 def zone_of(name: str | None) -> ZoneInfo:
@@ -68,11 +99,11 @@ def zone_of(name: str | None) -> ZoneInfo:
 def suggesting(zone: ZoneInfo) -> Iterator[None]:
     """A refusal also says what would be possible, as commands."""
     from gpuyard.client.asks import refusal
-    from gpuyard.client.errors import RefusedError
+    from gpuyard.client.errors import ApiRefusedError
 
     try:
         yield
-    except RefusedError as error:
+    except ApiRefusedError as error:
         raise refusal(error, PROGRAM, zone) from None
 
 
@@ -80,28 +111,22 @@ def print_bookings(
     rows: Sequence[Mapping[str, Any]], zone: ZoneInfo, format_: Format, columns: Sequence[str] | None
 ) -> None:
     """One booking as fields and values, several as a list."""
-    from gpuyard.client.rows import BOOKING, BOOKINGS, booking_row
+    from gpuyard.client.rows import BOOKINGS, booking_fields, booking_row
 
     if len(rows) == 1:
-        print_one(booking_row(rows[0], zone), BOOKING, format_, columns)
+        print_one(booking_fields(rows[0], zone), format_, columns)
     else:
         print_list([booking_row(row, zone) for row in rows], BOOKINGS, format_, columns)
 
 
-def print_one(
-    row: Mapping[str, Any], names: Sequence[str], format_: Format, columns: Sequence[str] | None = None
-) -> None:
+def print_one(row: Mapping[str, Any], format_: Format, columns: Sequence[str] | None = None) -> None:
     """One thing, as `openstack ... show` prints it. Raises UsageError for an unknown column."""
     import json
 
     from gpuyard.cli.output import print_yaml
-    from gpuyard.model.errors import UsageError
+    from gpuyard.client.rows import chosen
 
-    known = {name.lower(): name for name in names}
-    unknown = [name for name in columns or () if name.lower() not in known]
-    if unknown:
-        raise UsageError(f"no column {unknown[0]!r}; there are {', '.join(names)}")
-    shown = [known[name.lower()] for name in columns] if columns else list(names)
+    shown = chosen(columns, tuple(row))
     found = {name: row[name] for name in shown}
     if format_ is Format.JSON:
         print(json.dumps(found, indent=2))

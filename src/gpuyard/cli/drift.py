@@ -7,43 +7,48 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuyard.cli.booking_options import UrlOption, words_of_portal
+from gpuyard.cli.findings import FindingFormat, FindingFormatOption, print_findings
 from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
-from gpuyard.cli.output import ColumnOption, Format, print_list
+from gpuyard.cli.output import ColumnOption
 from gpuyard.model.errors import BlockedError, UsageError
+from gpuyard.model.finding import Finding, Severity
 
 if TYPE_CHECKING:
+    from gpuyard.advice.drift.facts import World
+    from gpuyard.advice.drift.fixes import FixPlan
     from gpuyard.cloud.api import CloudApi
-    from gpuyard.model.plan import Plan
-    from gpuyard.site.drift.facts import World
-    from gpuyard.site.drift.finding import Drift
+    from gpuyard.ledger.state import LedgerWords
     from gpuyard.site.load import LoadedSite
 
-COLUMNS = ("Level", "Kind", "Object", "Is", "Should be", "Means", "Remedy", "Fix")
+PAYLOAD = ("wanted", "effect", "fix")
 
 
 def drift(
     site: SiteOption = DEFAULT_SITE,
     cloud: CloudOption = None,
+    url: UrlOption = "",
     fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended safely, after asking.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    format_: Annotated[Format | None, typer.Option("-f", "--format", help="Output format; text when left out.")] = None,
+    format_: FindingFormatOption = FindingFormat.TEXT,
     columns: ColumnOption = None,
 ) -> None:
     """Say what of the running cloud is not as the site file says: objects, hosts, GPUs, servers, allocations.
 
     Exit code 3 when there is drift; notes alone are none.
     """
+    from gpuyard.advice.drift import plan_fixes
     from gpuyard.cloud.api import connect
-    from gpuyard.site.drift import plan_fixes
     from gpuyard.site.load import load_site
 
     if yes and not fix:
         raise UsageError("--yes answers what --fix asks; give both, or neither")
-    if fix and (format_ is not None or columns):
+    if fix and (format_ is not FindingFormat.TEXT or columns):
         raise UsageError("--fix shows its plan as text; leave -f and -c out, or look without --fix")
     loaded = load_site(site)
     api = connect(cloud)
-    world, found = _look(api, loaded)
+    words = words_of_portal(cloud, url) if loaded.site.booking else None
+    world, found = _look(api, loaded, words)
     _show(found, format_, columns)
     if not fix:
         _end(found)
@@ -53,21 +58,21 @@ def drift(
         _end(found)
         return
     _mend(api, loaded, world, plan, yes)
-    _, left = _look(api, loaded)
+    _, left = _look(api, loaded, words)
     print()
-    _show(left, None, None)
+    _show(left, FindingFormat.TEXT, None)
     _end(left)
 
 
-def _look(api: CloudApi, loaded: LoadedSite) -> tuple[World, list[Drift]]:
-    from gpuyard.cloud.world_facts import read_world
-    from gpuyard.site.drift import find_drift
+def _look(api: CloudApi, loaded: LoadedSite, words: LedgerWords | None) -> tuple[World, list[Finding]]:
+    from gpuyard.advice.drift import find_drift
+    from gpuyard.cloud.observe.world import read_world
 
     world = read_world(api, loaded.compiled)
-    return world, find_drift(loaded.compiled, loaded.inventories, world)
+    return world, find_drift(loaded.compiled, loaded.inventories, world, words)
 
 
-def _mend(api: CloudApi, loaded: LoadedSite, world: World, plan: Plan, yes: bool) -> None:
+def _mend(api: CloudApi, loaded: LoadedSite, world: World, plan: FixPlan, yes: bool) -> None:
     from gpuyard.cloud.drift_fixes import DriftFixer
 
     print(f"\n--fix would carry out {len(plan.steps)} step{'s' * (len(plan.steps) != 1)}:")
@@ -89,36 +94,22 @@ def _confirm(question: str) -> None:
         raise UsageError("nobody answered, so nothing was changed; --yes carries fixes out without asking") from None
 
 
-def _show(found: Sequence[Drift], format_: Format | None, columns: Sequence[str] | None) -> None:
-    if format_ is not None or columns:
-        print_list([_row(item) for item in found], COLUMNS, format_ or Format.TABLE, columns)
-        return
-    for item in found:
-        print(f"{item.level}: {item.kind}: {item.object}")
-        row = _row(item)
-        for name in COLUMNS[3:]:
-            if row[name]:
-                print(f"    {name + ':':<11}{row[name]}")
-    if not found:
+def _show(found: Sequence[Finding], format_: FindingFormat, columns: Sequence[str] | None) -> None:
+    print_findings(found, "drift", format_, columns, payload=PAYLOAD, told=PAYLOAD)
+    if not found and format_ is FindingFormat.TEXT and not columns:
         print("No drift: the cloud is as the site file says.")
 
 
-def _row(item: Drift) -> dict[str, object]:
-    fix = "; ".join(str(step) for step in item.steps)
-    values = (item.level.value, item.kind, item.object, item.seen, item.wanted, item.effect, item.remedy, fix)
-    return dict(zip(COLUMNS, values, strict=True))
-
-
-def _end(found: Sequence[Drift]) -> None:
+def _end(found: Sequence[Finding]) -> None:
     """Raises BlockedError when there is drift."""
-    from gpuyard.site.drift import drifts
-    from gpuyard.site.drift.finding import Level
+    from gpuyard.advice.drift import drifts
 
     if not drifts(found):
         return
-    counts = {level: sum(item.level is level for item in found) for level in Level}
-    mends = sum(bool(item.steps) for item in found)
-    differ = counts[Level.DRIFT] + counts[Level.ALARM]
-    alarms = f", {counts[Level.ALARM]} of them alarms" if counts[Level.ALARM] else ""
-    many = "s" * (differ != 1)
-    raise BlockedError(f"{differ} difference{many} between site and cloud{alarms}; --fix can mend {mends}")
+    alarms = sum(item.severity is Severity.ALARM for item in found)
+    differ = alarms + sum(item.severity is Severity.ERROR for item in found)
+    mends = sum(bool(item.payload["fix"]) for item in found)
+    those = f", {alarms} of them alarms" if alarms else ""
+    raise BlockedError(
+        f"{differ} difference{'s' * (differ != 1)} between site and cloud{those}; --fix can mend {mends}"
+    )

@@ -13,15 +13,24 @@ from gpuyard.cli.output import ColumnOption, Format, FormatOption, print_list
 
 
 def register(app: typer.Typer) -> None:
-    for command in (hold, release, holds):
+    for command in (hold, release, holds, back):
         app.command(command.__name__)(command)
 
 
 def hold(
-    gpus: Annotated[list[str], typer.Argument(metavar="HOST/ADDRESS...", help="The GPUs.")],
     end: Annotated[str, typer.Option("--end", metavar="TIME", help="Until when; '+3d' counts from the start.")],
     comment: Annotated[str, typer.Option("--comment", metavar="TEXT", help="Why; for everybody to see.")],
+    gpus: Annotated[list[str] | None, typer.Argument(metavar="HOST/ADDRESS...", help="The GPUs.")] = None,
+    hosts: Annotated[
+        list[str] | None, typer.Option("--host", metavar="HOST", help="All GPUs of this host; repeatable.")
+    ] = None,
+    pools: Annotated[
+        list[str] | None, typer.Option("--pool", metavar="POOL", help="All GPUs of this pool; repeatable.")
+    ] = None,
     start: Annotated[str, typer.Option("--start", metavar="TIME", help="From when.")] = "now",
+    repeat: Annotated[
+        str, typer.Option("--repeat", metavar="RRULE", help="Again and again, as in 'FREQ=MONTHLY;BYDAY=1MO;COUNT=6'.")
+    ] = "",
     zone: ZoneOption = None,
     cloud: CloudOption = None,
     url: UrlOption = "",
@@ -36,7 +45,9 @@ def hold(
     from gpuyard.client.rows import HOLDS, hold_row
 
     where = zone_of(zone)
-    body = hold_body(gpus, start, end, comment, where, datetime.now(UTC))
+    now = datetime.now(UTC)
+    what = {"gpus": gpus or (), "hosts": hosts or (), "pools": pools or ()}
+    body = hold_body(start, end, comment, where, now, repeat, **what)
     with suggesting(where):
         made = client_of(cloud, url).hold(body)
     print_list([hold_row(row, where) for row in made], HOLDS, format_, columns)
@@ -44,13 +55,14 @@ def hold(
 
 def release(
     holds: Annotated[list[str], typer.Argument(metavar="HOLD...", help="Ids of holds.")],
+    series: Annotated[bool, typer.Option("--series", help="And all that --repeat made with it.")] = False,
     cloud: CloudOption = None,
     url: UrlOption = "",
 ) -> None:
     """Give held GPUs back to use before their time. For admins."""
     client = client_of(cloud, url)
     for id in holds:
-        client.act(id, "cancel")
+        client.act(id, "cancel", series=series)
         print(f"Hold {id} is over.")
 
 
@@ -66,3 +78,20 @@ def holds(
 
     where = zone_of(zone)
     print_list([hold_row(row, where) for row in client_of(cloud, url).holds()], HOLDS, format_, columns)
+
+
+def back(
+    gpus: Annotated[list[str], typer.Argument(metavar="HOST[/ADDRESS]...", help="GPUs, or hosts for all of theirs.")],
+    at: Annotated[
+        str, typer.Option("--at", metavar="TIME", help="When, as in '+3d'; without, as the rule 'trouble' says.")
+    ] = "",
+    zone: ZoneOption = None,
+    cloud: CloudOption = None,
+    url: UrlOption = "",
+) -> None:
+    """Say when GPUs that cannot be used now will be back: they can be booked from then on. For admins."""
+    from gpuyard.client.asks import back_body
+
+    for row in client_of(cloud, url).expect_back(back_body(gpus, at, zone_of(zone), datetime.now(UTC))):
+        when = row["back"] or "as the rule 'trouble' says"
+        print(f"{', '.join(row['gpus'])}: back {when}. Now: {row['trouble']}")

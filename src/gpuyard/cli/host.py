@@ -35,9 +35,10 @@ def scan(
 
     Needs no lspci. With -f json everything that was seen, as docs/reference/inventory.schema.json describes it.
     """
-    from gpuyard.host import judge, report
+    from gpuyard.host import report
     from gpuyard.host.preparation import pending
     from gpuyard.model.errors import UsageError
+    from gpuyard.model.text import printable
 
     tree, inventory = look(root, recording)
     settings = pending.seen(tree, inventory)
@@ -46,9 +47,9 @@ def scan(
     elif format_ is Format.YAML:
         print_yaml(report.to_dict(inventory, settings))
     elif format_ is Format.TABLE:
-        slots = judge.judge(inventory)
         lines = report.lines(inventory, everything)
-        print("\n".join([*lines, *([""] if lines else []), *report.verdict_lines(slots)]))
+        lines += [*([""] if lines else []), *report.verdict_lines(inventory)]
+        print("\n".join(map(printable, lines)))
         for setting in pending.needs_reboot(settings):
             print(f"needs a reboot: {setting.name}: {setting.state.value}")
     else:

@@ -155,6 +155,7 @@ def exercise(state: StateOption = None, format_: FormatOption = Format.TABLE, co
         raise LabError(f"no lab with a site is in {settings.state}; start one with 'gpuyard lab up'")
     compiled = load_site(lab.site_file).compiled
     subject = choose(compiled)
+    _refuse_booked(lab.clouds_file, subject.host)
     subjects = Exercise(connect(ADMIN_CLOUD, lab.clouds_file), connect(DEMO_CLOUD, lab.clouds_file), compiled)
     rows = []
     for row in prove(subjects, subject):
@@ -166,6 +167,23 @@ def exercise(state: StateOption = None, format_: FormatOption = Format.TABLE, co
             f"{subject.gpus} of {subject.gpus} GPUs of {subject.host} were in use, then {subject.slots} by as many "
             f"servers with one each; no IOMMU group was ever split."
         )
+
+
+def _refuse_booked(clouds_file: Path, host: str) -> None:
+    """Raise BlockedError when bookings keep GPUs of the host: the exercise would wait for them in vain."""
+    from gpuyard.client.client import Client
+    from gpuyard.cloud.booking_door import NoPortalError, PortalUnreachableError, open_door
+    from gpuyard.lab.clients import ADMIN_CLOUD
+    from gpuyard.model.errors import BlockedError
+
+    try:
+        booked = list(Client(open_door(ADMIN_CLOUD, "", clouds_file)).bookings(state=["active"]))
+    except (PortalUnreachableError, NoPortalError):  # a lab without a portal, whose bookings nobody enforces
+        return
+    here = [row for row in booked if any(name.startswith(f"{host}/") for name in row["gpu_names"])]
+    if here:
+        ends = [f"gpuyard booking end {row['id']} --os-cloud {ADMIN_CLOUD}" for row in here]
+        raise BlockedError("\n  ".join([f"the exercise needs all GPUs of {host}, and some are booked; first:", *ends]))
 
 
 def _settings(

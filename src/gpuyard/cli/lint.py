@@ -10,25 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuyard.cli.output import ColumnOption, Format, print_list
+from gpuyard.cli.findings import FindingFormat, FindingFormatOption, counts, print_findings
+from gpuyard.cli.output import ColumnOption
 from gpuyard.model.errors import BlockedError, UsageError
+from gpuyard.model.finding import Finding, Severity, worst
+from gpuyard.nova.release import NEWEST
 
 if TYPE_CHECKING:
+    from gpuyard.advice.lint.model import FlavorText
     from gpuyard.model.host import Inventory
-    from gpuyard.site.lint.model import Finding, FlavorText
-
-COLUMNS = ("Severity", "File", "Line", "Rule", "Reason", "Fix")
-
-
-class LintFormat(StrEnum):
-    """Text, as compilers write it, or the formats of lists."""
-
-    TEXT = "text"
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
-    CSV = "csv"
-    VALUE = "value"
 
 
 class Service(StrEnum):
@@ -46,7 +36,7 @@ def lint(
     ] = None,
     release: Annotated[
         str, typer.Option("--release", metavar="RELEASE", help="The cloud's OpenStack release.")
-    ] = "2026.2",
+    ] = NEWEST,
     recordings: Annotated[
         list[str] | None,
         typer.Option(
@@ -62,14 +52,13 @@ def lint(
     cloud: Annotated[
         str | None, typer.Option("--os-cloud", metavar="CLOUD", help="Read the flavors of this cloud of clouds.yaml.")
     ] = None,
-    format_: Annotated[LintFormat, typer.Option("-f", "--format", help="Output format.")] = LintFormat.TEXT,
+    format_: FindingFormatOption = FindingFormat.TEXT,
     columns: ColumnOption = None,
 ) -> None:
     """Say what would go wrong with GPUs in any nova.conf: with file, line, reason and fix."""
-    from gpuyard.site.lint import lint as find
-    from gpuyard.site.lint import subject_of
-    from gpuyard.site.lint.model import Severity
-    from gpuyard.site.release import RELEASES
+    from gpuyard.advice.lint import lint as find
+    from gpuyard.advice.lint import subject_of
+    from gpuyard.nova.release import RELEASES
 
     if release not in RELEASES:
         raise UsageError(f"release {release!r} is not known; write one of {', '.join(RELEASES)}")
@@ -83,31 +72,18 @@ def lint(
         )
     findings = find(subject)
     _show(findings, len(subject.files), format_, columns)
-    counts = {severity: sum(item.severity is severity for item in findings) for severity in Severity}
-    if counts[Severity.ERROR] or counts[Severity.WARNING]:
-        words = [
-            f"{counts[kind]} {kind}{'' if counts[kind] == 1 else 's'}" for kind in (Severity.ERROR, Severity.WARNING)
-        ]
-        raise BlockedError(", ".join(words))
+    if worst(findings).rank <= Severity.WARNING.rank:
+        raise BlockedError(counts(findings, Severity.ERROR, Severity.WARNING))
 
 
-def _show(findings: Sequence[Finding], files: int, format_: LintFormat, columns: Sequence[str] | None) -> None:
-    if format_ is not LintFormat.TEXT or columns:
-        rows = [
-            dict(
-                zip(COLUMNS, (item.severity.value, item.file, item.line, item.rule, item.reason, item.fix), strict=True)
-            )
-            for item in findings
-        ]
-        print_list(rows, COLUMNS, Format.TABLE if format_ is LintFormat.TEXT else Format(format_.value), columns)
+def _show(findings: Sequence[Finding], files: int, format_: FindingFormat, columns: Sequence[str] | None) -> None:
+    print_findings(findings, "lint", format_, columns, payload=("file", "line"))
+    if format_ is not FindingFormat.TEXT or columns:
         return
-    for item in findings:
-        print(f"{item.place}: {item.severity}: {item.reason} [{item.rule}]")
-        print(f"    -> {item.fix}")
     where = f"{files} file{'' if files == 1 else 's'}"
     if not findings:
         print(f"Nothing found in {where}.")
-    elif all(item.severity == "note" for item in findings):
+    elif worst(findings) is Severity.NOTE:
         print(f"{len(findings)} note{'' if len(findings) == 1 else 's'}, no errors and no warnings in {where}.")
 
 
@@ -121,7 +97,7 @@ def _texts(paths: Sequence[Path]) -> dict[str, str]:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    from gpuyard.site.lint.layout import concerns_nova
+    from gpuyard.advice.lint.layout import concerns_nova
 
     if not path.is_dir():
         yield path
@@ -168,7 +144,7 @@ def _recorded(texts: Sequence[str]) -> dict[str, Inventory]:
 
 def _flavors(source: str | None, cloud: str | None) -> tuple[tuple[FlavorText, ...], str]:
     """Flavors and where they are from."""
-    from gpuyard.site.lint.flavor_checks import read_flavors
+    from gpuyard.advice.lint.flavor_checks import read_flavors
 
     if source is not None and cloud is not None:
         raise UsageError("--flavors and --os-cloud both name flavors; give one of them")
@@ -182,9 +158,9 @@ def _flavors(source: str | None, cloud: str | None) -> tuple[tuple[FlavorText, .
 
 
 def _flavors_of_cloud(cloud: str) -> tuple[FlavorText, ...]:
+    from gpuyard.advice.lint.model import FlavorText
     from gpuyard.cloud.api import connect
-    from gpuyard.cloud.objects import read_objects
-    from gpuyard.site.lint.model import FlavorText
+    from gpuyard.cloud.observe.objects import read_objects
 
     seen = read_objects(connect(cloud))
     return tuple(FlavorText(item.flavor.name, dict(item.flavor.extra_specs)) for item in seen.flavors)

@@ -13,9 +13,11 @@ import typer
 
 from gpuyard import __version__
 from gpuyard.cli import booking, gpu, host, lab, serve, site
-from gpuyard.model.errors import GpuyardError
+from gpuyard.model.errors import GpuyardError, UsageError, how_to_install
 
 INTERRUPTED = 130
+PARTS = {"nova": "lab", "keystone": "lab", "placement": "lab", "osc_lib": "openstackclient", "psycopg": "postgresql"}
+"""Packages that come with an optional part of gpuyard; all others come with its server."""
 
 app = typer.Typer(
     name="gpuyard",
@@ -57,11 +59,25 @@ def run() -> None:
     except GpuyardError as error:
         print(f"gpuyard: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.startswith("gpuyard"):
+            raise
+        print(f"gpuyard: {not_installed(error.name)}", file=sys.stderr)
+        sys.exit(UsageError.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # the reader of a pipe (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def not_installed(package: str) -> str:
+    """What to do when a package is missing, which is so where only a part of gpuyard was installed."""
+    part = PARTS.get(package.partition(".")[0], "server")
+    return (
+        f"this command needs the Python package {package}, which comes with gpuyard's {part} part; install that: "
+        + how_to_install(part)
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gpuyard.model.errors import UsageError
+from gpuyard.client.rows import chosen
+from gpuyard.model.text import cell, printable
 
 
 class Format(StrEnum):
@@ -35,7 +36,7 @@ def print_list(
     only: Sequence[str] | None = None,
 ) -> None:
     """Print rows with the given columns, or `only` some of them. Raises UsageError for an unknown column."""
-    shown = [_column(name, columns) for name in only] if only else list(columns)
+    shown = chosen(only, columns)
     table = [{name: row[name] for name in shown} for row in rows]
     if format_ is Format.JSON:
         print(json.dumps(table, indent=2, default=str))
@@ -44,7 +45,7 @@ def print_list(
     elif format_ is Format.CSV:
         writer = csv.DictWriter(sys.stdout, shown, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
         writer.writeheader()
-        writer.writerows({name: _text(value) for name, value in row.items()} for row in table)
+        writer.writerows({name: cell(_text(value)) for name, value in row.items()} for row in table)
     elif format_ is Format.VALUE:
         for row in table:
             print(" ".join(_text(value) for value in row.values()))
@@ -52,15 +53,8 @@ def print_list(
         _print_table(table, shown)
 
 
-def _column(name: str, columns: Sequence[str]) -> str:
-    for column in columns:
-        if column.lower() == name.lower():
-            return column
-    raise UsageError(f"no column {name!r}; there are {', '.join(columns)}")
-
-
 def _text(value: object) -> str:
-    return "" if value is None else str(value)
+    return "" if value is None else printable(str(value))
 
 
 def print_yaml(value: object) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuyard.model.plan import Plan, Verb
+from gpuyard.model.plan import StepVerb
+from gpuyard.site.steps import SitePlan
 
-SIGNS = {Verb.CREATE: "+", Verb.UPDATE: "~", Verb.REPLACE: "-/+", Verb.DELETE: "-"}
+SIGNS = {StepVerb.CREATE: "+", StepVerb.UPDATE: "~", StepVerb.REPLACE: "-/+", StepVerb.DELETE: "-"}
 
 
-def plan_lines(plan: Plan) -> Iterable[str]:
+def plan_lines(plan: SitePlan) -> Iterable[str]:
     """Steps with what they change, then what waits, then notes."""
     for step in plan.steps:
         yield f"{SIGNS[step.verb]} {step.kind} {step.name}  ({step.reason})"

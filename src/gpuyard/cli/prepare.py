@@ -6,14 +6,16 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuyard.cli.output import Format, FormatOption
+from gpuyard.cli.findings import FindingFormat, FindingFormatOption, print_findings
+from gpuyard.cli.output import ColumnOption, Format, FormatOption
 
 if TYPE_CHECKING:
     from gpuyard.host.fleet import Outcome
+    from gpuyard.model.finding import Finding
     from gpuyard.model.host import Inventory
 
 SshOption = Annotated[list[str] | None, typer.Option("--ssh", metavar="HOST", help="Do it there; repeatable.")]
@@ -43,12 +45,15 @@ LegacyOption = Annotated[
     bool | None,
     typer.Option("--replace-legacy/--no-replace-legacy", help="Leave out ids= options and others in the way."),
 ]
-NoLiveOption = Annotated[bool, typer.Option("--no-live", help="Change drivers at the next boot only.")]
+LiveOption = Annotated[
+    bool | None, typer.Option("--live/--no-live", help="Change drivers while it runs, or at the next boot only.")
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 AllOption = Annotated[bool, typer.Option("--all", help="Forget --keep, --give and --site of earlier calls.")]
 
 DEFAULT_ROOT = Path("/")
+NO_ANSWER = "no-answer"
 SHORT, LONG = 600.0, 7200.0
 """The most that one host may take, in seconds: update-initramfs takes minutes for each kernel."""
 
@@ -103,10 +108,8 @@ def check(
     recording: Annotated[
         Path | None, typer.Option("--from", metavar="FILE", help="Check what 'gpuyard host record' wrote instead.")
     ] = None,
-    format_: FormatOption = Format.TABLE,
-    columns: Annotated[
-        list[str] | None, typer.Option("-c", "--column", metavar="COLUMN", help="Show only this column; repeatable.")
-    ] = None,
+    format_: FindingFormatOption = FindingFormat.TEXT,
+    columns: ColumnOption = None,
     ssh: SshOption = None,
     site: SiteOption = None,
     sudo: SudoOption = False,
@@ -115,35 +118,13 @@ def check(
 ) -> None:
     """Say what is right, what is wrong and why, for giving this machine's GPUs to VMs. Changes nothing.
 
-    Exit code 3 when something is blocked.
+    Exit code 3 when something is in the way.
     """
     hosts = where(ssh, site, sudo, python, ssh_config)
-    if hosts.hosts:
-        if recording or columns:
-            raise typer.BadParameter("--from and --column are for this machine, not for --ssh and --site")
-        _leave(_run("check", (), root, hosts, format_))
-    else:
-        _leave(_check_here(root, recording, format_, columns))
-
-
-def _check_here(root: Path, recording: Path | None, format_: Format, columns: list[str] | None) -> int:
-    from gpuyard.cli.host import look
-    from gpuyard.cli.output import print_list
-    from gpuyard.host.checks import Machine, worst
-    from gpuyard.host.checks import check as run_checks
-    from gpuyard.host.finding_text import finding_dict, finding_lines
-    from gpuyard.host.judge import judge
-    from gpuyard.model.errors import BlockedError
-    from gpuyard.model.finding import Level
-
-    tree, inventory = look(root, recording)
-    findings = run_checks(Machine(tree, inventory, judge(inventory)))
-    if format_ is Format.TABLE and not columns:
-        print("\n".join(finding_lines([finding_dict(finding) for finding in findings])))
-    else:
-        rows = [{"Level": f.level.value, "Check": f.check, "Reason": f.reason, "Remedy": f.remedy} for f in findings]
-        print_list(rows, ("Level", "Check", "Reason", "Remedy"), format_, columns)
-    return BlockedError.exit_code if worst(findings) is Level.BLOCKED else 0
+    if recording and hosts.hosts:
+        raise typer.BadParameter("--from is for a recording, not for --ssh and --site")
+    words = ["--from", str(recording)] if recording else []
+    _leave(_found("check", words, root, hosts, format_, columns))
 
 
 def plan(
@@ -152,9 +133,12 @@ def plan(
     iommu_pt: IdentityOption = None,
     unsafe_interrupts: UnsafeOption = None,
     replace_legacy: LegacyOption = None,
-    no_live: NoLiveOption = False,
+    live: LiveOption = None,
     everything: AllOption = False,
     root: RootOption = DEFAULT_ROOT,
+    recording: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="Plan for what 'gpuyard host record' wrote instead.")
+    ] = None,
     format_: FormatOption = Format.TABLE,
     ssh: SshOption = None,
     site: SiteOption = None,
@@ -166,8 +150,12 @@ def plan(
 
     Without options every GPU that can be given away is; wishes of the last 'apply' stay until they are changed.
     """
-    words = _wishes(keep, give, iommu_pt, unsafe_interrupts, replace_legacy, no_live, everything)
-    _leave(_run("plan", words, root, where(ssh, site, sudo, python, ssh_config), format_))
+    words = _wishes(keep, give, iommu_pt, unsafe_interrupts, replace_legacy, live, everything)
+    hosts = where(ssh, site, sudo, python, ssh_config)
+    if recording and hosts.hosts:
+        raise typer.BadParameter("--from is for a recording, not for --ssh and --site")
+    words += ["--from", str(recording)] if recording else []
+    _leave(_run("plan", words, root, hosts, format_))
 
 
 def apply(
@@ -176,7 +164,7 @@ def apply(
     iommu_pt: IdentityOption = None,
     unsafe_interrupts: UnsafeOption = None,
     replace_legacy: LegacyOption = None,
-    no_live: NoLiveOption = False,
+    live: LiveOption = None,
     everything: AllOption = False,
     yes: YesOption = False,
     root: RootOption = DEFAULT_ROOT,
@@ -191,7 +179,7 @@ def apply(
 
     Whatever interrupts it, the same command again does what is left.
     """
-    words = _wishes(keep, give, iommu_pt, unsafe_interrupts, replace_legacy, no_live, everything)
+    words = _wishes(keep, give, iommu_pt, unsafe_interrupts, replace_legacy, live, everything)
     _leave(_change("apply", ("plan", *words), words, yes, root, where(ssh, site, sudo, python, ssh_config), format_))
 
 
@@ -200,7 +188,8 @@ def verify(
         Path | None, typer.Option("--against", metavar="FILE", help="Compare with what 'gpuyard host record' wrote.")
     ] = None,
     root: RootOption = DEFAULT_ROOT,
-    format_: FormatOption = Format.TABLE,
+    format_: FindingFormatOption = FindingFormat.TEXT,
+    columns: ColumnOption = None,
     ssh: SshOption = None,
     site: SiteOption = None,
     sudo: SudoOption = False,
@@ -217,13 +206,13 @@ def verify(
         raise typer.BadParameter("--against is for this machine; --site compares each host with its own recording")
     if hosts.recorded is not None:
         words = ["--recording"]
-    _leave(_run("verify", words, root, hosts, format_))
+    _leave(_found("verify", words, root, hosts, format_, columns))
 
 
 def undo(
     yes: YesOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
-    no_live: NoLiveOption = False,
+    live: LiveOption = None,
     root: RootOption = DEFAULT_ROOT,
     format_: FormatOption = Format.TABLE,
     ssh: SshOption = None,
@@ -234,11 +223,55 @@ def undo(
 ) -> None:
     """Bring the machine back to what it was before the first 'apply': drivers, files, kernel options, initramfs."""
     hosts = where(ssh, site, sudo, python, ssh_config)
-    words = ["--no-live"] if no_live else []
+    words = ["--no-live"] if live is False else []
     if dry_run:
         _leave(_run("undo", ["--dry-run", *words], root, hosts, format_))
     else:
         _leave(_change("undo", ("undo", "--dry-run", *words), words, yes, root, hosts, format_))
+
+
+def _found(
+    verb: str, words: Sequence[str], root: Path, hosts: Where, format_: FindingFormat, columns: Sequence[str] | None
+) -> int:
+    """Run a verb that answers with findings, and print those. On many hosts each finding's object is its host."""
+    from gpuyard.host import commands, fleet
+    from gpuyard.host.__main__ import options_of
+    from gpuyard.model.finding import Finding
+
+    if not hosts.hosts:
+        kept = commands.Kept()
+        code = commands.run(verb, options_of(["--root", str(root), verb, *words]), kept)
+        print_findings([Finding.from_dict(one) for one in kept.data["findings"]], verb, format_, columns)
+        return code
+    if format_ is FindingFormat.TEXT and not columns:
+        return _remote(verb, words, _here(root, hosts), Format.TABLE)
+    found = _outcomes(verb, words, _here(root, hosts))
+    print_findings([finding for outcome in found.values() for finding in findings_of(outcome)], verb, format_, columns)
+    return fleet.worst(found)
+
+
+def findings_of(outcome: Outcome) -> list[Finding]:
+    """What a host found; of one that has no answer, why."""
+    from dataclasses import replace
+
+    from gpuyard.cli.fleet_output import verdict
+    from gpuyard.host.fleet import Ending
+    from gpuyard.model.finding import Finding, Severity
+
+    found = [replace(finding, object=outcome.host) for finding in _parsed(outcome)]
+    if outcome.ending is not Ending.DONE or "error" in outcome.result:
+        reason = f"{verdict(outcome)}: {outcome.reason}"
+        found.append(Finding(NO_ANSWER, Severity.ERROR, outcome.host, reason, "look there: nothing is known of it"))
+    return found
+
+
+def _parsed(outcome: Outcome) -> list[Finding]:
+    from gpuyard.model.finding import Finding, Severity
+
+    try:
+        return [Finding.from_dict(one) for one in outcome.result.get("findings", ())]
+    except (KeyError, TypeError, ValueError):
+        return [Finding(NO_ANSWER, Severity.ERROR, "", "what it answered is no finding of gpuyard's", "look there")]
 
 
 def _wishes(
@@ -247,15 +280,16 @@ def _wishes(
     iommu_pt: bool | None,
     unsafe_interrupts: bool | None,
     replace_legacy: bool | None,
-    no_live: bool,
+    live: bool | None,
     everything: bool,
 ) -> list[str]:
     """As words for the verb on the host."""
     words = [word for address in keep or () for word in ("--keep", address)]
     words += [word for address in give or () for word in ("--give", address)]
     switches = {"iommu-pt": iommu_pt, "unsafe-interrupts": unsafe_interrupts, "replace-legacy": replace_legacy}
+    switches["live"] = live
     words += [f"--{name}" if on else f"--no-{name}" for name, on in switches.items() if on is not None]
-    return [*words, *(["--no-live"] if no_live else []), *(["--all"] if everything else [])]
+    return [*words, *(["--all"] if everything else [])]
 
 
 def _change(
@@ -285,11 +319,18 @@ def _run(
 
     if format_ not in (Format.TABLE, Format.JSON):
         raise UsageError(f"{verb} has no list to print as {format_.value}; use -f json")
-    if hosts.hosts and root != DEFAULT_ROOT:
-        raise UsageError("--root is for this machine, not for --ssh and --site")
     if hosts.hosts:
-        return _remote(verb, words, hosts, format_, agreed)
+        return _remote(verb, words, _here(root, hosts), format_, agreed)
     return execute(["--root", str(root), verb, *(["--json"] if format_ is Format.JSON else []), *words])
+
+
+def _here(root: Path, hosts: Where) -> Where:
+    """Raises UsageError for a root of other hosts."""
+    from gpuyard.model.errors import UsageError
+
+    if root != DEFAULT_ROOT:
+        raise UsageError("--root is for this machine, not for --ssh and --site")
+    return hosts
 
 
 def _remote(
@@ -301,7 +342,23 @@ def _remote(
     plans: dict[str, str] | None = None,
 ) -> int:
     """`agreed`: host -> digest of the plan to carry out. `plans`: where the digests of the plans go."""
-    from gpuyard.cli.fleet_output import FleetDisplay, print_summary
+    from gpuyard.cli.fleet_output import print_summary
+    from gpuyard.host import fleet
+
+    found = _outcomes(verb, words, hosts, agreed)
+    if plans is not None:
+        plans.update({host: outcome.result["digest"] for host, outcome in found.items() if "digest" in outcome.result})
+    if format_ is Format.TABLE:
+        for host, outcome in found.items():
+            print("\n".join([f"{host}:", *(f"  {line}" for line in _lines(outcome)), ""]))
+    print_summary(found, format_)
+    return fleet.worst(found)
+
+
+def _outcomes(
+    verb: str, words: Sequence[str], hosts: Where, agreed: Mapping[str, str] | None = None
+) -> dict[str, Outcome]:
+    from gpuyard.cli.fleet_output import FleetDisplay
     from gpuyard.host import fleet
 
     ssh = ("ssh",) if hosts.ssh_config is None else ("ssh", "-F", str(hosts.ssh_config))
@@ -309,17 +366,10 @@ def _remote(
     if hosts.gpus is not None and verb in ("plan", "apply"):
         for host, addresses in hosts.gpus.items():
             own.setdefault(host, []).extend(["--only", ",".join(addresses)])
-    options = fleet.Options(ssh, hosts.python, hosts.sudo, seconds=LONG if verb in ("apply", "undo") else SHORT)
+    options = fleet.FleetOptions(ssh, hosts.python, hosts.sudo, seconds=LONG if verb in ("apply", "undo") else SHORT)
     display = FleetDisplay(len(hosts.hosts))
     outcomes = fleet.run(hosts.hosts, [verb, "--json", *words], options, display, own=own)
-    found = {host: _with_the_site(outcome, hosts) for host, outcome in outcomes.items()}
-    if plans is not None:
-        plans.update({host: outcome.result["digest"] for host, outcome in found.items() if "digest" in outcome.result})
-    if format_ is Format.TABLE:
-        for host, outcome in found.items():
-            print("\n".join([f"{host}:", *(f"  {line}" for line in _lines(outcome.result)), ""]))
-    print_summary(found, format_)
-    return fleet.worst(found)
+    return {host: _with_the_site(outcome, hosts) for host, outcome in outcomes.items()}
 
 
 def _with_the_site(outcome: Outcome, hosts: Where) -> Outcome:
@@ -327,12 +377,10 @@ def _with_the_site(outcome: Outcome, hosts: Where) -> Outcome:
     import json
     from dataclasses import replace
 
-    from gpuyard.host.checks import worst
-    from gpuyard.host.finding_text import finding_dict
+    from gpuyard.host.checks.drift import drift
+    from gpuyard.host.commands import exit_code
     from gpuyard.host.recording import replay
-    from gpuyard.host.verification.drift import drift
-    from gpuyard.model.errors import BlockedError
-    from gpuyard.model.finding import Finding, Level
+    from gpuyard.model.finding import Finding, Severity
 
     recorded = (hosts.recorded or {}).get(outcome.host)
     if recorded is None or hosts.gpus is None or "recording" not in outcome.result:
@@ -340,24 +388,26 @@ def _with_the_site(outcome: Outcome, hosts: Where) -> Outcome:
     findings = drift(recorded, replay(json.dumps(outcome.result["recording"]), outcome.host))
     findings += [
         Finding(
-            "site", Level.BLOCKED, f"{address} is in a pool of the site and not prepared", "gpuyard host plan --site"
+            "site",
+            Severity.ERROR,
+            "",
+            f"{address} is in a pool of the site and not prepared",
+            "gpuyard host plan --site",
         )
         for address in hosts.gpus[outcome.host]
         if address not in outcome.result.get("given", ())
     ]
-    result = {**outcome.result, "findings": [*outcome.result["findings"], *map(finding_dict, findings)]}
-    code = BlockedError.exit_code if worst(findings) is Level.BLOCKED else outcome.exit
-    return replace(outcome, result=result, exit=code)
+    result = {**outcome.result, "findings": [*outcome.result["findings"], *(finding.as_dict() for finding in findings)]}
+    return replace(outcome, result=result, exit=exit_code(findings) or outcome.exit)
 
 
-def _lines(result: Mapping[str, Any]) -> list[str]:
+def _lines(outcome: Outcome) -> list[str]:
     """What a verb found out, as it would have printed it on the host."""
-    from gpuyard.host import finding_text
     from gpuyard.host.preparation import plan_text
 
-    if "findings" in result:
-        return finding_text.finding_lines(result["findings"])
-    return plan_text.lines(result) if "steps" in result else []
+    if "findings" in outcome.result:
+        return [line for finding in _parsed(outcome) for line in finding.lines()]
+    return plan_text.lines(outcome.result) if "steps" in outcome.result else []
 
 
 def _leave(code: int) -> None:

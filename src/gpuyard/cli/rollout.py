@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuyard.cli.findings import FindingFormat, FindingFormatOption, print_findings
 from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
-from gpuyard.cli.output import ColumnOption, Format, print_list
+from gpuyard.cli.output import ColumnOption
 from gpuyard.model.errors import BlockedError
+from gpuyard.model.finding import Severity
 
 if TYPE_CHECKING:
-    from gpuyard.site.rollout import Rollout, StageAnswer
-
-COLUMNS = ("Stage", "State", "Subject", "Holds", "Reason", "Remedy")
-WORDS = {True: "yes", False: "no", None: "unseen"}
+    from gpuyard.advice.rollout import Rollout, StageAnswer
 
 
 class To(StrEnum):
@@ -28,41 +27,29 @@ def rollout(
     site: SiteOption = DEFAULT_SITE,
     cloud: CloudOption = None,
     to: Annotated[To, typer.Option("--to", help="The stage to get to.")] = To.ON,
-    format_: Annotated[Format | None, typer.Option("-f", "--format", help="Output format; text when left out.")] = None,
+    format_: FindingFormatOption = FindingFormat.TEXT,
     columns: ColumnOption = None,
 ) -> None:
     """Say how far PCI devices in Placement are rolled out, whether the next stage may come, and in which order.
 
     Changes nothing. Exit code 0 when the next stage may be deployed or all is done, 3 when something stands in the way.
     """
+    from gpuyard.advice.rollout import Stage, plan_rollout, world_site
     from gpuyard.cloud.api import connect
-    from gpuyard.cloud.world_facts import read_world
+    from gpuyard.cloud.observe.world import read_world
     from gpuyard.site.load import load_site
-    from gpuyard.site.rollout import Stage, plan_rollout, world_site
 
     loaded = load_site(site)
     world = read_world(connect(cloud), world_site(loaded.site, loaded.inventories), migrations=True)
     answer = plan_rollout(loaded.site, loaded.inventories, world, Stage(to.value))
-    if format_ is not None or columns:
-        print_list(list(_rows(answer)), COLUMNS, format_ or Format.TABLE, columns)
-    else:
+    if format_ is FindingFormat.TEXT and not columns:
         _show(answer)
+    else:
+        print_findings(answer.findings, "rollout", format_, columns, payload=("stage", "state"))
     for stage in answer.stages:
-        failed = [condition.name for condition in stage.conditions if condition.holds is False]
+        failed = [condition.code for condition in stage.conditions if condition.severity is Severity.ERROR]
         if failed:
             raise BlockedError(f"stage '{stage.stage}' must not be deployed yet: {', '.join(failed)}")
-
-
-def _rows(answer: Rollout) -> Iterable[dict[str, Any]]:
-    for host in answer.hosts:
-        yield dict(zip(COLUMNS, (str(host.stage), "seen", f"host {host.host}", None, host.reason, None), strict=True))
-    for stage in answer.stages:
-        values = (stage.stage.value, stage.state.value)
-        if not stage.conditions:
-            yield dict(zip(COLUMNS, (*values, "stage", None, None, None), strict=True))
-        for condition in stage.conditions:
-            more = (condition.name, WORDS[condition.holds], condition.reason, condition.remedy)
-            yield dict(zip(COLUMNS, (*values, *more), strict=True))
 
 
 def _show(answer: Rollout) -> None:
@@ -76,9 +63,7 @@ def _show(answer: Rollout) -> None:
 def _show_stage(stage: StageAnswer) -> None:
     print(f"\nstage {stage.stage}: {stage.state}")
     for condition in stage.conditions:
-        print(f"  {WORDS[condition.holds]:<7} {condition.name}: {condition.reason}")
-        if condition.remedy:
-            print(f"          -> {condition.remedy}")
+        print("\n".join(f"  {line}" for line in condition.lines()))
     if stage.order:
         print("  in this order:")
         _numbered(stage.order)

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
-
-if TYPE_CHECKING:
-    from gpuyard.cloud.api import CloudApi
-    from gpuyard.keeper.bookings import BookingsKeeper
-    from gpuyard.keeper.driver import Driver
-    from gpuyard.ledger.ledger import Ledger
-    from gpuyard.site.load import LoadedSite
-
-BOOKINGS_PERIOD = 5.0
-"""Seconds between looks at bookings; a change wakes the loop at once."""
 
 
 def serve(
@@ -66,66 +55,23 @@ def serve(
         str, typer.Option("--websso-url", metavar="URL", help="Keystone as browsers find it, when that is elsewhere.")
     ] = "",
 ) -> None:
-    """Serve the GPU map, the calendar, the API and the metrics, and keep bookings and cloud together."""
-    import os
-    from urllib.parse import urlsplit
+    """Serve the GPU map, the calendar, the API and the metrics, and keep bookings and cloud together.
 
+    A site file that has changed is read again after 'gpuyard site apply', or on SIGHUP.
+    """
+    from gpuyard.app import serving
     from gpuyard.cloud.api import connect
-    from gpuyard.cloud.people import KeystonePeople
-    from gpuyard.cloud.snapshot import SnapshotTaker
-    from gpuyard.keeper.driver import Driver
-    from gpuyard.keeper.sync import sync_loop
-    from gpuyard.keeper.yard import Yard
-    from gpuyard.portal.server import run
-    from gpuyard.portal.settings import PortalSettings
+    from gpuyard.portal.settings import OthersShown, PortalSettings
     from gpuyard.site.load import load_site
 
-    loaded = load_site(site)
-    yard, driver, api = Yard(), Driver(), connect(cloud)
-    ledger, keeper = None, None
-    if loaded.site.booking is not None:
-        from gpuyard.keeper.site_ledger import default_database, open_ledger
-
-        ledger = open_ledger(loaded.compiled, database or default_database(loaded.site.site, os.environ), _now)
-        keeper = _register(driver, loaded, api, ledger, url)
-    taker = SnapshotTaker(api, loaded.compiled.gpus, loaded.compiled.flavors)
-    words = (lambda: keeper.words) if keeper else None
-    driver.register(sync_loop(taker, loaded.compiled, yard, period, _now, words))
+    loaded, api = load_site(site), connect(cloud)
     settings = PortalSettings(
         domain=domain,
         trusted_gateways=tuple(gateway or ()),
         public_url=url,
+        anonymous_details=loaded.site.booking is not None and loaded.site.booking.anonymous_details,
+        others=OthersShown(loaded.site.booking.others if loaded.site.booking else "names"),
         websso=websso,
         websso_url=websso_url or api.auth_url,
     )
-    names = [name for name in [urlsplit(url).hostname] if name]
-    people = KeystonePeople(api) if ledger else None
-    try:
-        run(
-            loaded, yard, driver, host, port,
-            public=public, names=names, ledger=ledger, people=people, settings=settings,
-        )  # fmt: skip
-    finally:
-        if ledger is not None:
-            ledger.store.close()
-
-
-def _register(driver: Driver, loaded: LoadedSite, api: CloudApi, ledger: Ledger, url: str) -> BookingsKeeper:
-    """The loops of a site that has bookings."""
-    import os
-
-    from gpuyard.cloud.snapshot import SnapshotTaker
-    from gpuyard.keeper.bookings import BookingsKeeper, bookings_loop
-    from gpuyard.keeper.messages import message_loops
-
-    compiled = loaded.compiled
-    keeper = BookingsKeeper(api, compiled, ledger, SnapshotTaker(api, compiled.gpus, compiled.flavors), _now)
-    loop = driver.register(bookings_loop(keeper, BOOKINGS_PERIOD))
-    ledger.on_change = lambda: loop.wake("a booking changed")
-    for messages in message_loops(ledger, loaded.site, os.environ, _now, portal=url):
-        driver.register(messages)
-    return keeper
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
+    serving.serve(serving.ServeOptions(host, port, period, database or "", public, settings), loaded, api)

@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuyard.cli import adopt, deploy, drift, lint, render, rollout
+from gpuyard.cli.booking_options import UrlOption, client_of
+from gpuyard.cli.findings import FindingFormat, FindingFormatOption, print_findings
 from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
+from gpuyard.cli.output import ColumnOption
 
 if TYPE_CHECKING:
-    from gpuyard.model.plan import Plan
+    from gpuyard.site.steps import SitePlan
 
+OF_BOOKING = ("rule", "pool", "user", "project", "state", "start", "end")
+"""The payload of what is found of bookings."""
+RULES_AT_ONCE = 100
+"""Asked for in one request: as many as the portal takes."""
 NOTHING = "Nothing to do: the cloud is as the site file says."
 
 app = typer.Typer(help="The site as code: check, plan, apply, watch, deploy.", no_args_is_help=True)
@@ -48,6 +55,50 @@ def check(site: SiteOption = DEFAULT_SITE) -> None:
 
 
 @app.command()
+def bookings(
+    site: SiteOption = DEFAULT_SITE,
+    cloud: CloudOption = None,
+    url: UrlOption = "",
+    format_: FindingFormatOption = FindingFormat.TEXT,
+    columns: ColumnOption = None,
+) -> None:
+    """Say which bookings of the portal the site file's rules would not allow any more, or what they would lose.
+
+    For admins; changes nothing. Ask before the file is that of 'gpuyard serve', which compares it with its own. Exit
+    code 3 when there are any.
+    """
+    from gpuyard.keeper.site_ledger import book_of
+    from gpuyard.model.errors import BlockedError, UsageError
+    from gpuyard.model.finding import Finding
+    from gpuyard.site.booking_rules import BookingRules
+    from gpuyard.site.load import load_site
+
+    compiled = load_site(site).compiled
+    if compiled.site.booking is None:
+        raise UsageError(f"{site} has no 'booking': with it nothing could be booked any more")
+    book, client = book_of(compiled), client_of(cloud, url)
+    asks = [
+        {
+            "pool": pool,
+            "project": project,
+            "rules": BookingRules.of(book.rules(pool, project)).model_dump(mode="json", exclude_none=True)
+            if pool in book.pools
+            else None,
+        }
+        for pool, project in sorted({(row["pool"], row["project"]) for row in client.bookings()})
+    ]
+    batches = [asks[first : first + RULES_AT_ONCE] for first in range(0, len(asks), RULES_AT_ONCE)]
+    rows = [row for some in batches for row in client.check_rules({"timezone": book.zone, "rules": some})]
+    found = [Finding.from_dict(row) for row in rows]
+    print_findings(found, "bookings", format_, columns, payload=OF_BOOKING, told=OF_BOOKING)
+    if found:
+        number = len({one.object for one in found})
+        raise BlockedError(f"{number} {'booking' if number == 1 else 'bookings'} would lose by these rules")
+    if format_ is FindingFormat.TEXT and not columns:
+        print("No booking would lose anything by these rules.")
+
+
+@app.command()
 def plan(
     site: SiteOption = DEFAULT_SITE,
     cloud: CloudOption = None,
@@ -66,11 +117,11 @@ def plan(
 ) -> None:
     """Show what differs between the site file, the cloud and the rendered configuration. Changes nothing."""
     from gpuyard.cloud.api import connect
-    from gpuyard.cloud.objects import read_objects
+    from gpuyard.cloud.observe.objects import read_objects
     from gpuyard.model.errors import BlockedError
     from gpuyard.site.load import load_site
     from gpuyard.site.plan import plan_site
-    from gpuyard.site.stored_plan import StoredPlan, render_plan
+    from gpuyard.site.stored_plan import render_plan, store_plan
 
     compiled = load_site(site).compiled
     api = connect(cloud)
@@ -84,7 +135,7 @@ def plan(
     except BlockedError as error:
         raise BlockedError(f"{error}\n{output} was not written" if output is not None else str(error)) from None
     if output is not None:
-        _write(output, render_plan(StoredPlan(compiled.site.site, api.name, prune, steps.steps)))
+        _write(output, render_plan(store_plan(compiled.site.site, api.name, prune, steps)))
         print(f"Written to {output}; carry it out with: gpuyard site apply {output}")
 
 
@@ -102,11 +153,11 @@ def apply(
     """Make the cloud's flavors, limits, aggregates and images what the site file wants."""
     from gpuyard.cloud.api import connect
     from gpuyard.cloud.apply import apply_plan
-    from gpuyard.cloud.objects import read_objects
+    from gpuyard.cloud.observe.objects import read_objects
     from gpuyard.model.errors import UsageError
     from gpuyard.site.load import load_site
     from gpuyard.site.plan import plan_site
-    from gpuyard.site.stored_plan import parse_plan, require_same
+    from gpuyard.site.stored_plan import parse_plan, require_same, store_plan
 
     approved = parse_plan(_read(stored), str(stored)) if stored is not None else None
     if approved and prune:
@@ -118,7 +169,7 @@ def apply(
     steps = plan_site(compiled, seen, prune)
     _say_where(compiled.site.site, site, api.name)
     if approved:
-        require_same(approved, compiled.site.site, api.name, steps)
+        require_same(approved, store_plan(compiled.site.site, api.name, prune, steps))
     show_plan(steps)
     if not steps.steps:
         return
@@ -163,7 +214,7 @@ def _confirmed(question: str) -> bool:
         raise UsageError("nobody answered, so nothing was changed; --yes carries a plan out without asking") from None
 
 
-def show_plan(steps: Plan, files: int = 0) -> None:
+def show_plan(steps: SitePlan, files: int = 0) -> None:
     """Print a plan; `files` rendered ones differ besides. Raises BlockedError when it must not be applied."""
     from gpuyard.cli.plan_output import plan_lines
     from gpuyard.model.errors import BlockedError
@@ -184,4 +235,5 @@ render.register(app)
 deploy.register(app)
 app.command("rollout")(rollout.rollout)
 app.command("lint")(lint.lint)
-app.command("import")(adopt.import_)
+app.command("adopt")(adopt.adopt)
+app.command("import", hidden=True)(adopt.adopt)  # what it was called

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpuyard.cli.booking_options import UrlOption, words_of_portal
 from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
 from gpuyard.cli.output import print_yaml
+from gpuyard.model.finding import Finding
 
 if TYPE_CHECKING:
-    from gpuyard.site.why.facts import Action, Cause, Explanation
+    from gpuyard.advice.why.facts import Action, Explanation
 
 WOULD_NOT_START = 3
 
@@ -39,6 +41,7 @@ def why(
     ] = None,
     site: SiteOption = DEFAULT_SITE,
     cloud: CloudOption = None,
+    url: UrlOption = "",
     format_: Annotated[
         WhyFormat, typer.Option("-f", "--format", help="Output format; table is text too.")
     ] = WhyFormat.TEXT,
@@ -48,10 +51,12 @@ def why(
     Exit code 0 when it would start, 3 when not.
     """
     from gpuyard.cloud.api import connect
-    from gpuyard.cloud.why_facts import why as ask
+    from gpuyard.cloud.observe.why import why as ask
     from gpuyard.site.load import load_site
 
-    explanation = ask(connect(cloud), load_site(site), flavor, project, zone)
+    loaded = load_site(site)
+    words = words_of_portal(cloud, url) if loaded.site.booking else {}
+    explanation = ask(connect(cloud), loaded, flavor, project, zone, words)
     if format_ in (WhyFormat.TEXT, WhyFormat.TABLE):
         print("\n".join(lines(explanation)))
     elif format_ is WhyFormat.JSON:
@@ -91,10 +96,9 @@ def lines(explanation: Explanation) -> Iterable[str]:
     yield f"Not looked at: {'; '.join(explanation.not_looked_at)}"
 
 
-def _causes(causes: Iterable[Cause]) -> Iterable[str]:
+def _causes(causes: Iterable[Finding]) -> Iterable[str]:
     for cause in causes:
-        yield f"  {cause.kind}: {cause.text}"
-        yield f"      to mend it: {cause.fix}"
+        yield from (f"  {line}" for line in cause.lines())
 
 
 def _remedies(explanation: Explanation) -> Iterable[str]:
@@ -118,9 +122,9 @@ def as_data(explanation: Explanation) -> dict[str, Any]:
         "would_start": explanation.would_start,
         "where": list(explanation.where),
         "answer": explanation.answer,
-        "causes": [_cause(cause) for cause in explanation.causes],
+        "causes": [cause.as_dict() for cause in explanation.causes],
         "hosts": [
-            {"host": answer.host, "fits": answer.fits, "causes": [_cause(cause) for cause in answer.causes]}
+            {"host": answer.host, "fits": answer.fits, "causes": [cause.as_dict() for cause in answer.causes]}
             for answer in explanation.hosts
         ],
         "hosts_without": list(explanation.others),
@@ -134,10 +138,6 @@ def as_data(explanation: Explanation) -> dict[str, Any]:
         "calls": explanation.calls,
         "gpus_looked_at": explanation.gpus_looked_at,
     }
-
-
-def _cause(cause: Cause) -> dict[str, Any]:
-    return {"kind": cause.kind, "text": cause.text, "fix": cause.fix, "details": [dict(item) for item in cause.details]}
 
 
 def _action(action: Action) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from gpuyard.client.errors import RefusedError
+from gpuyard.client.errors import ApiRefusedError
 from gpuyard.client.times import parse_time, show_api_time
 from gpuyard.ledger.life import OPEN
 from gpuyard.model.errors import BlockedError, UsageError
@@ -27,10 +27,12 @@ class Words:
     same_host: bool = False
     gpu: str = ""
     comment: str = ""
-    wait: bool = False
+    waitlist: bool = False
     override: bool = False
     repeat: str = ""
     project: str = ""
+    user: str = ""
+    shared: bool = False
 
 
 def ask_body(words: Words, zone: ZoneInfo, now: datetime) -> dict[str, Any]:
@@ -48,11 +50,10 @@ def ask_body(words: Words, zone: ZoneInfo, now: datetime) -> dict[str, Any]:
         "same_host": words.same_host,
         "gpu": words.gpu,
         "comment": words.comment,
-        "wait": words.wait,
+        "wait": words.waitlist,
         "override": words.override,
     }
-    if words.project:
-        body["project"] = words.project
+    body |= {name: value for name in ("project", "user", "shared") if (value := getattr(words, name))}
     if words.repeat:
         body |= {"repeat": words.repeat, "timezone": zone.key}
     return body
@@ -111,16 +112,34 @@ def list_query(
     }
 
 
-def hold_body(gpus: Sequence[str], start: str, end: str, comment: str, zone: ZoneInfo, now: datetime) -> dict[str, Any]:
-    """The body of POST /v1/holds. Raises UsageError."""
+def audit_query(zone: ZoneInfo, now: datetime, *, first: str = "", last: str = "", **more: object) -> dict[str, Any]:
+    """The query of GET /v1/audit. Raises UsageError."""
+    begin = parse_time(first, zone, now) if first else None
+    until = parse_time(last, zone, now, begin) if last else None
+    return {**more, "from": _utc(begin) if begin else "", "to": _utc(until) if until else ""}
+
+
+def hold_body(
+    start: str, end: str, comment: str, zone: ZoneInfo, now: datetime, repeat: str = "", **what: Sequence[str]
+) -> dict[str, Any]:
+    """The body of POST /v1/holds; `what`: ``gpus``, ``hosts``, ``pools``. Raises UsageError."""
     begin = parse_time(start, zone, now)
     until = parse_time(end, zone, now, begin)
     if until <= begin:
         raise UsageError(f"--end {end!r} is not after --start {start!r}")
-    return {"gpus": list(gpus), "start": _utc(begin), "end": _utc(until), "comment": comment}
+    body: dict[str, Any] = {name: list(names) for name, names in what.items() if names}
+    if not body:
+        raise UsageError("nothing to hold is named: name GPUs, or --host or --pool")
+    body |= {"start": _utc(begin), "end": _utc(until), "comment": comment}
+    return {**body, "repeat": repeat, "timezone": zone.key} if repeat else body
 
 
-def refusal(error: RefusedError, program: str, zone: ZoneInfo) -> BlockedError:
+def back_body(gpus: Sequence[str], back: str, zone: ZoneInfo, now: datetime) -> dict[str, Any]:
+    """The body of POST /v1/troubles. Raises UsageError."""
+    return {"gpus": list(gpus), "back": _utc(parse_time(back, zone, now)) if back else None}
+
+
+def refusal(error: ApiRefusedError, program: str, zone: ZoneInfo) -> BlockedError:
     """The refusal with its alternatives as commands that can be pasted. `program`: ``gpuyard booking create``."""
     lines = [str(error), *suggestions(error.alternatives, program, zone)]
     return BlockedError("\n".join(lines))
@@ -135,6 +154,22 @@ def suggestions(alternatives: Any, program: str, zone: ZoneInfo) -> list[str]:
         if isinstance(ask, dict):
             lines.append(f"    {command(ask, program, zone)}")
     return lines
+
+
+def first_possible(ask: Mapping[str, Any], answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The ask itself when it fits, or the same for as long at a later time; None when there is no such time."""
+    if answer["fits"]:
+        return ask
+    same = ("pool", "gpus", "same_group", "same_host", "gpu")
+    for one in answer.get("alternatives") or ():
+        other = one.get("ask") or {}
+        if all(other.get(name) == ask[name] for name in same) and _lasts(other) == _lasts(ask):
+            return dict(other)
+    return None
+
+
+def _lasts(ask: Mapping[str, Any]) -> timedelta:
+    return datetime.fromisoformat(str(ask["end"])) - datetime.fromisoformat(str(ask["start"]))
 
 
 def command(ask: Mapping[str, Any], program: str, zone: ZoneInfo) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -10,14 +11,19 @@ from urllib.parse import quote
 
 from gpuyard.client.errors import error_of
 from gpuyard.cloud.booking_door import Door, PortalUnreachableError, Reply
+from gpuyard.model.errors import BlockedError, UsageError
 
 Row = dict[str, Any]
 PAGE = 500
 """Bookings asked for at once."""
+BEGIN_OF_ID = re.compile(r"[0-9a-f][0-9a-f-]{0,34}")
+"""Of a UUID, which has 36 characters."""
 PAUSES = (0.5, 1.0, 2.0)
 """Seconds between them."""
 AGAIN = frozenset({502, 503, 504})
 """Answers of a gateway or of a portal that starts."""
+LOOK_EVERY = 1.0
+"""Seconds between looks at a booking that is waited for."""
 PATIENCE = 5.0
 """Seconds that a portal may ask to wait (Retry-After); for more the answer is given to the caller."""
 
@@ -65,42 +71,76 @@ class Client:
             marker = page[-1]["id"]
 
     def booking(self, id: str) -> tuple[Row, str]:
-        """The booking and its ETag."""
-        reply = self._ask("GET", f"/v1/bookings/{quote(id, safe='')}", safe=True)
+        """The booking and its ETag. Here and below the first characters of an id do, when no other begins so."""
+        reply = self._ask("GET", self._path(id), safe=True)
         return dict(reply.body), reply.headers.get("etag", "")
 
     def edit(self, id: str, changes: Mapping[str, Any], etag: str) -> Row:
         """Raises ChangedError when the booking is not the one with this ETag any more."""
-        return self._row("PATCH", f"/v1/bookings/{quote(id, safe='')}", changes, headers={"If-Match": etag})
+        return self._row("PATCH", self._path(id), changes, headers={"If-Match": etag})
 
     def extend(self, id: str, body: Mapping[str, Any], etag: str) -> Row:
         """Raises ChangedError, as `edit`."""
-        return self._row("POST", f"/v1/bookings/{quote(id, safe='')}/extend", body, headers={"If-Match": etag})
+        return self._row("POST", f"{self._path(id)}/extend", body, headers={"If-Match": etag})
 
-    def act(self, id: str, verb: str, reason: str = "") -> Row:
-        """``cancel``, ``end``, ``approve``, ``decline``, ``accept``, ``open``."""
-        return self._row("POST", f"/v1/bookings/{quote(id, safe='')}/{verb}", {"reason": reason} if reason else {})
+    def wait_until_usable(self, row: Row) -> Row:
+        """The booking once its owner can start a server: some seconds after its start, which may be a long time off.
+        Raises BlockedError when that will not come by itself: it waits for somebody, or is over."""
+        while not row.get("usable_since"):
+            if row["state"] not in ("confirmed", "active"):
+                raise BlockedError(f"booking {row['id']} is {row['state']}: there is nothing to wait for")
+            self._sleep(LOOK_EVERY)
+            row = self.booking(row["id"])[0]
+        return row
+
+    def act(self, id: str, verb: str, reason: str = "", series: bool = False) -> Row:
+        """``cancel``, ``end``, ``approve``, ``decline``, ``accept``, ``open``. `series`: for ``cancel``."""
+        body = {**({"reason": reason} if reason else {}), **({"series": True} if series else {})}
+        return self._row("POST", f"{self._path(id)}/{verb}", body)
+
+    def _path(self, id: str) -> str:
+        """Where a booking is. Raises UsageError when an id that is cut short is that of several."""
+        if BEGIN_OF_ID.fullmatch(id):
+            found = [row["id"] for row in self._row("GET", "/v1/bookings", query={"id": id, "limit": 4})["bookings"]]
+            if len(found) > 1:
+                raise UsageError(f"several bookings begin with {id!r}: {', '.join(found)}; type more of the id")
+            id = found[0] if found else id
+        return f"/v1/bookings/{quote(id, safe='')}"
 
     def rules(self, pool: str, project: str = "") -> Row:
         return self._row("GET", f"/v1/pools/{quote(pool, safe='')}/rules", query={"project": project})
+
+    def check_rules(self, body: Mapping[str, Any]) -> list[Row]:
+        """What bookings would lose by changed rules."""
+        return list(self._row("POST", "/v1/rules/check", body, safe=True)["findings"])
 
     # Holds, feeds, audit, GPUs
 
     def hold(self, body: Mapping[str, Any]) -> list[Row]:
         return list(self._row("POST", "/v1/holds", body)["bookings"])
 
+    def expect_back(self, body: Mapping[str, Any]) -> list[Row]:
+        return list(self._row("POST", "/v1/troubles", body)["troubles"])
+
     def holds(self) -> list[Row]:
         return list(self._row("GET", "/v1/holds")["bookings"])
 
-    def audit(self, limit: int) -> list[Row]:
-        return list(self._row("GET", "/v1/audit", query={"limit": limit})["entries"])
+    def audit(self, **query: object) -> list[Row]:
+        return list(self._row("GET", "/v1/audit", query=query)["entries"])
 
-    def feeds(self) -> list[Row]:
-        return list(self._row("GET", "/v1/feeds")["feeds"])
+    def feeds(self, user: str = "") -> list[Row]:
+        return list(self._row("GET", "/v1/feeds", query={"user": user})["feeds"])
 
-    def create_feed(self, scope: str, target: str) -> Row:
+    def sessions(self, user: str) -> list[Row]:
+        return list(self._row("GET", "/v1/sessions", query={"user": user})["sessions"])
+
+    def end_sessions(self, user: str) -> int:
+        """How many there were."""
+        return int(self._row("DELETE", "/v1/sessions", query={"user": user})["ended"])
+
+    def create_feed(self, scope: str, target: str, days: int) -> Row:
         """``url``, or ``path`` below the portal's address: it is told this once."""
-        return self._row("POST", "/v1/feeds", {"scope": scope, **({"target": target} if target else {})})
+        return self._row("POST", "/v1/feeds", {"scope": scope, "target": target, "days": days})
 
     def delete_feed(self, id: str) -> None:
         self._ask("DELETE", f"/v1/feeds/{quote(id, safe='')}")

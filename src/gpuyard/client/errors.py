@@ -13,7 +13,7 @@ class PortalError(GpuyardError):
     """The portal did not do it, and asking in another way does not help now."""
 
 
-class RefusedError(BlockedError):
+class ApiRefusedError(BlockedError):
     """The portal says no. `reasons` are for people, `codes` for programs; `alternatives` are asks that would do."""
 
     def __init__(
@@ -27,7 +27,7 @@ class RefusedError(BlockedError):
         self.reasons, self.codes, self.alternatives = tuple(reasons), tuple(codes), tuple(alternatives)
 
 
-class ChangedError(RefusedError):
+class ChangedError(ApiRefusedError):
     """Somebody else has changed it since it was read."""
 
 
@@ -55,4 +55,4 @@ def error_of(reply: Reply, url: str) -> GpuyardError:
         return PortalError(f"the portal at {url} could not do it: {message}")
     alternatives = [one for one in problem.get("alternatives") or () if isinstance(one, dict)]
     codes = [str(code) for code in problem.get("codes") or (problem.get("code"),) if code]
-    return RefusedError(message, reasons or [detail], codes, alternatives)
+    return ApiRefusedError(message, reasons or [detail], codes, alternatives)

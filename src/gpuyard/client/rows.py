@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from gpuyard.client.times import show_api_time
+from gpuyard.ledger.state import Keeping, LedgerWords
+from gpuyard.model.booking import RULES, QuietHours, rule_text
+from gpuyard.model.errors import UsageError
+from gpuyard.model.gpu import GpuState, provider_name
 
 Row = Mapping[str, Any]
 
 BOOKINGS = ("ID", "State", "Pool", "GPUs", "Start", "End", "User", "Project", "Comment")
-BOOKING = (
-    "ID", "Kind", "State", "Reason", "Pool", "GPUs", "Same group", "Same host", "GPU", "On", "Start", "End", "User",
-    "Project", "Comment", "Series", "Offered until", "Open until", "Override", "Server came", "Created", "Changed",
-    "Version",
-)  # fmt: skip
 HOLDS = ("ID", "GPU", "Start", "End", "User", "Comment")
 WAITLIST = ("Place", "ID", "State", "Pool", "GPUs", "Start", "End", "Offered until", "User", "Project", "Comment")
-FEEDS = ("ID", "Scope", "Target", "Created")
+FEEDS = ("ID", "Scope", "Target", "Owner", "Created", "Used", "Expires")
+SESSIONS = ("User", "Begun", "Expires", "Latest")
 AUDIT = ("At", "Actor", "Action", "Target", "Rule", "Text")
-GPUS = ("State", "Host", "Address", "Pool", "Model", "Server", "Project", "User", "Reason")
-TIMES = {"start", "end", "offer_until", "open_until", "claimed", "created", "changed"}
+GPUS = (
+    "State", "Host", "Address", "Group", "Slot", "Pool", "Model", "NUMA", "Server", "Project", "User", "Since",
+    "Booking", "Reason",
+)  # fmt: skip
+TIMES = {"start", "end", "offer_until", "open_until", "claimed", "usable_since", "created", "changed"}
+TIMES |= {"begun", "expires", "latest", "used"}
 NAMES = {
     "ID": "id", "Kind": "kind", "State": "state", "Reason": "reason", "Pool": "pool", "GPUs": "gpus",
-    "Same group": "same_group", "Same host": "same_host", "GPU": "gpu", "On": "gpu_names", "Start": "start",
+    "Same group": "same_group", "Same host": "same_host", "Shared": "shared", "GPU": "gpu", "On": "gpu_names",
+    "Start": "start",
     "End": "end", "User": "user", "Project": "project", "Comment": "comment", "Series": "series",
     "Offered until": "offer_until", "Open until": "open_until", "Override": "override", "Server came": "claimed",
-    "Created": "created", "Changed": "changed", "Version": "version",
+    "Usable since": "usable_since", "Trouble": "trouble",
+    "Created": "created", "Changed": "changed", "Version": "version", "You may": "may",
+    "Flavors": "flavors", "To start a server": "command",
 }  # fmt: skip
 
 
+def chosen(only: Sequence[str] | None, columns: Sequence[str]) -> list[str]:
+    """The columns that were asked for with ``-c``, in that order; all when none was. Raises UsageError."""
+    known = {column.lower(): column for column in columns}
+    for name in only or ():
+        if name.lower() not in known:
+            raise UsageError(f"there is no column {name!r}; there are {', '.join(columns)}")
+    return [known[name.lower()] for name in only] if only else list(columns)
+
+
 def booking_row(row: Row, zone: ZoneInfo) -> dict[str, Any]:
-    """Every column of a booking; times in the zone, with its offset."""
+    """A booking as a row of a list; times in the zone, with its offset."""
     return {column: _value(row, name, zone) for column, name in NAMES.items()}
+
+
+def booking_fields(row: Row, zone: ZoneInfo) -> dict[str, Any]:
+    """A booking by itself: its fields have the names of the API, as in every ``openstack ... show``."""
+    return {name: _value(row, name, zone) for name in NAMES.values()}
 
 
 def _value(row: Row, name: str, zone: ZoneInfo) -> Any:
@@ -63,9 +85,15 @@ def waitlist_rows(rows: Sequence[Row], zone: ZoneInfo) -> list[dict[str, Any]]:
 
 
 def feed_row(row: Row, zone: ZoneInfo) -> dict[str, Any]:
-    id = row.get("id") or row.get("digest")
-    return {"ID": id, "Scope": row.get("scope"), "Target": row.get("target"),
-            "Created": show_api_time(row.get("created"), zone)}  # fmt: skip
+    return _shown(row, FEEDS, zone)
+
+
+def session_row(row: Row, zone: ZoneInfo) -> dict[str, Any]:
+    return _shown(row, SESSIONS, zone)
+
+
+def _shown(row: Row, columns: Sequence[str], zone: ZoneInfo) -> dict[str, Any]:
+    return {column: _value(row, column.lower(), zone) for column in columns}
 
 
 def audit_row(row: Row, zone: ZoneInfo) -> dict[str, Any]:
@@ -73,41 +101,49 @@ def audit_row(row: Row, zone: ZoneInfo) -> dict[str, Any]:
 
 
 def gpu_row(row: Row) -> dict[str, Any]:
-    """A GPU of /v1/gpus."""
-    server = row.get("server") or {}
+    """A GPU of /v1/gpus. Since is UTC."""
+    server = row["server"]
     return {
-        **{name: row.get(name.lower()) or "" for name in GPUS},
-        "Server": server.get("name") or server.get("id") or "",
+        **{name: row[name.lower()] for name in GPUS if name.lower() in row},
+        "Slot": f"{row['role']} {row['set']}" if row["set"] else row["role"],
+        "NUMA": row["numa_node"],
+        "Server": (server["name"] or server["id"]) if server else None,
+        "Since": show_api_time(row["since"], ZoneInfo("UTC")) or None,
+        "Booking": row.get("booking"),
     }
 
 
-DURATIONS = {"longest", "ahead", "notice", "no_show", "offer", "hold", "window", "end_soon", "grace"}
-NONE = {"no_show": "never", "gpu_hours_per_month": "any number", "users": "everybody with the role member"}
+def keepings(rows: Iterable[Row]) -> LedgerWords:
+    """What keeps GPUs, out of rows of /v1/gpus. One that is held without a booking, others hold."""
+    return {
+        provider_name(row["host"], row["address"]): Keeping(GpuState(row["state"]), row["reason"], row["booking"] or "")
+        for row in rows
+        if row["state"] == GpuState.BOOKED.value or (row["state"] == GpuState.HELD.value and row["booking"])
+    }
+
+
+RULE = ("Rule", "Value", "From")
 
 
 def rule_rows(rules: Row) -> list[dict[str, Any]]:
-    """Rules, one to a row, in the words of the site file."""
-    return [{"Rule": name, "Value": _rule(name, value)} for name, value in rules.items()]
+    """Rules, one to a row, in words, and what states each."""
+    values = {key: rules[key] for key in rules if key != "origins"}
+    return [
+        dict(zip(RULE, (key, _rule(key, value), _origin(rules, key)), strict=True)) for key, value in values.items()
+    ]
 
 
-def _rule(name: str, value: Any) -> Any:
-    if value is None:
-        return NONE.get(name, "none")
-    if name in DURATIONS:
-        return lasting(int(value))
-    if name == "quiet_hours":
-        return ", ".join(f"{_clock(one['start_minute'])}-{_clock(one['end_minute'])}" for one in value) or "none"
-    return ", ".join(value) if isinstance(value, list) else value
+def _origin(rules: Row, key: str) -> str:
+    return str(rules.get("origins", {}).get(key, "default")) if key in RULES else ""
 
 
-def lasting(seconds: int) -> str:
-    """``15 days``, ``90 min``: the largest unit that it is a whole number of."""
-    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds and seconds % length == 0:
-            number = seconds // length
-            return f"{number} {'day' if unit == 'days' and number == 1 else unit}"
-    return f"{seconds} s" if seconds else "0 min"
-
-
-def _clock(minute: int) -> str:
-    return f"{minute // 60:02}:{minute % 60:02}"
+def _rule(key: str, value: Any) -> Any:
+    if key not in RULES:
+        return value
+    if key == "quiet_hours":
+        value = tuple(QuietHours(**one) for one in value)
+    elif value is not None and isinstance(RULES[key].default, timedelta):
+        value = timedelta(seconds=value)
+    elif isinstance(value, int):
+        return value
+    return rule_text(key, frozenset(value) if isinstance(value, list) else value)

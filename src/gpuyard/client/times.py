@@ -20,7 +20,7 @@ ABSOLUTE = re.compile(
     r"^(\d{4}-\d{2}-\d{2})(?:[T ](\d{1,2}:\d{2}(?::\d{2})?))?\s*(Z|UTC|[+-]\d{2}:?\d{2})?$", re.IGNORECASE
 )
 UNITS = {
-    **dict.fromkeys(("min", "minute", "minutes"), timedelta(minutes=1)),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), timedelta(minutes=1)),
     **dict.fromkeys(("h", "hour", "hours"), timedelta(hours=1)),
     **dict.fromkeys(("d", "day", "days"), timedelta(days=1)),
     **dict.fromkeys(("w", "week", "weeks"), timedelta(weeks=1)),

@@ -8,15 +8,15 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import openstack
 from keystoneauth1 import exceptions as auth_errors
 from keystoneauth1.adapter import Adapter
 from openstack import exceptions as sdk_errors
-from openstack.config import OpenStackConfig
 
+from gpuyard.cloud.config import find_cloud
 from gpuyard.cloud.errors import CloudError as CloudError  # others have it from here
-from gpuyard.model.errors import UsageError
 
 FORBIDDEN = 403
 TIMEOUT = 60
@@ -93,8 +93,8 @@ class CloudApi:
             raise CloudError(f"cloud {self.name}: {_explain(error)}") from None
         if answer.status_code >= 400:
             said = _message(answer)
-            if answer.status_code == FORBIDDEN and "Policy" in said:
-                said += "; it takes the role admin, and these credentials do not have it"
+            if answer.status_code == FORBIDDEN and ("Policy" in said or "not authorized" in said):  # Nova, Keystone
+                said = f"{said.rstrip('.')}; this takes the role admin: name a cloud that has it with --os-cloud"
             raise CloudError(
                 f"cloud {self.name}: {method} {service} {path}: {answer.status_code} {said}", answer.status_code
             )
@@ -108,7 +108,9 @@ class CloudApi:
             following = [link["href"] for link in answer.get(f"{key}_links", ()) if link["rel"] == "next"]
             if not following or not answer[key]:
                 return
-            answer = self.get(service, path, **{**query, "marker": answer[key][-1]["id"]})
+            # The address is not followed, only its marker: what a proxy makes of addresses is not to be relied on.
+            (marker,) = parse_qs(urlsplit(following[0]).query)["marker"]
+            answer = self.get(service, path, **{**query, "marker": marker})
 
     @property
     def auth_url(self) -> str:
@@ -181,15 +183,8 @@ def connect(cloud: str | None = None, clouds_file: Path | None = None) -> CloudA
 
     `clouds_file` is used in place of the clouds.yaml that would be found, and of the environment.
     """
+    region = find_cloud(cloud, clouds_file, TIMEOUT)
     try:
-        files = [str(clouds_file)] if clouds_file else None
-        config = OpenStackConfig(config_files=files, load_envvars=clouds_file is None)
-        # The timeout is for the requests that get us a token: they would wait for ever.
-        region = config.get_one(cloud, app_name="gpuyard", api_timeout=TIMEOUT)
         return CloudApi(openstack.connection.Connection(config=region))
-    except (sdk_errors.ConfigException, auth_errors.MissingRequiredOptions, auth_errors.MissingAuthPlugin) as error:
-        hint = "name one of clouds.yaml with --os-cloud or OS_CLOUD"
-        which = f"cloud {cloud} cannot be used" if cloud else "no cloud is named"
-        raise UsageError(f"{which}: {str(error).rstrip('.')}; {hint}") from None
     except (auth_errors.ClientException, sdk_errors.SDKException) as error:
         raise CloudError(f"cloud {cloud or 'of the environment'}: {_explain(error)}") from None

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, assert_never
 
 from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.objects import compute_service, read_objects, region_of
-from gpuyard.model.plan import Plan, Step, Verb
+from gpuyard.cloud.observe.objects import read_objects
+from gpuyard.cloud.observe.reader import compute_service, region_of
+from gpuyard.model.plan import StepVerb
 from gpuyard.site.compile import CompiledSite
-from gpuyard.site.objects import SeenObjects
+from gpuyard.site.objects import AggregateObject, FlavorObject, LimitObject, SeenObjects
 from gpuyard.site.plan import flavor_id, plan_site
-from gpuyard.site.plan_aggregates import ZONE
-from gpuyard.site.plan_limits import limit_name
-from gpuyard.site.step_values import ACCESS, HOST, PROPERTY, part
+from gpuyard.site.steps import ZONE, AggregateStep, FlavorStep, ImageStep, LimitStep, SitePlan, SiteStep
 
 NOT_FOUND = 404
 
@@ -25,136 +25,144 @@ class SiteApplier:
         self._api = api
         self._seen = seen
         self._flavor_ids = {item.flavor.name: item.id for item in seen.flavors}
-        self._limit_ids = {limit_name(item.limit): item.id for item in seen.limits}
+        self._limit_ids = {(item.limit.project, item.limit.resource): item.id for item in seen.limits}
         self._aggregate_ids = {item.aggregate.name: item.id for item in seen.aggregates}
         self._image_ids = {item.image.name: item.id for item in seen.images}
 
-    def apply(self, plan: Plan, report: Callable[[Step], None]) -> None:
+    def apply(self, plan: SitePlan, report: Callable[[SiteStep], None]) -> None:
         """All steps in order; `report` is called before each. Raises CloudError at the first one that fails."""
-        actions = {
-            "flavor": self._flavor,
-            "registered limit": self._registered_limit,
-            "project limit": self._limit,
-            "aggregate": self._aggregate,
-            "image": self._image,
-        }
         for step in plan.steps:
             report(step)
             try:
-                actions[step.kind](step)
+                self._carry_out(step)
             except CloudError as error:
                 raise CloudError(f"{step}: {error}; the next plan shows what is left", error.status) from None
 
-    def _flavor(self, step: Step) -> None:
-        if step.verb in (Verb.DELETE, Verb.REPLACE):
-            self._delete("compute", f"/flavors/{self._flavor_ids[step.name]}")
-        if step.verb is Verb.DELETE:
-            return
-        identity = self._flavor_ids.get(step.name, flavor_id(step.name))
-        before = step.before
-        if step.verb in (Verb.CREATE, Verb.REPLACE):
-            identity, before = flavor_id(step.name), {}
-            self._create_flavor(identity, step)
-        elif step.before["description"] != step.after["description"]:
-            body = {"flavor": {"description": step.after["description"]}}
-            self._api.request("PUT", "compute", f"/flavors/{identity}", body)
-        self._properties(identity, part(before, PROPERTY), part(step.after, PROPERTY))
-        self._access(identity, part(before, ACCESS), part(step.after, ACCESS))
+    def _carry_out(self, step: SiteStep) -> None:
+        match step:
+            case FlavorStep():
+                self._flavor(step)
+            case LimitStep(before=None):
+                self._create_limit(step.object)
+            case LimitStep(after=None):
+                self._delete(*self._limit_path(step.object))
+            case LimitStep():
+                self._change_limit(step.object)
+            case AggregateStep():
+                self._aggregate(step)
+            case ImageStep():
+                self._image(step)
+            case _:
+                assert_never(step)
 
-    def _create_flavor(self, identity: str, step: Step) -> None:
-        wanted = step.after
+    def _flavor(self, step: FlavorStep) -> None:
+        before, after = step.before, step.after
+        if step.verb in (StepVerb.DELETE, StepVerb.REPLACE):
+            self._delete("compute", f"/flavors/{self._flavor_ids[step.name]}")
+            before = None
+        if after is None:
+            return
+        if before is None:
+            identity = flavor_id(after.name)
+            self._create_flavor(identity, after)
+            before = replace(after, extra_specs={}, projects=frozenset())
+        else:
+            identity = self._flavor_ids[step.name]
+        if before.description != after.description:
+            body = {"flavor": {"description": after.description}}
+            self._api.request("PUT", "compute", f"/flavors/{identity}", body)
+        self._properties(identity, before.extra_specs, after.extra_specs)
+        self._access(identity, before.projects, after.projects)
+
+    def _create_flavor(self, identity: str, wanted: FlavorObject) -> None:
         body = {
             "id": identity,
-            "name": step.name,
-            "vcpus": wanted["vcpus"],
-            "ram": wanted["ram"],
-            "disk": wanted["disk"],
-            "OS-FLV-EXT-DATA:ephemeral": wanted["ephemeral"],
-            "os-flavor-access:is_public": wanted["public"],
-            "description": wanted["description"],
+            "name": wanted.name,
+            "vcpus": wanted.vcpus,
+            "ram": wanted.ram,
+            "disk": wanted.disk,
+            "OS-FLV-EXT-DATA:ephemeral": wanted.ephemeral,
+            "os-flavor-access:is_public": wanted.public,
+            "description": wanted.description,
         }
         self._api.request("POST", "compute", "/flavors", {"flavor": body})
 
-    def _properties(self, identity: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    def _properties(self, identity: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:
         changed = {key: value for key, value in after.items() if before.get(key) != value}
         if changed:
             self._api.request("POST", "compute", f"/flavors/{identity}/os-extra_specs", {"extra_specs": changed})
         for key in before.keys() - after.keys():
             self._delete("compute", f"/flavors/{identity}/os-extra_specs/{key}")
 
-    def _access(self, identity: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        for verb, names in (("add", after.keys() - before.keys()), ("remove", before.keys() - after.keys())):
+    def _access(self, identity: str, before: frozenset[str], after: frozenset[str]) -> None:
+        for verb, names in (("add", after - before), ("remove", before - after)):
             for name in sorted(names):
                 body = {f"{verb}TenantAccess": {"tenant": self._seen.projects.get(name, name)}}
                 self._api.request("POST", "compute", f"/flavors/{identity}/action", body)
 
-    def _registered_limit(self, step: Step) -> None:
-        if step.verb is Verb.CREATE:
-            row = self._limit_row(step, step.name, {"default_limit": step.after["limit"]})
-            self._api.request("POST", "identity", "/registered_limits", {"registered_limits": [row]})
-            return
-        path = f"/registered_limits/{self._limit_ids[step.kind, step.name]}"
-        if step.verb is Verb.DELETE:
-            self._delete("identity", path)
-        else:
-            body = {"registered_limit": {"default_limit": step.after["limit"]}}
-            self._api.request("PATCH", "identity", path, body)
+    def _limit_path(self, limit: LimitObject) -> tuple[str, str]:
+        folder = "registered_limits" if limit.project is None else "limits"
+        return "identity", f"/{folder}/{self._limit_ids[limit.project, limit.resource]}"
 
-    def _limit(self, step: Step) -> None:
-        project, _, resource = step.name.rpartition(" ")
-        # Keystone takes an update to 0, answers 200 and keeps the old number. Between deletion and creation the
-        # registered limit holds, which is 0 for GPUs: nobody gets more than before.
-        anew = step.verb is Verb.UPDATE and step.after["limit"] == 0
-        if step.verb is Verb.DELETE or anew:
-            self._delete("identity", f"/limits/{self._limit_ids[step.kind, step.name]}")
-        if step.verb is Verb.CREATE or anew:
-            owner = {"project_id": self._seen.projects[project], "resource_limit": step.after["limit"]}
-            self._api.request("POST", "identity", "/limits", {"limits": [self._limit_row(step, resource, owner)]})
-        elif step.verb is Verb.UPDATE:
-            body = {"limit": {"resource_limit": step.after["limit"]}}
-            self._api.request("PATCH", "identity", f"/limits/{self._limit_ids[step.kind, step.name]}", body)
-
-    def _limit_row(self, step: Step, resource: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _create_limit(self, limit: LimitObject) -> None:
         service = compute_service(self._api)
-        region = region_of(self._api, service)
-        row = {"service_id": service, "resource_name": resource, **values}
-        if "description" in step.after:
-            row["description"] = step.after["description"]
-        return {**row, "region_id": region} if region else row
-
-    def _aggregate(self, step: Step) -> None:
-        before = step.before
-        if step.verb in (Verb.DELETE, Verb.REPLACE):
-            path = f"/os-aggregates/{self._aggregate_ids[step.name]}"
-            self._change_aggregate(path, {HOST + name: "yes" for name in part(before, HOST)}, {})
-            self._delete("compute", path)
-        if step.verb is Verb.DELETE:
-            return
-        if step.verb is Verb.UPDATE:
-            identity = self._aggregate_ids[step.name]
+        row: dict[str, Any] = {"service_id": service, "resource_name": limit.resource}
+        if region := region_of(self._api, service):
+            row["region_id"] = region
+        if limit.description:
+            row["description"] = limit.description
+        if limit.project is None:
+            body = {"registered_limits": [{**row, "default_limit": limit.value}]}
         else:
-            # Nova takes no metadata here. One that has none and no hosts is taken for ours by the next plan.
-            body = {"name": step.name, ZONE: step.after.get(ZONE)}
-            made = self._api.request("POST", "compute", "/os-aggregates", {"aggregate": body})
-            identity, before = made["aggregate"]["id"], {ZONE: body[ZONE]}
-        self._change_aggregate(f"/os-aggregates/{identity}", before, step.after)
+            owner = {"project_id": self._seen.projects[limit.project], "resource_limit": limit.value}
+            body = {"limits": [{**row, **owner}]}
+        self._api.request("POST", "identity", f"/{next(iter(body))}", body)
 
-    def _change_aggregate(self, path: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    def _change_limit(self, limit: LimitObject) -> None:
+        where = self._limit_path(limit)
+        if limit.project is None:
+            self._api.request("PATCH", *where, {"registered_limit": {"default_limit": limit.value}})
+        elif limit.value:
+            self._api.request("PATCH", *where, {"limit": {"resource_limit": limit.value}})
+        else:
+            # Keystone takes an update to 0, answers 200 and keeps the old number. Between deletion and creation the
+            # registered limit holds, which is 0 for GPUs: nobody gets more than before.
+            self._delete(*where)
+            self._create_limit(limit)
+
+    def _aggregate(self, step: AggregateStep) -> None:
+        before, after = step.before, step.after
+        if before is not None and step.verb in (StepVerb.DELETE, StepVerb.REPLACE):
+            path = f"/os-aggregates/{self._aggregate_ids[step.name]}"
+            self._change_aggregate(path, before, replace(before, hosts=frozenset()))
+            self._delete("compute", path)
+            before = None
+        if after is None:
+            return
+        if before is None:
+            # Nova takes no metadata here. One that has none and no hosts is taken for ours by the next plan.
+            body = {"name": after.name, ZONE: after.availability_zone}
+            made = self._api.request("POST", "compute", "/os-aggregates", {"aggregate": body})
+            identity, before = made["aggregate"]["id"], replace(after, hosts=frozenset(), metadata={})
+        else:
+            identity = self._aggregate_ids[step.name]
+        self._change_aggregate(f"/os-aggregates/{identity}", before, after)
+
+    def _change_aggregate(self, path: str, before: AggregateObject, after: AggregateObject) -> None:
         """Metadata with the availability zone, which Nova keeps there too, and hosts."""
-        old, new = part(before, PROPERTY), part(after, PROPERTY)
+        old, new = before.metadata, after.metadata
         changed: dict[str, Any] = {key: value for key, value in new.items() if old.get(key) != value}
         changed |= dict.fromkeys(old.keys() - new.keys())
-        if after.get(ZONE) not in (None, before.get(ZONE)):
-            changed[ZONE] = after[ZONE]
+        if after.availability_zone not in (None, before.availability_zone):
+            changed[ZONE] = after.availability_zone
         if changed:
             self._api.request("POST", "compute", f"{path}/action", {"set_metadata": {"metadata": changed}})
-        old_hosts, new_hosts = part(before, HOST).keys(), part(after, HOST).keys()
-        for verb, names in (("add", new_hosts - old_hosts), ("remove", old_hosts - new_hosts)):
+        for verb, names in (("add", after.hosts - before.hosts), ("remove", before.hosts - after.hosts)):
             for name in sorted(names):
                 self._api.request("POST", "compute", f"{path}/action", {f"{verb}_host": {"host": name}})
 
-    def _image(self, step: Step) -> None:
-        old, new = part(step.before, PROPERTY), part(step.after, PROPERTY)
+    def _image(self, step: ImageStep) -> None:
+        old, new = (one.properties if one else {} for one in (step.before, step.after))
         patch = [
             {"op": "replace" if key in old else "add", "path": "/" + _pointer(key), "value": value}
             for key, value in new.items()
@@ -176,8 +184,8 @@ def apply_plan(
     api: CloudApi,
     compiled: CompiledSite,
     seen: SeenObjects,
-    plan: Plan,
-    report: Callable[[Step], None],
+    plan: SitePlan,
+    report: Callable[[SiteStep], None],
     prune: bool = False,
 ) -> None:
     """Carry a plan out, then look again: raises CloudError unless the cloud is as the site wants it."""

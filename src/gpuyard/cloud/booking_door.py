@@ -1,32 +1,41 @@
 """The way to a portal's API for command lines: a user's own Keystone session, and where the portal is.
 
-The token goes to one address only: redirects are not followed.
+The token goes to one address only, which somebody has named: redirects are not followed, and nothing is guessed. It
+goes to another machine unencrypted only when a person has given the address.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from keystoneauth1 import exceptions as auth_errors
 from keystoneauth1.session import Session
 from openstack import exceptions as sdk_errors
-from openstack.config import OpenStackConfig
 
 from gpuyard.cloud.api import CloudError
+from gpuyard.cloud.config import find_cloud
 from gpuyard.model.errors import GpuyardError, UsageError
+from gpuyard.model.text import cleaned, printable
 
 SERVICE_TYPE = "gpu"
 """What the portal is in Keystone's catalogue."""
-DEFAULT_URL = "http://127.0.0.1:8080"
+NAME_IT = "--url, or GPUYARD_URL in the environment"
 TIMEOUT = 60
 """Seconds for one answer."""
 
+LOG = logging.getLogger(__name__)
 logging.getLogger("keystoneauth.identity").setLevel(logging.ERROR)
+
+
+class NoPortalError(UsageError):
+    """Nobody has named a portal that a token may be sent to."""
 
 
 class PortalUnreachableError(GpuyardError):
@@ -94,26 +103,25 @@ def open_door(cloud: str | None = None, url: str = "", clouds_file: Path | None 
 
     `url` goes before ``gpu_endpoint_override`` of clouds.yaml, and that before the catalogue. Raises UsageError.
     """
+    region = find_cloud(cloud, clouds_file)
     try:
-        files = [str(clouds_file)] if clouds_file else None
-        config = OpenStackConfig(config_files=files, load_envvars=clouds_file is None)
-        region = config.get_one(cloud, app_name="gpuyard")
         session = region.get_session()
-        found = url or region.get_endpoint(SERVICE_TYPE) or ""
-        interface = region.get_interface(SERVICE_TYPE) or "public"
-        name = region.get_region_name(SERVICE_TYPE)
-    except (sdk_errors.ConfigException, auth_errors.MissingRequiredOptions, auth_errors.MissingAuthPlugin) as error:
-        which = f"cloud {cloud} cannot be used" if cloud else "no cloud is named"
-        hint = "name one of clouds.yaml with --os-cloud or OS_CLOUD"
-        raise UsageError(f"{which}: {str(error).rstrip('.')}; {hint}") from None
+    except (sdk_errors.ConfigException, auth_errors.MissingRequiredOptions) as error:
+        raise UsageError(f"cloud {region.name or 'of the environment'} cannot be used: {error}") from None
+    found = url or region.get_endpoint(SERVICE_TYPE) or ""
+    interface = region.get_interface(SERVICE_TYPE) or "public"
+    name = region.get_region_name(SERVICE_TYPE)
     return door_of(session, found, region=name, interface=interface)
 
 
 def door_of(
     session: Session, url: str = "", *, region: str | None = None, interface: str | list[str] = "public"
 ) -> Door:
-    """The portal through a session that is there already: at `url`, where the catalogue says, or on this machine."""
+    """The portal through a session that is there already: at `url`, or where the catalogue says. Raises UsageError,
+    which is a NoPortalError when neither will do."""
     if url:
+        if _is_plain(address(url)):
+            LOG.warning("your token goes to %s unencrypted; https would keep it to yourself", address(url))
         return Door(session, url)
     try:
         found = session.get_endpoint(service_type=SERVICE_TYPE, region_name=region, interface=interface)
@@ -121,26 +129,50 @@ def door_of(
         found = None  # a catalogue that has no such service says so in one of two ways
     except (auth_errors.ClientException, sdk_errors.SDKException) as error:
         raise CloudError(f"cannot log in to find the portal: {_of_keystone(error)}") from None
-    if found:
-        return Door(session, str(found), why=", as the catalogue says,")
-    return Door(session, DEFAULT_URL, why=f" (the catalogue has no service of type {SERVICE_TYPE})")
+    if not found:
+        raise NoPortalError(f"the catalogue has no service of type {SERVICE_TYPE}; name the portal: {NAME_IT}")
+    if _is_plain(address(str(found))):
+        text = f"the catalogue has the portal at {found}, where your token would go unencrypted"
+        raise NoPortalError(f"{text}; have it served with https, or name it if that is meant so: {NAME_IT}")
+    return Door(session, str(found), why=", as the catalogue says,")
 
 
 def address(url: str) -> str:
     """``http://host:8080/v1/`` -> ``http://host:8080``. Raises UsageError for what is no address of a portal."""
     found = url.strip().rstrip("/").removesuffix("/v1")
-    if not found.startswith(("http://", "https://")) or not found.partition("://")[2]:
+    if not found.startswith(("http://", "https://")) or not _host(found):
         raise UsageError(f"{url!r} is no address of a portal; write it as in 'https://gpus.example.org'")
     return found
 
 
+def _host(url: str) -> str:
+    """Empty for what is no address."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_plain(url: str) -> bool:
+    """Whether others on the network could read what is sent there."""
+    if url.startswith("https://"):
+        return False
+    host = _host(url)
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
+
+
 def _reply(answer: Any) -> Reply:
     try:
-        body = answer.json() if answer.content else None
+        body = cleaned(answer.json()) if answer.content else None
     except ValueError:
         body = None
     headers = {name.lower(): value for name, value in answer.headers.items()}
-    return Reply(answer.status_code, body, headers, "" if body is not None else str(answer.text)[:300].strip())
+    return Reply(
+        answer.status_code, body, headers, "" if body is not None else printable(str(answer.text)[:300].strip())
+    )
 
 
 def _of_keystone(error: Exception) -> str:

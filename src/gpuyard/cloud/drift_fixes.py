@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import assert_never
 
+from gpuyard.advice.drift.fixes import AllocationStep, FixPlan, FixStep, ProviderStep
 from gpuyard.cloud.api import CloudApi, CloudError
 from gpuyard.cloud.apply import apply_plan
-from gpuyard.cloud.world_facts import children_of, consumers_of, read_migrations, server_exists
-from gpuyard.model.plan import Plan, Step
+from gpuyard.cloud.observe.reader import Reader
+from gpuyard.cloud.observe.rows import below
 from gpuyard.site.compile import CompiledSite
-from gpuyard.site.drift import OWN_KINDS
 from gpuyard.site.objects import SeenObjects
+from gpuyard.site.steps import SitePlan, SiteStep
 
 ATTEMPTS = 4
 """Times that a deletion is tried when something else changes the same thing."""
@@ -26,7 +28,7 @@ NOT_FOUND, CONFLICT = 404, 409
 class Left:
     """A step that was not carried out, because it is not so any more or could not be."""
 
-    step: Step
+    step: FixStep
     reason: str
 
     def __str__(self) -> str:
@@ -38,45 +40,50 @@ class DriftFixer:
 
     def __init__(self, api: CloudApi, compiled: CompiledSite, seen: SeenObjects) -> None:
         self._api = api
+        self._cloud = Reader(api)
         self._compiled = compiled
         self._seen = seen
 
-    def apply(self, plan: Plan, report: Callable[[Step], None]) -> list[Left]:
+    def apply(self, plan: FixPlan, report: Callable[[SiteStep | FixStep], None]) -> list[Left]:
         """All steps in order; `report` is called before each. What is left alone comes back with its reason. Raises
         CloudError when the cloud refuses a step of the site's plan, or does not answer."""
-        site = tuple(step for step in plan.steps if step.kind not in OWN_KINDS)
-        if site:
-            apply_plan(self._api, self._compiled, self._seen, Plan(site), report)
+        if plan.site:
+            apply_plan(self._api, self._compiled, self._seen, SitePlan(plan.site), report)
         left = []
-        for step in plan.steps:
-            if step.kind not in OWN_KINDS:
-                continue
+        for step in plan.own:
             report(step)
-            reason = self._attempts(self._allocation if step.kind == "allocation" else self._provider, step)
-            if reason:
+            if reason := self._attempts(step):
                 left.append(Left(step, reason))
         return left
 
-    def _attempts(self, act: Callable[[Step], str], step: Step) -> str:
+    def _attempts(self, step: FixStep) -> str:
         """Why a step was left alone; empty when what it wants is so."""
         said = ""
         for _ in range(ATTEMPTS):
             try:
-                return act(step)
+                return self._carry_out(step)
             except CloudError as error:
                 if error.status != CONFLICT:
                     raise
                 said = str(error)
         return f"something else kept changing it, {ATTEMPTS} times: {said}"
 
-    def _allocation(self, step: Step) -> str:
-        consumer = step.name
+    def _carry_out(self, step: FixStep) -> str:
+        match step:
+            case AllocationStep():
+                return self._allocation(step.name)
+            case ProviderStep():
+                return self._provider(step.name, step.object.id)
+            case _:
+                assert_never(step)
+
+    def _allocation(self, consumer: str) -> str:
         found = self._api.get("placement", f"/allocations/{consumer}")
         if not found["allocations"]:
             return ""
-        if server_exists(self._api, consumer):
+        if self._cloud.has_server(consumer):
             return "Nova has a server of that id"
-        if consumer in read_migrations(self._api):
+        if consumer in self._cloud.migrations():
             return "Nova has a migration of that id"
         # Not DELETE, which asks no generation: whoever changes the consumer meanwhile must win.
         body = {
@@ -91,17 +98,16 @@ class DriftFixer:
             return "it has allocations again"
         return ""
 
-    def _provider(self, step: Step) -> str:
-        root = str(step.before["id"])
-        if self._known(step.name, root):
+    def _provider(self, host: str, root: str) -> str:
+        if self._known(host, root):
             return "Nova has its hypervisor or service again"
-        tree = self._api.get("placement", "/resource_providers", in_tree=root)["resource_providers"]
+        tree = self._cloud.tree(root)
         if not tree:
             return ""
-        if any(consumers_of(self._api, row["uuid"]) for row in tree):
+        if any(self._cloud.consumers(one.id) for one in tree):
             return "something is allocated on it"
-        for identity, _ in reversed(children_of(tree, root)):
-            self._delete(identity)
+        for one in reversed(list(below(tree, root))):
+            self._delete(one.id)
         self._delete(root)
         gone = not self._api.get("placement", "/resource_providers", uuid=root)["resource_providers"]
         return "" if gone else "it is there again"

@@ -10,15 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.objects import DOMAIN, compute_service, region_of
-from gpuyard.ledger.enforcement import SeenProvider
+from gpuyard.cloud.observe.reader import compute_service, region_of
+from gpuyard.cloud.people import shown
+from gpuyard.ledger.enforcement import Call, PlaceHold, ReleaseHold, SeenProvider, SetLimit
+from gpuyard.model.world import DOMAIN
 
 PARALLEL = 4
 NOT_FOUND = 404
 CONFLICT = 409
 
 
-class ChangedError(CloudError):
+class OvertakenError(CloudError):
     """Something is not any more as it was when the step was planned; the next plan is made from what it is now."""
 
 
@@ -35,7 +37,7 @@ class Enforcer:
     def projects(self) -> dict[str, str]:
         """Name -> id, of the default domain, which the projects of a site file are in."""
         rows = self._api.get("identity", "/projects", domain_id=DOMAIN)["projects"]
-        return {row["name"]: row["id"] for row in rows}
+        return {shown(row["name"], {"id": DOMAIN}): row["id"] for row in rows}
 
     def limits(self, resources: Iterable[str]) -> dict[tuple[str, str], int]:
         """(project's id, resource) -> limit: all that projects have of their own."""
@@ -60,7 +62,18 @@ class Enforcer:
         rows = self._api.get("identity", "/limits", service_id=service)["limits"]
         return [row["id"] for row in rows if row.get("description") == self._mark]
 
-    def set_limit(self, project: str, resource: str, value: int) -> None:
+    def carry_out(self, step: Call, provider: tuple[str, str] = ("", "")) -> None:
+        """`provider`: id and resource class of the one that a step holds or releases. Raises ChangedError when it is
+        not any more as it was when the step was planned."""
+        match step:
+            case SetLimit():
+                self._set_limit(step.project, step.resource, step.value)
+            case PlaceHold():
+                self._reserve(*provider, True, step.generation)
+            case ReleaseHold():
+                self._reserve(*provider, False, step.generation)
+
+    def _set_limit(self, project: str, resource: str, value: int) -> None:
         """A limit of 0 is none: the registered one, which is 0, holds then. (Keystone takes an update to 0, answers
         200 and keeps the old number.)"""
         known = self._limit_ids.get((project, resource))
@@ -75,7 +88,7 @@ class Enforcer:
                 self._api.request("POST", "identity", "/limits", {"limits": [self._row(project, resource, value)]})
         except CloudError as error:
             if error.status == CONFLICT or (error.status == NOT_FOUND and known is not None):
-                raise ChangedError(str(error), error.status) from None
+                raise OvertakenError(str(error), error.status) from None
             raise
 
     def _row(self, project: str, resource: str, value: int) -> dict[str, Any]:
@@ -117,12 +130,12 @@ class Enforcer:
     def _inventories(self, provider: str) -> dict[str, Any]:
         return self._api.get("placement", f"/resource_providers/{provider}/inventories")
 
-    def reserve(self, provider: str, resource_class: str, reserved: bool, generation: int) -> None:
+    def _reserve(self, provider: str, resource_class: str, reserved: bool, generation: int) -> None:
         """Hold a GPU or let it go, if its provider is still in this generation. Raises ChangedError when not."""
         answer = self._inventories(provider)
         inventory = answer["inventories"].get(resource_class)
         if inventory is None or answer["resource_provider_generation"] != generation:
-            raise ChangedError(f"cloud {self._api.name}: provider {provider} has changed meanwhile", CONFLICT)
+            raise OvertakenError(f"cloud {self._api.name}: provider {provider} has changed meanwhile", CONFLICT)
         body = {
             **inventory,
             "reserved": inventory["total"] if reserved else 0,
@@ -133,5 +146,5 @@ class Enforcer:
             self._api.request("PUT", "placement", path, body)
         except CloudError as error:
             if error.status == CONFLICT:
-                raise ChangedError(str(error), error.status) from None
+                raise OvertakenError(str(error), error.status) from None
             raise

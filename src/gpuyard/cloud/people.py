@@ -4,11 +4,13 @@ All but the password check is asked with the credentials of the service, so noth
 a password nor a token.
 
 Names are those that a site file and the audit log have. Both mean projects and users of the default domain, and each
-domain has its own: a project ``physics`` of the domain ``evil`` is ``physics@evil`` here, and so are users.
+domain has its own: a project ``physics`` of the domain ``evil`` is ``physics@evil`` here, and so are users. Rules go by
+the names of projects, so no two projects have one: see `shown`.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,18 +19,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuyard.cloud.errors import CloudError
 from gpuyard.model.errors import BlockedError
+from gpuyard.model.world import DOMAIN
 
 if TYPE_CHECKING:
     from gpuyard.cloud.api import CloudApi
 
-UNAUTHORIZED, NOT_FOUND = 401, 404
-DOMAIN = "default"
-"""Id of the domain that a site's projects are in; objects.py has it too, and needs OpenStack's libraries."""
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 401, 403, 404
 SOON = 10.0
 """Seconds to wait for answers about a password or a token: anybody may send those, and each keeps a thread busy."""
 OURS = "gpuyard"
 """Who did what gpuyard itself has done, in the audit log."""
 TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
+LENT = frozenset({"application_credential", "OS-TRUST:trust", "OS-OAUTH1", "OS-OAUTH2"})
+"""What a token says that its user has given to somebody or something else: such a one may do less than the user."""
+NARROWED = LENT | {"project", "domain", "system"}
+"""What a token says that is for something: such a one may do less than the one that it is from."""
+WHOLE_USER = frozenset({"user_id", "issued_before", "revoked_at"})
+"""What a revocation event says that is about all logins of a user."""
+LOG = logging.getLogger(__name__)
 ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -43,7 +51,8 @@ class Membership:
     project_id: str
     project: str
     roles: frozenset[str]
-    """Names in lower case, those that follow from others too: an admin is a member and a reader."""
+    """Names in lower case, those that follow from others too: an admin is a member and a reader. Nobody is an admin in
+    projects of other domains than the default one."""
 
 
 @dataclass(frozen=True)
@@ -66,22 +75,38 @@ class TokenFacts:
     expires: datetime
     membership: Membership | None
     """Its project with the roles that it gives there, which may be fewer than the user's; None without a project."""
+    federated: bool = False
+    """Given at the end of single sign-on, and for nothing yet: unscoped, and by no application credential or trust."""
+    lent: bool = False
+    """Of an application credential, a trust or OAuth."""
 
 
 @dataclass(frozen=True)
-class Project:
+class KeystoneProject:
     id: str
     name: str
 
 
 def shown(name: str, domain: Mapping[str, Any]) -> str:
-    """The name of a project or a user. `domain`: its ``id`` and ``name``."""
-    return name if domain["id"] == DOMAIN else f"{name}@{domain['name']}"
+    """The name of a project, which no other one has. `domain`: its ``id`` and ``name``. What follows the last @ is the
+    domain: so a project of the default domain that has an @ itself is ``NAME@default``."""
+    if domain["id"] == DOMAIN:
+        return f"{name}@{DOMAIN}" if "@" in name else name
+    # By its id where the name could be read in two ways.
+    clear = "@" not in domain["name"] and domain["name"].lower() != DOMAIN
+    return f"{name}@{domain['name'] if clear else domain['id']}"
+
+
+def domain_of(shown: str) -> str:
+    """Name of the domain of a project by the name that it has here; empty: the default one."""
+    domain = shown.rpartition("@")[2] if "@" in shown else ""
+    return "" if domain == DOMAIN else domain
 
 
 def shown_user(name: str, domain: Mapping[str, Any]) -> str:
-    """Nobody is called as gpuyard itself is."""
-    return f"{name}@{domain['name']}" if name.strip().lower() == OURS else shown(name, domain)
+    """Nobody is called as gpuyard itself is. Users of the default domain may be called as their mail address."""
+    ours = name.strip().lower() == OURS
+    return name if domain["id"] == DOMAIN and not ours else f"{name}@{domain['name']}"
 
 
 class People(Protocol):
@@ -99,7 +124,12 @@ class People(Protocol):
         """None when it is not valid (any more)."""
         ...
 
-    def projects(self, name_or_id: str) -> Sequence[Project]:
+    def revoked(self) -> Mapping[str, datetime]:
+        """Ids of users whose logins of until then are worth nothing any more: their password was changed, or they were
+        disabled. Of the last hour at least."""
+        ...
+
+    def projects(self, name_or_id: str) -> Sequence[KeystoneProject]:
         """Projects with that id, or with that name as it is shown here."""
         ...
 
@@ -135,15 +165,15 @@ class KeystonePeople:
             return None
         rows = self._api.get("identity", f"/users/{user_id}/projects")["projects"]
         enabled = {row["id"] for row in rows if row["enabled"]}
-        names: dict[str, str] = {}
+        projects: dict[str, Mapping[str, Any]] = {}
         query = {"user.id": user_id, "effective": "", "include_names": ""}
         roles: dict[str, set[str]] = {}
         for assignment in self._api.get("identity", "/role_assignments", **query)["role_assignments"]:
             project = assignment["scope"].get("project", {})
             if project.get("id") in enabled:
-                names[project["id"]] = shown(project["name"], project["domain"])
+                projects[project["id"]] = project
                 roles.setdefault(project["id"], set()).add(assignment["role"]["name"].lower())
-        memberships = [Membership(id, names[id], frozenset(found)) for id, found in roles.items()]
+        memberships = [_membership(projects[id], found) for id, found in roles.items()]
         memberships.sort(key=lambda membership: (membership.project, membership.project_id))
         return Account(user_id, shown_user(user["name"], domain), user.get("email") or "", tuple(memberships))
 
@@ -165,17 +195,34 @@ class KeystonePeople:
             raise
         facts = answer["token"]
         project = facts.get("project")
-        roles = frozenset(role["name"].lower() for role in facts.get("roles", ()))
+        roles = {role["name"].lower() for role in facts.get("roles", ())}
         return TokenFacts(
             facts["user"]["id"],
             shown_user(facts["user"]["name"], facts["user"]["domain"]),
             datetime.fromisoformat(facts["expires_at"]),
-            Membership(project["id"], shown(project["name"], project["domain"]), roles) if project else None,
+            _membership(project, roles) if project else None,
+            "OS-FEDERATION" in facts["user"] and not NARROWED & facts.keys(),
+            bool(LENT & facts.keys()),
         )
 
-    def projects(self, name_or_id: str) -> Sequence[Project]:
+    def revoked(self) -> Mapping[str, datetime]:
+        try:
+            events = self._api.get("identity", "/OS-REVOKE/events")["events"]
+        except CloudError as error:
+            if error.status not in (FORBIDDEN, NOT_FOUND):
+                raise
+            LOG.warning("changed passwords end no sessions, since Keystone does not say which were changed: %s", error)
+            return {}
+        found: dict[str, datetime] = {}
+        for event in events:
+            if event.keys() <= WHOLE_USER:
+                until = datetime.fromisoformat(event["issued_before"])
+                found[event["user_id"]] = max(until, found.get(event["user_id"], until))
+        return found
+
+    def projects(self, name_or_id: str) -> Sequence[KeystoneProject]:
         found = self._known("project", name_or_id, shown)
-        return [Project(id, name) for id, name in found.items()]
+        return [KeystoneProject(id, name) for id, name in found.items()]
 
     def users(self, name_or_id: str) -> Sequence[str]:
         return list(self._known("user", name_or_id, shown_user))
@@ -194,6 +241,8 @@ class KeystonePeople:
         name, _, domain_name = wanted.rpartition("@")
         if name and domain_name:
             places += [(name, one) for one in self._api.get("identity", "/domains", name=domain_name)["domains"]]
+            if domain_name == DOMAIN:
+                places.append((name, {"id": DOMAIN, "name": ""}))
         found = {
             row["id"]: spell(row["name"], domain)
             for name, domain in places
@@ -209,6 +258,14 @@ class KeystonePeople:
                 return None
             raise
         return found
+
+
+def _membership(project: Mapping[str, Any], roles: set[str]) -> Membership:
+    """Admins see to all bookings of the site; those who give roles in another domain do not say who these are."""
+    away = project["domain"]["id"] != DOMAIN
+    return Membership(
+        project["id"], shown(project["name"], project["domain"]), frozenset(roles - {"admin"} if away else roles)
+    )
 
 
 def _why_refused(said: str) -> str:

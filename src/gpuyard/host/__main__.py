@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import PurePath
 from typing import Dict, List, Optional
 
 from gpuyard.host import report
-from gpuyard.host.commands import VERBS, Options
+from gpuyard.host.commands import VERBS, CommandOptions
 from gpuyard.host.commands import run as run_verb
 from gpuyard.host.pci_ids import PciIds
 from gpuyard.host.preparation import pending
@@ -86,8 +87,11 @@ def _verb_options(verb: str, parser: argparse.ArgumentParser) -> None:
         ):
             parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=text)
         parser.add_argument("--all", action="store_true", help="forget --keep, --give and --only of earlier calls")
+    if verb in ("check", "plan"):
+        parser.add_argument("--from", dest="source", metavar="FILE", help="look at what 'record' wrote instead")
     if verb in ("plan", "apply", "undo"):
-        parser.add_argument("--no-live", dest="live", action="store_false", help="change drivers at the next boot only")
+        text = "change drivers while the machine runs, or at the next boot only"
+        parser.add_argument("--live", action=argparse.BooleanOptionalAction, default=None, help=text)
     if verb in ("apply", "undo"):
         parser.add_argument("--expect", metavar="DIGEST", help="do nothing if the plan has not this digest")
         parser.add_argument("--yes", action="store_true", help="do not ask")
@@ -98,15 +102,22 @@ def _verb_options(verb: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
 
 
-def _options(parsed: argparse.Namespace) -> Options:
+def options_of(arguments: List[str]) -> CommandOptions:
+    """What a command line of one of VERBS says. Raises UsageError for a root that is none of a machine."""
+    parsed = _parser().parse_args(arguments)
+    open_tree(parsed.root)
+    return _options(parsed)
+
+
+def _options(parsed: argparse.Namespace) -> CommandOptions:
     """The verbs have different options; those that one does not have are left as they are."""
     said = vars(parsed)
-    only, against = said.get("only"), said.get("against")
-    return Options(
+    only, against, source = said.get("only"), said.get("against"), said.get("source")
+    return CommandOptions(
         root=parsed.root,
         json=parsed.json,
         yes=said.get("yes", False),
-        live=said.get("live", True),
+        live=said.get("live"),
         keep=tuple(said.get("keep", ())),
         give=tuple(said.get("give", ())),
         only=None if only is None else tuple(filter(None, only.split(","))),
@@ -117,7 +128,8 @@ def _options(parsed: argparse.Namespace) -> Options:
         replace_legacy=said.get("replace_legacy"),
         recording=said.get("recording", False),
         dry_run=said.get("dry_run", False),
-        recorded=None if against is None else read_file(against),
+        recorded=None if against is None else read_file(PurePath(against)),
+        source=None if source is None else read_file(PurePath(source)),
     )
 
 

@@ -11,39 +11,40 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Protocol, Tuple
 
-from gpuyard.host.checks import Machine, check, worst
-from gpuyard.host.finding_text import finding_dict, finding_lines
+from gpuyard.host.checks import Machine, check
+from gpuyard.host.checks.drift import drift
+from gpuyard.host.checks.prepared import verify
 from gpuyard.host.judge import judge
-from gpuyard.host.local_host import Host, LocalHost
+from gpuyard.host.local_host import HostAccess, LocalHost
 from gpuyard.host.pci_ids import PciIds
 from gpuyard.host.preparation import pending, plan_text
+from gpuyard.host.preparation.journal import current
 from gpuyard.host.preparation.passthrough import read_list
+from gpuyard.host.preparation.plan import plan_preparation
 from gpuyard.host.preparation.preparation import Preparation
 from gpuyard.host.preparation.wishes import Wishes, full_address
-from gpuyard.host.recording import record, replay
+from gpuyard.host.recording import record, replay, replay_tree, says_how_it_boots
 from gpuyard.host.scan import scan
-from gpuyard.host.verification.drift import drift
-from gpuyard.host.verification.verify import verify
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
-from gpuyard.model.finding import Finding, Level
+from gpuyard.model.finding import Finding, Severity, worst
 from gpuyard.model.host import Inventory
-from gpuyard.model.pci import CLASSES_COMPANION
 from gpuyard.model.plan import Plan, Step
+from gpuyard.model.text import printable
 
 BLOCKED = BlockedError.exit_code
 
 
 @dataclass(frozen=True)
-class Options:
+class CommandOptions:
     """What the command line said. None: as at the last apply."""
 
     root: str = "/"
     json: bool = False
     yes: bool = False
     """Apply and undo without a question."""
-    live: bool = True
+    live: Optional[bool] = None
     keep: Tuple[str, ...] = ()
     give: Tuple[str, ...] = ()
     only: Optional[Tuple[str, ...]] = None
@@ -56,6 +57,8 @@ class Options:
     replace_legacy: Optional[bool] = None
     recorded: Optional[str] = None
     """Text of a recording that the host is compared with."""
+    source: Optional[str] = None
+    """Text of a recording that is looked at instead of this machine."""
     recording: bool = False
     """Give a recording of the host along, for whoever asked from afar to compare."""
     dry_run: bool = False
@@ -73,7 +76,7 @@ class Options:
                 raise UsageError(
                     f"--give {text}: there is nothing at it to give; GPUs are at: {', '.join(gpus) or 'none'}"
                 )
-            if found[0].class_id in CLASSES_COMPANION and not found[0].is_gpu:
+            if found[0] in [companion for slot in judge(inventory) for companion in slot.companions]:
                 raise UsageError(f"--give {text}: it goes with the GPU that it shares a group with: name that one")
         if self.everything:
             last = replace(last, only=None, keep=(), give=())
@@ -84,16 +87,20 @@ class Options:
             identity=self.identity,
             unsafe_interrupts=self.unsafe_interrupts,
             replace_legacy=self.replace_legacy,
+            live=self.live,
         )
 
 
-class Refused(BlockedError):
+class DeclinedError(BlockedError):
     """The operator said no."""
 
 
-def run(verb: str, options: Options) -> int:
-    """Run a verb on this machine, print what came of it, answer the exit code. Raises GpuyardError, but for `json`."""
-    output: Output = _Json(verb) if options.json else _Text()
+def run(verb: str, options: CommandOptions, output: Optional[Output] = None) -> int:
+    """Run a verb on this machine, print what came of it, answer the exit code. Raises GpuyardError, but for `json`.
+
+    `output`: takes it instead of printing.
+    """
+    output = output or (_Json(verb) if options.json else _Text())
     host = LocalHost(options.root)
     try:
         # Whoever changes a host looks at it, and asks, with nobody else at it.
@@ -127,7 +134,7 @@ class _Text:
 
     def say(self, lines: List[str]) -> None:
         if lines:
-            print("\n".join(lines))
+            print("\n".join(map(printable, lines)))
 
     def result(self, code: int, data: Dict[str, Any], lines: List[str]) -> None:
         self.say(lines)
@@ -149,20 +156,49 @@ class _Json:
         print(json.dumps({"event": "result", "verb": self.verb, "exit": code, **data}), flush=True)
 
 
-def _look(host: Host) -> Preparation:
+class Kept:
+    """For whoever calls from a program: the result as it is."""
+
+    def __init__(self) -> None:
+        self.data: Dict[str, Any] = {}
+
+    def step(self, number: int, of: int, step: Step) -> None:
+        pass
+
+    def say(self, lines: List[str]) -> None:
+        pass
+
+    def result(self, code: int, data: Dict[str, Any], lines: List[str]) -> None:
+        self.data = data
+
+
+def _look(host: HostAccess) -> Preparation:
     return Preparation(host, PciIds.of_this_machine())
 
 
-def _check(host: Host, options: Options, output: Output) -> int:
-    inventory = scan(host.tree, PciIds.of_this_machine())
-    return _findings(check(Machine(host.tree, inventory, judge(inventory))), output)
+def _seen(host: HostAccess, options: CommandOptions) -> Machine:
+    """The host as it is, or as it was recorded."""
+    if options.source is None:
+        tree, inventory = host.tree, scan(host.tree, PciIds.of_this_machine())
+    else:
+        tree, inventory = replay_tree(options.source, "the recording")
+    return Machine(tree, inventory, judge(inventory))
 
 
-def _plan(host: Host, options: Options, output: Output) -> int:
-    preparation = _look(host)
-    inventory = preparation.machine.inventory
-    plan = preparation.plan(options.wishes(preparation.wishes, inventory), options.live)
-    return _planned(plan, output, NOTHING if inventory.gpus else NO_GPU)
+def _check(host: HostAccess, options: CommandOptions, output: Output) -> int:
+    return _findings(check(_seen(host, options)), output)
+
+
+def _plan(host: HostAccess, options: CommandOptions, output: Output) -> int:
+    machine = _seen(host, options)
+    if options.source is not None and not says_how_it_boots(machine.tree):
+        raise UsageError(
+            "this recording is of an earlier gpuyard and does not say how the host boots: record the host again"
+        )
+    journal = current(machine.tree)
+    wishes = options.wishes(journal.wishes if journal else Wishes(), machine.inventory)
+    plan = plan_preparation(machine, wishes, journal, machine.processes.holders)
+    return _planned(plan, output, NOTHING if machine.inventory.gpus else NO_GPU)
 
 
 def _planned(plan: Plan, output: Output, nothing: str) -> int:
@@ -171,11 +207,11 @@ def _planned(plan: Plan, output: Output, nothing: str) -> int:
     return code
 
 
-def _apply(host: Host, options: Options, output: Output) -> int:
+def _apply(host: HostAccess, options: CommandOptions, output: Output) -> int:
     def look() -> Tuple[Preparation, Wishes, Plan]:
         preparation = _look(host)
         wishes = options.wishes(preparation.wishes, preparation.machine.inventory)
-        return preparation, wishes, preparation.plan(wishes, options.live)
+        return preparation, wishes, preparation.plan(wishes)
 
     agreed = _agree(look()[2], options, output, "Apply this?")
     preparation, wishes, plan = look()
@@ -185,19 +221,19 @@ def _apply(host: Host, options: Options, output: Output) -> int:
     return _done(host, plan, output, NOTHING if preparation.machine.inventory.gpus else NO_GPU)
 
 
-def _undo(host: Host, options: Options, output: Output) -> int:
-    plan = _look(host).plan_undo(options.live)
+def _undo(host: HostAccess, options: CommandOptions, output: Output) -> int:
+    plan = _look(host).plan_undo(options.live is not False)
     if options.dry_run:
         return _planned(plan, output, UNDONE)
     agreed = _agree(plan, options, output, "Undo this?")
     preparation = _look(host)
-    plan = preparation.plan_undo(options.live)
+    plan = preparation.plan_undo(options.live is not False)
     _unchanged(plan, agreed)
     preparation.undo(plan, _on_step(plan, output))
     return _done(host, plan, output, UNDONE)
 
 
-def _done(host: Host, plan: Plan, output: Output, nothing: str) -> int:
+def _done(host: HostAccess, plan: Plan, output: Output, nothing: str) -> int:
     after = _look(host)
     waiting = pending.needs_reboot(pending.settings(after.machine, after.journal))
     reboot = list(dict.fromkeys([*plan.reboot, *(setting.after_a_boot for setting in waiting)]))
@@ -211,7 +247,7 @@ def _done(host: Host, plan: Plan, output: Output, nothing: str) -> int:
     return 0
 
 
-def _verify(host: Host, options: Options, output: Output) -> int:
+def _verify(host: HostAccess, options: CommandOptions, output: Output) -> int:
     preparation = _look(host)
     groups = preparation.journal.groups if preparation.journal else {}
     findings = verify(preparation.machine, read_list(host.tree), groups)
@@ -223,17 +259,21 @@ def _verify(host: Host, options: Options, output: Output) -> int:
 
 
 def _findings(findings: List[Finding], output: Output, more: Optional[Dict[str, Any]] = None) -> int:
-    code = BLOCKED if worst(findings) is Level.BLOCKED else 0
-    data = [finding_dict(finding) for finding in findings]
-    output.result(code, {"findings": data, **(more or {})}, finding_lines(data))
+    code, data = exit_code(findings), [finding.as_dict() for finding in findings]
+    output.result(code, {"findings": data, **(more or {})}, [line for one in findings for line in one.lines()])
     return code
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """3 when something is in the way of giving a GPU away."""
+    return BLOCKED if worst(findings).rank <= Severity.ERROR.rank else 0
 
 
 def _on_step(plan: Plan, output: Output) -> Callable[[int, Step], None]:
     return lambda number, step: output.step(number, len(plan.steps), step)
 
 
-def _agree(plan: Plan, options: Options, output: Output, question: str) -> Optional[str]:
+def _agree(plan: Plan, options: CommandOptions, output: Output, question: str) -> Optional[str]:
     """Show the plan and wait for a yes. The digest of the plan that was agreed to, if any. Raises BlockedError."""
     if plan.refusals:
         raise BlockedError(plan.refused)
@@ -244,13 +284,13 @@ def _agree(plan: Plan, options: Options, output: Output, question: str) -> Optio
         return options.expect
     output.say(plan_text.lines(plan_text.as_dict(plan)))
     if options.json or not sys.stdin.isatty():
-        raise Refused("nothing was changed: there is nobody to ask here; say --yes")
+        raise DeclinedError("nothing was changed: there is nobody to ask here; say --yes")
     try:
         answer = input(f"{question} [y/N] ")
     except EOFError:
         answer = ""
     if answer.strip().lower() not in ("y", "yes"):
-        raise Refused("nothing was changed")
+        raise DeclinedError("nothing was changed")
     return plan_text.digest(plan)
 
 
@@ -264,7 +304,7 @@ CHANGING = ("apply", "undo")
 UNDONE = "nothing to undo: gpuyard has changed nothing on this host"
 NO_GPU = "nothing to give away: there is no GPU on the PCI bus; gpuyard host check says more"
 NOTHING = "nothing to do: the host is as it shall be"
-VERBS: Dict[str, Callable[[Host, Options, Output], int]] = {
+VERBS: Dict[str, Callable[[HostAccess, CommandOptions, Output], int]] = {
     "check": _check,
     "plan": _plan,
     "apply": _apply,

@@ -24,6 +24,7 @@ from typing import IO, Any, Callable, Deque, Dict, Iterable, List, Mapping, Opti
 
 from gpuyard.host import bundle
 from gpuyard.model.errors import GpuyardError, UsageError
+from gpuyard.model.text import printable
 
 BOOTSTRAP = """\
 import os, sys
@@ -48,6 +49,7 @@ SEVERITY = (0, 3, 2, 1)
 HOST_NAME = re.compile(r"(?:\w[\w.@-]*@)?[\w:][\w.:%-]*", re.ASCII)
 """What ssh can be given: an alias of its configuration, a name, an address, each with ``user@``; never an option."""
 
+WORDS = re.compile(r"[^\n\t]+")
 BROKEN = re.compile("closed by remote host|not responding|Broken pipe|Connection reset|^client_loop|^ssh_dispatch")
 """What ssh says when a connection that was there is gone."""
 
@@ -100,7 +102,7 @@ Event = Union[Progress, Outcome]
 
 
 @dataclass(frozen=True)
-class Options:
+class FleetOptions:
     """How hosts are reached."""
 
     ssh: Tuple[str, ...] = ("ssh",)
@@ -118,7 +120,7 @@ class Options:
 def run(
     hosts: Iterable[str],
     verb: Sequence[str],
-    options: Options = Options(),
+    options: FleetOptions = FleetOptions(),
     on_event: Callable[[Event], None] = lambda event: None,
     zipapp: Optional[bytes] = None,
     own: Optional[Mapping[str, Sequence[str]]] = None,
@@ -169,7 +171,7 @@ def _severity(code: int) -> int:
     return SEVERITY.index(code) if code in SEVERITY else len(SEVERITY)
 
 
-def command(host: str, verb: Sequence[str], options: Options) -> List[str]:
+def command(host: str, verb: Sequence[str], options: FleetOptions) -> List[str]:
     """The ssh command for a host. ssh hands one text to the login shell there, so the words in it are quoted."""
     start = f"import sys; exec(sys.stdin.buffer.read({len(BOOTSTRAP)}))"
     # -I: neither PYTHON* nor modules in the home folder; -B: no __pycache__ of the host's own modules.
@@ -249,7 +251,7 @@ class _Connection:
             return [Progress(self.host, event["text"], event["done"], event["of"])]
         return []
 
-    def outcome(self, options: Options) -> Optional[Outcome]:
+    def outcome(self, options: FleetOptions) -> Optional[Outcome]:
         """None while it runs and has time left."""
         status, seconds = self._process.poll(), time.monotonic() - self.began
         if status is None and seconds < options.seconds:
@@ -329,7 +331,7 @@ def _numbers(value: object) -> bool:
 def _clean(value: Any) -> Any:
     """Without what could steer a terminal."""
     if isinstance(value, str):
-        return "".join(one if one.isprintable() or one in "\n\t" else "\N{REPLACEMENT CHARACTER}" for one in value)
+        return WORDS.sub(lambda words: printable(words[0]), value)
     if isinstance(value, list):
         return [_clean(one) for one in value]
     if isinstance(value, dict):
@@ -343,7 +345,7 @@ def _printable(line: bytes) -> str:
 
 
 def explain(
-    status: int, python: Optional[Tuple[int, ...]], said: Sequence[str], noise: Sequence[str], options: Options
+    status: int, python: Optional[Tuple[int, ...]], said: Sequence[str], noise: Sequence[str], options: FleetOptions
 ) -> Tuple[Ending, str]:
     """Why a host gave no result: from ssh's exit status, the host's Python, and the last lines of both outputs."""
     last = said[-1] if said else noise[-1] if noise else f"ended with {status}"

@@ -37,7 +37,7 @@ USUAL_HOLDERS = {
 
 
 @dataclass(frozen=True)
-class Holder:
+class DeviceHolder:
     """A process that holds a device."""
 
     pid: int
@@ -58,7 +58,7 @@ class Holder:
 class Processes:
     """What could be seen of all processes."""
 
-    holders: Mapping[str, List[Holder]]
+    holders: Mapping[str, List[DeviceHolder]]
     """Address of a function -> who holds it."""
     unseen: Mapping[int, str]
     """Process id -> command of those that could not be looked at: each may hold anything."""
@@ -66,7 +66,7 @@ class Processes:
     """Not even a list of processes is there: ``/proc`` hides them, or a recording has none."""
 
 
-def holders(tree: Tree) -> Dict[str, List[Holder]]:
+def holders(tree: Tree) -> Dict[str, List[DeviceHolder]]:
     """Address -> who holds the function, of those that could be looked at: all, for root."""
     return dict(look(tree).holders)
 
@@ -74,9 +74,9 @@ def holders(tree: Tree) -> Dict[str, List[Holder]]:
 def look(tree: Tree) -> Processes:
     """Look at every process once. Process 1 is always there, so without it the others are not to be seen."""
     nodes = _Nodes(tree)
-    found: Dict[str, List[Holder]] = {}
+    found: Dict[str, List[DeviceHolder]] = {}
     unseen: Dict[int, str] = {}
-    pids = [name for name in tree.names("proc") if name.isdigit()]
+    pids = [name for name in tree.names("proc") if re.fullmatch("[0-9]{1,10}", name)]
     for pid in sorted(pids, key=int):
         descriptors = tree.names(f"proc/{pid}/fd")
         if not descriptors and not _readable(tree, pid):
@@ -84,7 +84,7 @@ def look(tree: Tree) -> Processes:
         links = {tree.link(f"proc/{pid}/fd/{descriptor}") for descriptor in descriptors}
         for device in sorted(link for link in links if link and link.startswith("/dev/")):
             for address in nodes.functions(device):
-                found.setdefault(address, []).append(Holder(int(pid), _command(tree, pid), device))
+                found.setdefault(address, []).append(DeviceHolder(int(pid), _command(tree, pid), device))
     return Processes(found, unseen, "1" not in pids)
 
 

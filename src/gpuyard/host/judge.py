@@ -2,41 +2,69 @@
 
 from __future__ import annotations
 
-from typing import Iterable, List, Mapping, Sequence, Tuple
+from typing import Iterable, List, Mapping, Sequence, Set, Tuple
 
 from gpuyard.model.host import Inventory
 from gpuyard.model.pci import CLASSES_CHIPSET, CLASSES_COMPANION, PciFunction
 from gpuyard.model.slot import Capacity, Slot, Verdict
 
 PASSTHROUGH_DRIVERS = ("vfio-pci", "pci-stub")
+NO_IOMMU = "the IOMMU is off: gpuyard host check says what to switch on"
 
 
 def judge(inventory: Inventory) -> Tuple[Slot, ...]:
     """The slots of a host in bus order: every IOMMU group that has a GPU in it, usable or blocked with its reasons."""
     if not inventory.iommu_on:
-        return tuple(_without_iommu(gpu) for gpu in inventory.gpus)
+        return tuple(Slot(None, (gpu,), (), Verdict.BLOCKED, (NO_IOMMU,)) for gpu in inventory.gpus)
     gpus = inventory.gpus
     with_gpus = {gpu.iommu_group for gpu in gpus}
     slots = [
-        _judge_group(number, members, inventory.needed_by_host)
+        _judge_group(number, members, inventory)
         for number, members in inventory.groups().items()
         if number in with_gpus
     ]
-    ungrouped = [_without_iommu(gpu) for gpu in gpus if gpu.iommu_group is None]
+    ungrouped = [
+        Slot(None, (gpu,), (), Verdict.BLOCKED, (f"{gpu.short_address} is in no IOMMU group, and others are",))
+        for gpu in gpus
+        if gpu.iommu_group is None
+    ]
     return tuple(sorted([*slots, *ungrouped], key=lambda slot: inventory.functions.index(slot.leader)))
 
 
-def _without_iommu(gpu: PciFunction) -> Slot:
-    reason = "the IOMMU is off or absent: switch on SVM/AMD-Vi or VT-d in the firmware (Intel also: intel_iommu=on)"
-    return Slot(None, (gpu,), (), Verdict.BLOCKED, (reason,))
+def companions_of(gpus: Sequence[PciFunction], members: Iterable[PciFunction], inventory: Inventory) -> Set[str]:
+    """Addresses of the members that are on a card of the GPUs, and NVSwitches.
+
+    A USB controller or a sound card of the mainboard has the same class and may share the group, but the host uses it.
+    """
+    bridges = {f.address: f for f in inventory.functions if f.is_bridge}
+    cards = {(gpu.vendor_id, gpu.card) for gpu in gpus}
+    own = {(gpu.vendor_id, bridge) for gpu in gpus for bridge in _own_bridges(gpu, bridges)}
+
+    def on_a_card(function: PciFunction) -> bool:
+        above = bridges.get(function.parent or "")
+        places = (function.parent, above.parent if above else None)
+        return (function.vendor_id, function.card) in cards or any((function.vendor_id, at) in own for at in places)
+
+    return {f.address for f in members if f.is_nvswitch or (f.class_id in CLASSES_COMPANION and on_a_card(f))}
 
 
-def _judge_group(number: int, members: Sequence[PciFunction], needed: Mapping[str, str]) -> Slot:
+def _own_bridges(gpu: PciFunction, bridges: Mapping[str, PciFunction]) -> Iterable[str]:
+    """The two ports of a switch that is on the card, as Intel's and AMD's have one: of its maker, and no root port."""
+    bridge = bridges.get(gpu.parent or "")
+    for _ in range(2):
+        if bridge is None or bridge.parent is None or bridge.vendor_id != gpu.vendor_id:
+            return
+        yield bridge.address
+        bridge = bridges.get(bridge.parent)
+
+
+def _judge_group(number: int, members: Sequence[PciFunction], inventory: Inventory) -> Slot:
     gpus = tuple(f for f in members if f.is_gpu and f.physical_function is None)
     others = [f for f in members if f not in gpus and not f.is_bridge]
-    reasons = [reason for f in [*gpus, *others] for reason in _blocking(f, needed)]
-    companions = tuple(f for f in others if f.class_id in CLASSES_COMPANION)
-    notes = [*_notes(gpus, others), *_unprepared([*gpus, *others])]
+    reasons = [reason for f in [*gpus, *others] for reason in _blocking(f, inventory.needed_by_host)]
+    addresses = companions_of(gpus, others, inventory)
+    companions = tuple(f for f in others if f.address in addresses)
+    notes = [*_notes(gpus, [f for f in others if f not in companions]), *_unprepared([*gpus, *others])]
     verdict = Verdict.BLOCKED if reasons else Verdict.USABLE
     return Slot(number, gpus, companions, verdict, tuple(reasons), tuple(notes))
 
@@ -54,12 +82,12 @@ def _blocking(function: PciFunction, needed: Mapping[str, str]) -> Iterable[str]
         yield f"{what} is part of the chipset and in use by the host (driver {function.driver})"
 
 
-def _notes(gpus: Sequence[PciFunction], others: Sequence[PciFunction]) -> Iterable[str]:
+def _notes(gpus: Sequence[PciFunction], strangers: Sequence[PciFunction]) -> Iterable[str]:
     models = sorted({gpu.model for gpu in gpus})
     if len(models) > 1:
         yield f"GPUs of different models share the group: {', '.join(models)}"
-    for function in others:
-        if function.class_id not in (*CLASSES_COMPANION, *CLASSES_CHIPSET):
+    for function in strangers:
+        if not function.stays_with_host:
             yield f"the host loses {function.short_address} {function.class_name}, which shares the group"
 
 

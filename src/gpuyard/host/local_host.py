@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 from contextlib import contextmanager, suppress
-from typing import Callable, ContextManager, Iterator, List, Optional, Protocol, Sequence
+from typing import IO, Callable, ContextManager, Iterator, List, Optional, Protocol, Sequence
 
 from gpuyard.host.sysfs_writer import AttributeWriter, ChildDied
 from gpuyard.host.tree import FileTree, Tree
@@ -27,7 +27,10 @@ PATH = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 """First, as ``su`` without a dash leaves the caller's."""
 SPARE_BYTES = 256 << 20
 """What a copy must leave free: a full disk stops the VMs that have their images on it."""
-LOCK_FILE = "run/lock/gpuyard.lock"
+STATE_FOLDER = "var/lib/gpuyard"
+"""Journal and copies: only root may look into it, as some of the files that are copied are root's alone."""
+LOCK_FOLDER, LOCK = "run/gpuyard", "lock"
+"""A folder of our own: in /run/lock anybody could hold the lock for ever, or make it a link to another file."""
 
 
 class AttributeRefused(GpuyardError):
@@ -51,7 +54,7 @@ class CommandFailed(GpuyardError):
     """A command of the distribution ended with an error; the message has the end of what it said."""
 
 
-class Host(Protocol):
+class HostAccess(Protocol):
     """What can be done to a host. Every method but `run` is one change that is there whole or not at all."""
 
     @property
@@ -96,36 +99,49 @@ class LocalHost:
         return self._tree
 
     def _path(self, path: str) -> str:
-        return os.path.join(self._tree.root, path)
+        """Where a path is on this machine; a link at its end is not followed. Raises GpuyardError for a loop."""
+        return self._found(self._tree.place, path)
+
+    def _real(self, path: str) -> str:
+        """As `_path`, and a link at the end is followed."""
+        return self._found(self._tree.real, path)
+
+    @staticmethod
+    def _found(find: Callable[[str], str], path: str) -> str:
+        try:
+            return find(path)
+        except OSError as error:
+            raise GpuyardError(f"/{path}: {error.strerror}") from None
 
     def write_file(self, path: str, text: str, mode: int) -> None:
         def fill(temporary: str) -> None:
-            with open(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
-                file.write(text)
+            with _new(temporary) as file:
+                file.write(text.encode())
             os.chmod(temporary, mode)  # whatever the umask is
 
         self._put(path, fill)
 
     def copy_file(self, source: str, target: str) -> None:
         def fill(temporary: str) -> None:
-            original = self._path(source)
+            original = self._real(source)
             needed, free = os.stat(original).st_size, shutil.disk_usage(os.path.dirname(temporary)).free
             if free < needed + SPARE_BYTES:
                 raise OSError(errno.ENOSPC, f"a copy of /{source} needs {needed >> 20} MiB, {free >> 20} MiB are free")
-            shutil.copyfile(original, temporary)
-            shutil.copystat(original, temporary)
+            with open(original, "rb") as source_file, _new(temporary) as file:
+                shutil.copyfileobj(source_file, file)
             status = os.stat(original)
             with suppress(PermissionError):  # not root: then it is the user's own file anyway
                 os.chown(temporary, status.st_uid, status.st_gid)
+            shutil.copystat(original, temporary)
 
         self._put(target, fill)
 
     def _put(self, path: str, fill: Callable[[str], None]) -> None:
         """Fill a temporary file next to the target, make sure that it is on the disk, put it in the target's place."""
-        target = os.path.realpath(self._path(path))  # where it is a link, as grubenv often is, to stay one
+        target = self._real(path)  # where it is a link, as grubenv often is, to stay one
         folder = os.path.dirname(target)
         try:
-            os.makedirs(folder, exist_ok=True)
+            self._make_folders(folder)
             fill(_temporary(target))
             _flush(_temporary(target))
             os.replace(_temporary(target), target)
@@ -134,6 +150,18 @@ class LocalHost:
             with suppress(OSError):  # a disk that is full must not stay full
                 os.unlink(_temporary(target))
             raise GpuyardError(f"cannot write /{path}: {error.strerror}") from None
+
+    def _make_folders(self, folder: str) -> None:
+        """Those that are missing, as everybody may see them, but for the state; whatever the umask is."""
+        state = self._real(STATE_FOLDER)
+        missing: List[str] = []
+        while not os.path.isdir(folder) or folder == state:
+            missing.insert(0, folder)
+            folder = os.path.dirname(folder)
+        for path in missing:
+            with suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+            os.chmod(path, 0o700 if f"{path}/".startswith(f"{state}/") else 0o755)
 
     def remove_file(self, path: str) -> None:
         target = self._path(path)
@@ -154,24 +182,39 @@ class LocalHost:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        path = self._path(LOCK_FILE)
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            descriptor = self._open_lock()
         except OSError as error:
-            raise GpuyardError(f"cannot open /{LOCK_FILE}: {error.strerror}; run this as root") from None
+            raise GpuyardError(f"cannot open /{LOCK_FOLDER}/{LOCK}: {error.strerror}; run this as root") from None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise GpuyardError("another gpuyard is changing this host: wait until it has ended") from None
             yield
-        except BlockingIOError:
-            raise GpuyardError("another gpuyard is changing this host: wait until it has ended") from None
         finally:
             os.close(descriptor)
+
+    def _open_lock(self) -> int:
+        """Raises OSError, and GpuyardError when somebody else was there first."""
+        path = self._path(LOCK_FOLDER)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            owner = os.fstat(folder).st_uid
+            if owner != os.geteuid():
+                raise GpuyardError(f"/{LOCK_FOLDER} belongs to user {owner}, who could block gpuyard: remove it")
+            os.fchmod(folder, 0o700)
+            return os.open(LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+        finally:
+            os.close(folder)
 
     def digest(self, path: str) -> Optional[str]:
         found = hashlib.sha256()
         try:
-            with open(self._path(path), "rb") as file:
+            with open(self._tree.real(path), "rb") as file:
                 for block in iter(lambda: file.read(1 << 20), b""):
                     found.update(block)
         except OSError:
@@ -180,7 +223,7 @@ class LocalHost:
 
     def write_attribute(self, path: str, value: str) -> None:
         try:
-            number = self._writer.write(self._path(path), value)
+            number = self._writer.write(self._real(path), value)
         except ChildDied:
             reason = "the process that wrote it died with the kernel's driver: 'dmesg' has the reason; reboot the host"
             raise GpuyardError(f"writing {value!r} to /{path}: {reason}") from None
@@ -216,6 +259,13 @@ def _temporary(target: str) -> str:
     """Always the same name, so that what a crash leaves is found again, and hidden from programs that read folders."""
     folder, name = os.path.split(target)
     return os.path.join(folder, f".{name}.gpuyard")
+
+
+def _new(path: str) -> IO[bytes]:
+    """A file that only its owner may read until it is told otherwise. One that a crash has left is gone."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    return open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600), "wb")
 
 
 def _flush(path: str) -> None:

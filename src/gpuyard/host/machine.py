@@ -9,13 +9,14 @@ from typing import Callable, Dict, Iterable, List, Tuple
 from gpuyard.host.holders import Processes, look
 from gpuyard.host.modules import takers
 from gpuyard.host.tree import Tree
-from gpuyard.model.finding import Level
+from gpuyard.model.finding import Severity
 from gpuyard.model.host import Inventory
 from gpuyard.model.pci import PciFunction
 from gpuyard.model.slot import Slot
 
-Answer = Iterable[Tuple[Level, str, str]]
-"""Level, reason, remedy."""
+IOMMU_OFF = ("iommu=off", "intel_iommu=off", "amd_iommu=off")
+Answer = Iterable[Tuple[Severity, str, str]]
+"""Severity, reason, remedy."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,29 @@ class Machine:
         """``AMD``, ``Intel``, or empty for others."""
         model = self.inventory.facts.cpu_model
         return "AMD" if "AMD" in model else "Intel" if "Intel" in model else ""
+
+    @property
+    def switched_off(self) -> List[str]:
+        """Options of the running kernel that keep the IOMMU off."""
+        return [word for word in self.inventory.facts.command_line.split() if word in IOMMU_OFF]
+
+    @property
+    def firmware_first(self) -> str:
+        """What must be done in the firmware before anything else helps; empty where the IOMMU is on, or may only need
+        a kernel option: Intel's does, AMD's and others are on by default."""
+        if self.inventory.iommu_on:
+            return ""
+        tables = self.tree.names("sys/firmware/acpi/tables")
+        table = {"AMD": "IVRS", "Intel": "DMAR"}.get(self.vendor)
+        where = {"AMD": "IOMMU (AMD-Vi)", "Intel": "VT-d"}.get(self.vendor, "the IOMMU")
+        if table and tables and table not in tables:
+            return f"enable {where} in the firmware, which offers no IOMMU (no ACPI table {table})"
+        asked = self.vendor != "Intel" or "intel_iommu=on" in self.inventory.facts.command_line.split()
+        if self.switched_off or not asked:
+            return ""
+        if "hypervisor" in (self.tree.read("proc/cpuinfo") or ""):
+            return "this machine is a VM: give it an emulated IOMMU where it runs, or use a machine of metal"
+        return f"enable {where} in the firmware"
 
     @cached_property
     def takers(self) -> Dict[str, List[str]]:

@@ -54,9 +54,9 @@ def alias_lines(tree: Tree, names: Collection[str]) -> Iterable[Tuple[str, str]]
     vendors = {name[: len("pci:v000010DE")] for name in names}
     starts = tuple(f"alias {kind}{vendor}" for kind in ("", "vfio_") for vendor in (*sorted(vendors), "pci:v*"))
     for line in (tree.read(f"{module_folder(tree)}/modules.alias") or "").splitlines():
-        if line.startswith(starts):  # some hundreds of nine thousand
-            _, pattern, module = line.split()
-            yield pattern, canonical(module)
+        words = line.split() if line.startswith(starts) else []  # some hundreds of nine thousand
+        if len(words) == 3:
+            yield words[1], canonical(words[2])
 
 
 def matching(pattern: str, names: Collection[str]) -> List[str]:

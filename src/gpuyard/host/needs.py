@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import Dict, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from gpuyard.host.tree import Tree
 
@@ -78,11 +78,16 @@ def disks_in_use(tree: Tree) -> List[Tuple[str, str]]:
 def mounted_devices(tree: Tree) -> List[Tuple[str, str]]:
     """``root disk`` or ``disk of /boot``, with the sysfs path of the block device; a device counts once."""
     devices: Dict[str, str] = {}
-    for line in (tree.read("proc/self/mountinfo") or "").splitlines():
+    for line in mount_lines(tree):
         where, device = line.split()[4], _mounted_device(tree, line)
         if device is not None and (where == "/" or device not in devices):
             devices[device] = "root disk" if where == "/" else f"disk of {where}"
     return [(use, device) for device, use in devices.items()]
+
+
+def mount_lines(tree: Tree) -> List[str]:
+    """The lines of mountinfo that say what is mounted where."""
+    return [line for line in (tree.read("proc/self/mountinfo") or "").splitlines() if len(line.split()) > 4]
 
 
 def _mounted_device(tree: Tree, line: str) -> Optional[str]:
@@ -147,7 +152,7 @@ def btrfs_devices(tree: Tree) -> Set[str]:
 
 def has_zfs(tree: Tree) -> bool:
     """Whether ZFS is in use: a file system is mounted, or there is a volume."""
-    mounted = any(is_zfs(line) for line in (tree.read("proc/self/mountinfo") or "").splitlines())
+    mounted = any(is_zfs(line) for line in mount_lines(tree))
     return mounted or any(ZFS_VOLUME.match(name) for name in tree.names(BLOCK))
 
 
@@ -158,8 +163,20 @@ def is_zfs(line: str) -> bool:
 
 def _below(tree: Tree, device: str) -> List[str]:
     """The devices at the bottom of LVM, RAID, encryption and NVMe multipath; the device itself if nothing is."""
-    lower = devices_below(tree, device)
-    return [leaf for path in lower for leaf in _below(tree, path)] if lower else [device]
+    return _bottom(device, lambda path: devices_below(tree, path))
+
+
+def _bottom(top: str, below: Callable[[str], List[str]]) -> List[str]:
+    """What has nothing below it, each once. No kernel makes a loop; one in a recording has no bottom but its top."""
+    found: List[str] = []
+    waiting, seen = [top], {top}
+    while waiting:
+        one = waiting.pop(0)
+        lower = below(one)
+        waiting[:0] = [path for path in lower if path not in seen]
+        seen.update(lower)
+        found += [] if lower else [one]
+    return found or [top]
 
 
 def devices_below(tree: Tree, device: str) -> List[str]:
@@ -197,8 +214,12 @@ def _uplinks(tree: Tree) -> Iterator[Tuple[str, str]]:
 
 def ports_below(tree: Tree, name: str) -> List[str]:
     """The ports at the bottom of bonds, bridges and VLANs; the interface itself when it is one."""
-    lower = [entry[len("lower_") :] for entry in tree.names(f"sys/class/net/{name}") if entry.startswith("lower_")]
-    return list(dict.fromkeys(port for entry in lower for port in ports_below(tree, entry))) if lower else [name]
+    return _bottom(name, lambda one: lower_interfaces(tree, one))
+
+
+def lower_interfaces(tree: Tree, name: str) -> List[str]:
+    """The interfaces right below one."""
+    return [entry[len("lower_") :] for entry in tree.names(f"{NET}/{name}") if entry.startswith("lower_")]
 
 
 def _busy_ports(tree: Tree) -> Iterator[Tuple[str, str]]:

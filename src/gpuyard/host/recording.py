@@ -15,41 +15,62 @@ from __future__ import annotations
 import json
 import posixpath
 from pathlib import PurePath
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from gpuyard.host.checks.acs import RECORDED as RECORDED_ACS
 from gpuyard.host.checks.acs import acs_of
 from gpuyard.host.checks.attached import frame_buffers, usb_devices
 from gpuyard.host.checks.software import DPKG_STATUS, LIBRARY_FOLDERS, LIBVIRT, QEMU_PROGRAMS, qemu_package
-from gpuyard.host.holders import NODE_CLASSES, NVIDIA_GPUS, USUAL_HOLDERS, Holder, class_link, look, nvidia_minors
-from gpuyard.host.judge import judge
-from gpuyard.host.modules import alias_lines, matching, modalias, modprobe_lines, module_folder
+from gpuyard.host.holders import NODE_CLASSES, NVIDIA_GPUS, USUAL_HOLDERS, DeviceHolder, class_link, look, nvidia_minors
+from gpuyard.host.judge import companions_of, judge
+from gpuyard.host.modules import VFIO_PCI, alias_lines, canonical, matching, modalias, modprobe_lines, module_folder
 from gpuyard.host.needs import (
     BLOCK,
     BTRFS,
     NET,
+    PCI_ADDRESS,
     ZFS_VOLUME,
     default_route_interfaces,
     devices_below,
     disks_in_use,
     is_zfs,
+    lower_interfaces,
+    mount_lines,
     mount_source,
     physical_disks,
     physical_ports,
     ports_below,
 )
 from gpuyard.host.pci_ids import PciIds
-from gpuyard.host.preparation.files import GRUB_FILE
-from gpuyard.host.preparation.passthrough import LIST_FILE
+from gpuyard.host.preparation.bind import NO_OVERRIDE
+from gpuyard.host.preparation.binders import DRIVERCTL, NVIDIA_MODESET, OVERRIDE, VFIO_MODULES, boot_scripts, udev_rules
+from gpuyard.host.preparation.distribution import (
+    COMMAND_LINE,
+    GRUB_DEFAULTS,
+    GRUB_FOLDER,
+    GRUBENV,
+    INITRAMFS_TOOLS,
+    OSTREE_BOOTED,
+    PROGRAM_FOLDERS,
+    PROGRAMS,
+    entry_files,
+)
+from gpuyard.host.preparation.files import MARK, OUR_FILES
+from gpuyard.host.preparation.journal import JOURNAL_FILE
 from gpuyard.host.scan import DEVICES, scan
 from gpuyard.host.tree import LINK, RecordedTree, Tree
 from gpuyard.model.errors import UsageError
 from gpuyard.model.host import HostFacts, Inventory
 
 FORMAT = 1
+OS_RELEASE = "etc/os-release"
 PLAIN_FILES = (
-    LIST_FILE,
-    GRUB_FILE,
+    *OUR_FILES,
+    JOURNAL_FILE,
+    COMMAND_LINE,
+    OSTREE_BOOTED,
+    OS_RELEASE,
+    NVIDIA_MODESET,
     "proc/cmdline",
     "proc/swaps",
     "proc/net/route",
@@ -58,6 +79,7 @@ PLAIN_FILES = (
     "proc/sys/vm/overcommit_memory",
     "sys/devices/system/cpu/online",
     "sys/devices/system/node/online",
+    "sys/devices/system/node/has_cpu",
 )
 FUNCTION_FILES = (
     "vendor",
@@ -73,6 +95,8 @@ FUNCTION_FILES = (
     "reset_method",
     "resource",
 )
+TABLES, ACPI_TABLES = "sys/firmware/acpi/tables", {"DMAR", "IVRS", "FACP"}
+"""FACP is everywhere, and so shows that the tables were to be seen."""
 HUGE_PAGES = "sys/kernel/mm/hugepages"
 PACKAGE_LINES = ("Package:", "Status:", "Version:")
 CPU_FLAGS = {"svm", "vmx", "hypervisor"}
@@ -88,10 +112,13 @@ class Recorder:
         self.nodes: Dict[str, Any] = {}
 
     def put(self, path: str, node: object) -> None:
+        """Record what is at a path, unless a file or a link stands where a folder of it should be."""
         folder = self.nodes
         *parents, name = path.split("/")
         for parent in parents:
             folder = folder.setdefault(parent, {})
+            if not isinstance(folder, dict) or LINK in folder:
+                return
         folder[name] = node
 
     def file(self, path: str, lines: Optional[List[str]] = None) -> None:
@@ -99,6 +126,12 @@ class Recorder:
         text = self.tree.read(path)
         if text is not None:
             self.put(path, "\n".join(lines) if lines is not None else text)
+
+    def lines(self, path: str, wanted: Callable[[str], object]) -> None:
+        """Record a file with its other lines empty: each keeps its number."""
+        text = self.tree.read(path)
+        if text is not None:
+            self.put(path, "\n".join(line if wanted(line) else "" for line in text.splitlines()))
 
     def link(self, path: str) -> Optional[str]:
         target = self.tree.link(path)
@@ -114,12 +147,16 @@ def record(tree: Tree, names: PciIds, made: str, facts: Optional[Mapping[str, ob
         recorder.file(path)
     _record_machine(recorder)
     _record_software(recorder)
+    _record_boot(recorder)
     for address in tree.names(DEVICES):
         _record_function(recorder, address)
     for group in tree.names("sys/kernel/iommu_groups"):
-        recorder.file(f"sys/kernel/iommu_groups/{group}/type")
+        for name in ("type", "name"):
+            recorder.file(f"sys/kernel/iommu_groups/{group}/{name}")
     for unit in tree.names("sys/class/iommu"):
         recorder.link(f"sys/class/iommu/{unit}")
+    for name in ACPI_TABLES.intersection(tree.names(TABLES)):
+        recorder.put(f"{TABLES}/{name}", "")
     _record_disks(recorder)
     _record_network(recorder)
     inventory = scan(tree, names, facts)
@@ -145,7 +182,7 @@ def _record_machine(recorder: Recorder) -> None:
     recorder.file("proc/cpuinfo", [*models[:1], f"flags\t\t: {' '.join(sorted(flags))}"])
     memory = (recorder.tree.read("proc/meminfo") or "").splitlines()
     recorder.file("proc/meminfo", [li for li in memory if li.startswith(("MemTotal", "SwapTotal", "HugePages_Total"))])
-    mounts = (recorder.tree.read("proc/self/mountinfo") or "").splitlines()
+    mounts = mount_lines(recorder.tree)
     zfs = [line for line in mounts if is_zfs(line)][:1]  # a host may have thousands, and one says that there is ZFS
     on_disks = [line for line in mounts if mount_source(line) or not line.split()[2].startswith("0:")]
     recorder.file("proc/self/mountinfo", [*on_disks, *zfs])
@@ -169,24 +206,65 @@ def _record_software(recorder: Recorder) -> None:
         recorder.put(DPKG_STATUS, "\n".join(package))
 
 
+def _record_boot(recorder: Recorder) -> None:
+    """How the host gets its kernel options, initramfs and drivers at boot: what a plan is made from."""
+    tree = recorder.tree
+    for folder in PROGRAM_FOLDERS:
+        for name in PROGRAMS.intersection(tree.names(folder)):
+            recorder.put(f"{folder}/{name}", "")
+    for name in tree.names(INITRAMFS_TOOLS):
+        if tree.read(f"{INITRAMFS_TOOLS}/{name}") is not None:
+            recorder.put(f"{INITRAMFS_TOOLS}/{name}", "")
+    for path in (GRUB_DEFAULTS, *(f"{GRUB_FOLDER}/{name}" for name in tree.names(GRUB_FOLDER))):
+        if path not in OUR_FILES:
+            recorder.lines(path, lambda line: "GRUB_CMDLINE_LINUX" in line or "GRUB_ENABLE_BLSCFG" in line)
+    for path in entry_files(tree):
+        recorder.lines(path, lambda line: line.startswith("options"))
+    recorder.link(GRUBENV)
+    recorder.lines(tree.resolve(GRUBENV), lambda line: line.startswith(("kernelopts=", "tuned_params=")))
+    for name in tree.names(DRIVERCTL):
+        recorder.file(f"{DRIVERCTL}/{name}")
+    for path in udev_rules(tree):
+        if OVERRIDE in (tree.read(path) or ""):
+            recorder.lines(path, lambda line: OVERRIDE in line)
+    for path in boot_scripts(tree):
+        if OVERRIDE in (tree.read(path) or "") or VFIO_PCI in canonical(tree.read(path) or ""):
+            recorder.lines(path, _speaks_of_drivers)
+
+
+def _speaks_of_drivers(line: str) -> bool:
+    return OVERRIDE in line or MARK in line or VFIO_PCI in canonical(line) or bool(PCI_ADDRESS.search(line))
+
+
 def _record_modules(recorder: Recorder, inventory: Inventory) -> None:
-    """What the module lists and modprobe's configuration say of vfio and of the slots' members."""
+    """What the module lists and modprobe's configuration say of vfio and of what may go to VMs."""
     tree, folder = recorder.tree, module_folder(recorder.tree)
     recorder.file("sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts")
+    recorder.file(f"{folder}/modules.softdep")
+    for name in tree.names(f"sys/module/{VFIO_PCI}")[:1]:
+        recorder.put(f"sys/module/{VFIO_PCI}/{name}", "")
     for name in ("modules.builtin", "modules.dep"):
         lines = (tree.read(f"{folder}/{name}") or "").splitlines()
         recorder.file(f"{folder}/{name}", [line.split(":")[0] for line in lines if "vfio" in line.split(":")[0]])
-    members = {modalias(f) for slot in judge(inventory) for f in (*slot.gpus, *slot.companions)}
+    groups = {gpu.iommu_group for gpu in inventory.gpus} - {None}
+    companions = companions_of(inventory.gpus, inventory.functions, inventory)
+    members = {
+        modalias(f)
+        for f in inventory.functions
+        if (f.is_gpu or f.iommu_group in groups or f.address in companions) and not f.stays_with_host
+    }
     aliases = [
         f"alias {pattern} {module}" for pattern, module in alias_lines(tree, members) if matching(pattern, members)
     ]
     recorder.file(f"{folder}/modules.alias", aliases)
     configured: Dict[str, List[str]] = {}
     for file, words in modprobe_lines(tree):
-        if words[0] in ("blacklist", "softdep") or (words[0] == "options" and "vfio" in words[1]):
+        of_vfio = canonical(" ".join(words[1:2])) in (*VFIO_MODULES, "pci_stub")
+        if words[0] in ("blacklist", "softdep") or (words[0] in ("options", "install") and of_vfio):
             configured.setdefault(file, []).append(" ".join(words))
     for file, lines in configured.items():
-        recorder.put(file, "\n".join(lines))
+        if file not in OUR_FILES:
+            recorder.put(file, "\n".join(lines))
 
 
 def _record_cards(recorder: Recorder, inventory: Inventory) -> None:
@@ -226,7 +304,7 @@ def _record_holders(recorder: Recorder, inventory: Inventory) -> None:
                 _record_holder(recorder, function.address, holder)
 
 
-def _record_holder(recorder: Recorder, address: str, holder: Holder) -> None:
+def _record_holder(recorder: Recorder, address: str, holder: DeviceHolder) -> None:
     """The process, and what leads from the device node to the function."""
     recorder.put(f"proc/{holder.pid}/comm", holder.command)
     recorder.put(f"proc/{holder.pid}/fd/{posixpath.basename(holder.device)}", {LINK: holder.device})
@@ -244,13 +322,15 @@ def _record_function(recorder: Recorder, address: str) -> None:
         recorder.file(f"{path}/{name}")
     for name in FUNCTION_LINKS:
         recorder.link(f"{path}/{name}")
+    if recorder.tree.read(f"{path}/{OVERRIDE}") not in (None, "", NO_OVERRIDE):
+        recorder.file(f"{path}/{OVERRIDE}")
 
 
 def _record_disks(recorder: Recorder) -> None:
     tree = recorder.tree
     waiting = [device for _, device in disks_in_use(tree)]
     waiting += [f"{BLOCK}/{name}" for disk, parts in physical_disks(tree).items() for name in (disk, *parts)]
-    for line in (tree.read("proc/self/mountinfo") or "").splitlines():
+    for line in mount_lines(tree):
         recorder.link(mount_source(line))  # /dev/mapper/NAME -> ../dm-0
     seen = set()
     while waiting:
@@ -285,10 +365,9 @@ def _record_network(recorder: Recorder) -> None:
         path = tree.resolve(f"sys/class/net/{name}")
         if name in ports:
             recorder.link(f"{path}/device")
-        for entry in tree.names(path):
-            if entry.startswith("lower_"):
-                recorder.link(f"{path}/{entry}")
-                waiting.append(entry[len("lower_") :])
+        for lower in lower_interfaces(tree, name):
+            recorder.link(f"{path}/lower_{lower}")
+            waiting.append(lower)
     for name in physical_ports(tree):
         recorder.link(f"{NET}/{name}")
         path = tree.resolve(f"{NET}/{name}")
@@ -296,6 +375,11 @@ def _record_network(recorder: Recorder) -> None:
             recorder.link(f"{path}/{entry}")
         for entry in PORT_FILES:
             recorder.file(f"{path}/{entry}")
+
+
+def says_how_it_boots(tree: Tree) -> bool:
+    """Whether a recorded tree has what a plan is made from, which earlier versions did not record."""
+    return tree.read(OS_RELEASE) is not None or any(PROGRAMS.intersection(tree.names(one)) for one in PROGRAM_FOLDERS)
 
 
 def dumps(recording: Mapping[str, Any]) -> str:
@@ -338,7 +422,9 @@ def replay_tree(text: str, source: str) -> Tuple[Tree, Inventory]:
     """The same, with the tree that was recorded."""
     try:
         recording = json.loads(text)
-    except ValueError as error:
+        if "\\ud" in text:  # halves of characters, which no program can print
+            recording = json.loads(json.dumps(recording, ensure_ascii=False).encode("utf-8", "replace"))
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{source}: not a recording: {error}; make one with 'gpuyard host record'") from None
     version = recording.get("gpuyard_recording") if isinstance(recording, dict) else None
     if version is None:

@@ -54,6 +54,8 @@ class InventoryDocument:
     capacity: Capacity
     preparation: Tuple[SettingRow, ...] = ()
     """What gpuyard has set on the host."""
+    unreadable: Tuple[str, ...] = ()
+    """What could not be looked at, so that a GPU may be there and not be counted."""
 
 
 def document(inventory: Inventory, settings: Iterable[Setting] = ()) -> InventoryDocument:
@@ -69,6 +71,7 @@ def document(inventory: Inventory, settings: Iterable[Setting] = ()) -> Inventor
         slots=tuple(_slot(slot) for slot in slots),
         capacity=capacity(slots),
         preparation=tuple(SettingRow(s.name, s.wanted, s.running, s.state) for s in settings),
+        unreadable=inventory.unreadable,
     )
 
 
@@ -93,9 +96,13 @@ def _slot(slot: Slot) -> SlotRow:
 
 
 def lines(inventory: Inventory, everything: bool = False) -> List[str]:
-    """One line per function, by IOMMU group: those that share a group with a GPU, or `everything`."""
-    interesting = {f.iommu_group for f in inventory.gpus}
-    shown = [f for f in inventory.functions if everything or (f.iommu_group in interesting and not f.is_bridge)]
+    """One line per function, by IOMMU group: those that share a group or a card with a GPU, or `everything`."""
+    groups, cards = {f.iommu_group for f in inventory.gpus} - {None}, {f.card for f in inventory.gpus}
+    shown = [
+        f
+        for f in inventory.functions
+        if everything or ((f.iommu_group in groups or f.card in cards) and not f.is_bridge)
+    ]
     shown.sort(key=lambda f: (f.iommu_group is None, f.iommu_group or 0))
     return [line(function) for function in shown]
 
@@ -110,9 +117,9 @@ def line(function: PciFunction) -> str:
     return f"{group} {function.short_address} {named}{numa}  {function.device_type.value}  {driver}"
 
 
-def verdict_lines(slots: Iterable[Slot]) -> List[str]:
-    """A line per slot, its reasons and notes below it, and what the host can run at once."""
-    slots = list(slots)
+def verdict_lines(inventory: Inventory) -> List[str]:
+    """A line per slot, its reasons and notes below it, what could not be seen, and what the host can run at once."""
+    slots = judge(inventory)
     text: List[str] = []
     for slot in slots:
         group = "no group" if slot.group is None else f"group {slot.group}"
@@ -121,7 +128,10 @@ def verdict_lines(slots: Iterable[Slot]) -> List[str]:
         text.append(f"{slot.verdict.value:8} {group}: {len(slot.gpus)} x {slot.leader.model} ({gpus}{with_them})")
         text += [f"         because {reason}" for reason in slot.reasons]
         text += [f"         note: {note}" for note in slot.notes]
+    text += inventory.unreadable
     room = capacity(slots)
+    if not inventory.gpus:
+        return text or ["no GPU of NVIDIA, AMD or Intel is on the PCI bus"]
     gpus, singles, wholes = (
         _count(room.gpus, "GPU"),
         _count(room.single_gpu_vms, "VM"),

@@ -3,38 +3,53 @@
 from __future__ import annotations
 
 import posixpath
-from typing import List, Mapping, Optional, Tuple
+import re
+from functools import lru_cache
+from typing import Container, List, Mapping, Optional, Set, Tuple
 
 from gpuyard.host.needs import PCI_ADDRESS, mounted_devices, needed_by_host
 from gpuyard.host.pci_ids import PciIds
-from gpuyard.host.tree import Folder, Tree
+from gpuyard.host.tree import BLANK, Folder, Tree, number
 from gpuyard.model.host import HostFacts, Inventory
-from gpuyard.model.pci import DeviceType, PciFunction, address_key
+from gpuyard.model.pci import ADDRESS, DeviceType, PciFunction, address_key
 
 DEVICES = "sys/bus/pci/devices"
+GROUPS = "sys/kernel/iommu_groups"
+NO_IOMMU_GROUP = "vfio-noiommu"
+NODES = "sys/devices/system/node"
+"""Some have memory and no CPU: a Grace Hopper has up to eight of them for a GPU's memory."""
+HEX = re.compile(r"0x[0-9a-f]+", re.ASCII)
+REGION = re.compile(r"0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16})", re.ASCII)
 SECTOR = 512
 
 
 def scan(tree: Tree, names: PciIds, facts: Optional[Mapping[str, object]] = None, origin: str = "live") -> Inventory:
     """Scan the tree. `facts` replaces single values of HostFacts (a recording may carry the real machine's)."""
-    addresses = sorted(tree.names(DEVICES), key=address_key)
+    addresses = sorted(filter(ADDRESS.fullmatch, tree.names(DEVICES)), key=address_key)
+    pretended = pretended_groups(tree)
     return Inventory(
         facts=_facts(tree, facts or {}),
-        functions=tuple(_function(tree, address, names) for address in addresses),
+        functions=tuple(_function(tree, address, names, pretended) for address in addresses),
         needed_by_host=needed_by_host(tree),
         origin=origin,
     )
 
 
-def _function(tree: Tree, address: str, names: PciIds) -> PciFunction:
+def pretended_groups(tree: Tree) -> Set[int]:
+    """Numbers of the groups that VFIO makes up where there is no IOMMU (its no-IOMMU mode)."""
+    numbers = tree.names(GROUPS) if not tree.names("sys/class/iommu") else []
+    made_up = (name for name in numbers if tree.read(f"{GROUPS}/{name}/name") == NO_IOMMU_GROUP)
+    return {found for found in map(number, made_up) if found is not None}
+
+
+def _function(tree: Tree, address: str, names: PciIds, pretended: Container[Optional[int]]) -> PciFunction:
     path = tree.resolve(f"{DEVICES}/{address}")
     here = Folder(tree, path)
     vendor, product = _hex(here, "vendor", 4), _hex(here, "device", 4)
     physical = here.link("physfn")
-    total_vfs = _int(here, "sriov_totalvfs") or 0
+    total_vfs = number(here.read("sriov_totalvfs")) or 0
     above = PCI_ADDRESS.findall(path)[:-1]
-    group = here.link("iommu_group")
-    numa = _int(here, "numa_node")
+    numa, group = number(here.read("numa_node")), number(_basename(here.link("iommu_group")))
     return PciFunction(
         address=address,
         vendor_id=vendor,
@@ -47,10 +62,10 @@ def _function(tree: Tree, address: str, names: PciIds) -> PciFunction:
         product_name=names.product(vendor, product),
         driver=_basename(here.link("driver")),
         numa_node=numa if numa is not None and numa >= 0 else None,
-        iommu_group=int(posixpath.basename(group)) if group else None,
+        iommu_group=None if group in pretended else group,
         device_type=DeviceType.VF if physical else DeviceType.PF if total_vfs else DeviceType.PCI,
         sriov_total_vfs=total_vfs,
-        sriov_num_vfs=_int(here, "sriov_numvfs") or 0,
+        sriov_num_vfs=number(here.read("sriov_numvfs")) or 0,
         physical_function=_basename(physical),
         boot_vga=here.read("boot_vga") == "1",
         reset_methods=tuple((here.read("reset_method") or "").split()),
@@ -60,28 +75,27 @@ def _function(tree: Tree, address: str, names: PciIds) -> PciFunction:
 
 
 def _hex(folder: Folder, name: str, digits: int) -> str:
-    """A hex attribute without its ``0x``, padded; empty when the kernel does not have it."""
-    text = folder.read(name)
-    return text[2:].lower().zfill(digits) if text and text.startswith("0x") else ""
+    """A hex attribute without its ``0x``, padded; empty when the kernel does not have it, or has no such number."""
+    return _digits(folder.read(name) or "", digits)
 
 
-def _int(folder: Folder, name: str) -> Optional[int]:
-    text = folder.read(name)
-    try:
-        return int(text) if text is not None else None
-    except ValueError:
-        return None
+@lru_cache(4096)  # a site has thousands of functions of few kinds
+def _digits(text: str, digits: int) -> str:
+    text = text.strip(BLANK).lower()
+    return text[2:].zfill(digits) if HEX.fullmatch(text) and len(text) <= digits + 2 else ""
 
 
 def _basename(target: Optional[str]) -> Optional[str]:
     return posixpath.basename(target) if target else None
 
 
+@lru_cache(4096)
 def _bars(resource: str) -> Tuple[int, ...]:
     """Sizes in bytes of the non-empty memory regions among the first six lines of ``resource``."""
     sizes: List[int] = []
     for line in resource.splitlines()[:6]:
-        start, end, flags = (int(part, 16) for part in line.split())
+        region = REGION.fullmatch(line.strip())
+        start, end, flags = (int(part, 16) for part in region.groups()) if region else (0, 0, 0)
         if end > start and not flags & 0x100:  # IORESOURCE_IO: port ranges are no BAR that a guest maps
             sizes.append(end - start + 1)
     return tuple(sizes)
@@ -94,9 +108,9 @@ def _facts(tree: Tree, given: Mapping[str, object]) -> HostFacts:
         "command_line": tree.read("proc/cmdline") or "",
         "cpu_model": _value(tree.read("proc/cpuinfo") or "", "model name"),
         "cpus": count_list(tree.read("sys/devices/system/cpu/online") or ""),
-        "memory_mib": int((_value(tree.read("proc/meminfo") or "", "MemTotal") or "0 kB").split()[0]) // 1024,
+        "memory_mib": (number(_value(tree.read("proc/meminfo") or "", "MemTotal").partition(" ")[0]) or 0) // 1024,
         "disk_gib": _root_disk_gib(tree),
-        "numa_nodes": count_list(tree.read("sys/devices/system/node/online") or "") or 1,
+        "numa_nodes": count_list(tree.read(f"{NODES}/has_cpu") or tree.read(f"{NODES}/online") or "") or 1,
     }
     unknown = sorted(set(given) - set(seen))
     if unknown:
@@ -115,16 +129,17 @@ def _value(text: str, key: str) -> str:
 
 
 def count_list(ranges: str) -> int:
-    """How many numbers a kernel list such as ``0-3,8`` names."""
+    """How many numbers a kernel list such as ``0-3,8`` names; what is no such list names none."""
     count = 0
-    for part in filter(None, ranges.split(",")):
+    for part in ranges.split(","):
         first, _, last = part.partition("-")
-        count += int(last or first) - int(first) + 1
+        low, high = number(first), number(last or first)
+        count += max(high - low + 1, 0) if low is not None and high is not None else 0
     return count
 
 
 def _root_disk_gib(tree: Tree) -> int:
     for use, path in mounted_devices(tree):
         if use == "root disk":
-            return (_int(Folder(tree, path), "size") or 0) * SECTOR // 1024**3
+            return (number(tree.read(f"{path}/size")) or 0) * SECTOR // 1024**3
     return 0

@@ -15,33 +15,37 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.enforce import ChangedError, Enforcer
+from gpuyard.cloud.enforce import Enforcer, OvertakenError
+from gpuyard.cloud.observe.snapshot import SnapshotTaker
 from gpuyard.cloud.reclaim import Reclaimer
-from gpuyard.cloud.snapshot import SnapshotTaker
 from gpuyard.keeper.cases import CaseKeeper
 from gpuyard.keeper.driver import Loop
 from gpuyard.keeper.sightings import Sightings
+from gpuyard.ledger.desk import GPUYARD
 from gpuyard.ledger.enforcement import (
-    Act,
+    Controls,
     EnforcementStep,
     PoolPlan,
-    PoolView,
+    ReleaseHold,
+    Remember,
     SeenProvider,
+    SetLimit,
     plan_pool,
-    read_memory,
     unclear,
 )
 from gpuyard.ledger.ledger import Ledger
-from gpuyard.ledger.matching import Holder
+from gpuyard.ledger.life import TAKES_LANES
+from gpuyard.ledger.matching import Holder, running
+from gpuyard.ledger.pool_view import PoolView, read_memory
 from gpuyard.ledger.records import AuditEntry, Event, Query
 from gpuyard.ledger.shortage import Shortage, shortage
 from gpuyard.ledger.state import LedgerWords, ledger_words
 from gpuyard.model.booking import Booking, BookingState
 from gpuyard.model.errors import GpuyardError, UsageError
 from gpuyard.model.world import Snapshot
+from gpuyard.nova.release import RELEASES
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import bookings_mark, gpu_resources
-from gpuyard.site.release import RELEASES
 
 LOG = logging.getLogger(__name__)
 ROUNDS = 6
@@ -51,7 +55,6 @@ AHEAD = timedelta(hours=1)
 PAGE = 1000
 MOVES = 14
 """Since this release Placement lets allocations move although the provider is reserved by now."""
-TAKES = frozenset({BookingState.OFFERED, BookingState.CONFIRMED, BookingState.ACTIVE})
 GONE = (400, 404)
 """How Keystone says that there is no such project (any more)."""
 FORBIDDEN = 403
@@ -81,17 +84,18 @@ class BookingsKeeper:
                 f"site {site.site}: bookings need 'gpu_quotas: true' and 'pci_in_placement: on'; without them Nova "
                 "lets everybody in"
             )
-        self._ledger = ledger
+        self._ledger, self._upkeep = ledger, ledger.upkeep
         self._compiled = compiled
         self._taker = taker
         self._now = now
         self._enforcer = Enforcer(api, bookings_mark(site.site))
         self._resources = gpu_resources(site, compiled.limits)
+        self._classes = {gpu.provider_name: gpu.resource_class for gpu in compiled.gpus}
         self._limits: Mapping[tuple[str, str], int] | None = None
         self._cases = CaseKeeper(site, ledger, Reclaimer(api), now, self._require_turn)
         self._sightings = Sightings(compiled)
         self._lock = threading.Lock()
-        self._words = LedgerWords()
+        self._words: LedgerWords = {}
         self._known: set[str] = set()
         """Errors that nobody has thought of, of the last run."""
         self.waits: tuple[str, ...] = ()
@@ -100,33 +104,34 @@ class BookingsKeeper:
     def _require_its_database(self) -> None:
         """Raise BookingsError when the database has never been kept with this cloud, and the cloud has bookings'
         limits: a path that is misspelt, or a database that was lost, would take everybody's GPUs away."""
-        store = self._ledger.store
-        if store.value("", "site"):
+        records = self._upkeep.records
+        if records.value("", "site"):
             return
         if marked := self._enforcer.marked():
             raise BookingsError(
-                f"the database {store.name} is new, and the cloud has {len(marked)} limits of its bookings: is "
-                "it the right --database? Nothing is changed in the cloud. To begin anew without the old bookings, "
-                f"delete these limits: openstack limit delete {marked[0]} ..."
+                f"the database {self._ledger.database.name} is new, and the cloud has {len(marked)} limits of its "
+                "bookings: is it the right --database? Nothing is changed in the cloud. To begin anew without the old "
+                f"bookings, delete these limits: openstack limit delete {marked[0]} ..."
             )
-        store.set_value("", "site", self._compiled.site.site)
+        records.set_value("", "site", self._compiled.site.site)
 
     @property
     def words(self) -> LedgerWords:
         """What the ledger says of GPUs, as of the last run: for `gpu_statuses`."""
         return self._words
 
-    def run(self) -> None:
+    def run(self) -> float | None:
         """One look, and what follows from it. Raises what went wrong, after the rest was done. Of several processes on
-        one database one does this; another one goes on when that one ends."""
+        one database one does this; another one goes on when that one ends. Returns in how many seconds another look
+        is known to help."""
         with self._lock:
-            if not self._ledger.store.take_turn(TURN):
+            if not self._upkeep.turns.take_turn(TURN):
                 self.waits = ("another process on this database keeps the bookings",)
-                return
+                return None
             self._require_its_database()
             run = _Run(self._known)
             with run.apart("the clock of bookings"):
-                self._ledger.advance()
+                self._upkeep.advance()
             snapshot = self._taker.take(self._now())
             projects = self._enforcer.projects()
             self._limits = None
@@ -145,30 +150,33 @@ class BookingsKeeper:
                     self._keep(view, snapshot, run)
             with run.apart("who is let in"):
                 self._require_turn()
-                self._ledger.claimed(run.claims, run.ready)
+                self._upkeep.record_claims(run.claims, run.ready, run.usable)
             self.waits = tuple(run.waits)
             self._words = ledger_words(self._compiled.gpus, self._ledger.lanes(), self._bookings_now(), run.kept)
             self._known = run.odd
             if run.problems:
                 raise BookingsError("; ".join(run.problems))
+            return max(0.0, (min(run.again) - self._now()).total_seconds()) if run.again else None
 
     def _keep(self, view: PoolView, snapshot: Snapshot, run: _Run) -> None:
         """All that there is to do about a pool."""
         view = self._with_bookings(view)
         short = shortage(view, self._now())
-        if short.moves and self._ledger.prefer(short.moves):
+        if short.moves and self._upkeep.prefer(short.moves):
             view = self._with_bookings(view)
         self._tell_delayed(view, short)
         plan = self._enforce(view, snapshot)
         run.waits += plan.waits
         run.kept |= plan.kept
         run.ready |= plan.ready
+        run.usable |= {one.id: one.id in plan.usable for one in running(view.bookings)}
+        run.again += [plan.again] if plan.again else []
         self._cases.look(lambda: self._with_bookings(view), snapshot.taken_at)
 
     def _require_turn(self) -> None:
         """Before each thing that must not be done by two: whoever has waited for an answer for a minute may have been
         taken for dead."""
-        if not self._ledger.store.has_turn(TURN):
+        if not self._upkeep.turns.has_turn(TURN):
             raise TurnLostError("this process has lost its turn to keep the bookings; the rest of this run is left out")
 
     # What is seen.
@@ -184,7 +192,6 @@ class BookingsKeeper:
         offered = {(gpu.host, gpu.address): gpu.provider_name for gpu in self._compiled.gpus if not gpu.blocked}
         view = PoolView(
             pool=pool,
-            resources=self._resources[pool],
             lanes={lane.id: lane for lane in lanes},
             providers={
                 lane.id: names
@@ -195,10 +202,9 @@ class BookingsKeeper:
             holders=(),
             rules=lambda project: site.rules(pool, project),
             reserved=snapshot.reserved,
-            memory=read_memory(self._ledger.store.values(pool)),
+            memory=read_memory(self._upkeep.records.values(pool)),
             unbooked=unbooked,
-            one_time_use=site.pools[pool].one_time_use,
-            below_servers=RELEASES[site.release].placement >= MOVES,
+            held_below=RELEASES[site.release].placement >= MOVES and not site.pools[pool].one_time_use,
             taken_at=snapshot.taken_at,
         )
         return self._with_bookings(replace(view, holders=tuple(self._holders(view, snapshot))))
@@ -236,10 +242,10 @@ class BookingsKeeper:
         site = self._compiled.site
         rules = [site.rules(view.pool, name) for name in ("", *site.projects)]
         soon = now + max(one.hold + one.grace for one in rules) + AHEAD
-        near = self._find(Query(pool=view.pool, states=TAKES, end=soon))
+        near = self._find(Query(pool=view.pool, states=TAKES_LANES, end=soon))
         latest = max((b.ask.end for b in near if b.state is BookingState.ACTIVE), default=soon)
         if latest > soon:
-            near = self._find(Query(pool=view.pool, states=TAKES, end=latest))
+            near = self._find(Query(pool=view.pool, states=TAKES_LANES, end=latest))
         return replace(view, bookings=tuple(near))
 
     def _find(self, query: Query) -> list[Booking]:
@@ -251,7 +257,7 @@ class BookingsKeeper:
                 return found
 
     def _bookings_now(self) -> list[Booking]:
-        return self._find(Query(states=TAKES, end=self._now() + AHEAD))
+        return self._find(Query(states=TAKES_LANES, end=self._now() + AHEAD))
 
     # What the ledger is told.
 
@@ -263,7 +269,7 @@ class BookingsKeeper:
         # Of a pool that could not be looked at nothing is known, not even that all is well.
         unseen = {lane.id: lane.trouble for lane in self._ledger.lanes() if lane.pool not in views and lane.trouble}
         self._require_turn()
-        self._ledger.troubles(unseen | troubles)
+        self._upkeep.set_troubles(unseen | troubles)
 
     def _tell_claims(self, view: PoolView) -> None:
         """Which lanes bookings have by their servers, where that is news."""
@@ -275,19 +281,19 @@ class BookingsKeeper:
         }
         if news:
             self._require_turn()
-            self._ledger.claimed(news)
+            self._upkeep.record_claims(news)
 
     def _tell_delayed(self, view: PoolView, short: Shortage) -> None:
         """Once for each booking that has begun and has no GPU yet."""
         bookings = {booking.id: booking for booking in view.bookings}
         for id in short.delayed:
             booking, now = bookings[id], self._now()
-            with self._ledger.store.change(view.pool) as change:
-                if change.told(id, "delayed", now):
-                    why = "its GPU is not free yet, and no other one is"
-                    details = {"pool": view.pool, "reason": why}
-                    change.event(Event("booking.delayed", now, id, booking.user_id, booking.email, details))
-                    change.audit(AuditEntry(now, "gpuyard", "booking.delayed", id, text=why))
+            why = "its GPU is not free yet, and no other one is"
+            event = Event(
+                "booking.delayed", now, id, booking.user_id, booking.email, {"pool": view.pool, "reason": why}
+            )
+            entry = AuditEntry(now, GPUYARD, "booking.delayed", id, text=why)
+            self._upkeep.note_once(view.pool, id, "delayed", event, entry)
 
     # What OpenStack is told.
 
@@ -295,65 +301,63 @@ class BookingsKeeper:
         """Plan and carry out until nothing is left to do now."""
         gone: set[str] = set()
         for _ in range(ROUNDS):
-            now, words = self._now(), self._ledger.store.values(view.pool)
-            view = replace(view, memory=read_memory(words), limits=self._limits_on(view.resources))
-            view = replace(view, seen=self._look(view, snapshot, unclear(view, now)))
-            plan = plan_pool(view, now)
-            steps = [step for step in plan.steps if step.act is not Act.LIMIT or step.target not in gone]
+            now, words = self._now(), self._upkeep.records.values(view.pool)
+            view = replace(view, memory=read_memory(words))
+            plan = plan_pool(view, self._controls(view, snapshot, now), now)
+            steps = [step for step in plan.steps if not isinstance(step, SetLimit) or step.project not in gone]
             if not steps:
                 return plan
             try:
                 self._limits = None
                 gone |= self._carry_out(steps, snapshot, words)
-            except ChangedError as change:
+            except OvertakenError as change:
                 LOG.info("pool %s: %s; looking again", view.pool, change)
-            view = replace(view, reserved=view.reserved - {step.target for step in steps if step.act is Act.RELEASE})
+            released = {step.provider for step in steps if isinstance(step, ReleaseHold)}
+            view = replace(view, reserved=view.reserved - released)
         left = ", ".join(map(str, plan.steps))
         raise BookingsError(f"after {ROUNDS} looks there is still something to change: {left}")
 
-    def _limits_on(self, resources: Iterable[str]) -> dict[tuple[str, str], int]:
-        """Read once for all pools, and again after a change."""
+    def _controls(self, view: PoolView, snapshot: Snapshot, now: datetime) -> Controls:
+        """Limits are read once for all pools, and again after a change."""
         if self._limits is None:
             self._limits = self._enforcer.limits([name for names in self._resources.values() for name in names])
-        wanted = set(resources)
-        return {key: limit for key, limit in self._limits.items() if key[1] in wanted}
+        resources = self._resources[view.pool]
+        limits = {key: limit for key, limit in self._limits.items() if key[1] in resources}
+        once = self._compiled.site.pools[view.pool].one_time_use
+        return Controls(resources, limits, self._look(snapshot, unclear(view, now)), once)
 
-    def _look(self, view: PoolView, snapshot: Snapshot, names: Iterable[str]) -> dict[str, SeenProvider]:
-        classes = {gpu.provider_name: gpu.resource_class for gpu in self._compiled.gpus}
+    def _look(self, snapshot: Snapshot, names: Iterable[str]) -> dict[str, SeenProvider]:
         known = snapshot.providers
-        return self._enforcer.look({n: (known[n].id, classes[n]) for n in sorted(names) if n in known and n in classes})
+        wanted = {n: (known[n].id, self._classes[n]) for n in sorted(names) if n in known and n in self._classes}
+        return self._enforcer.look(wanted)
 
     def _carry_out(self, steps: Iterable[EnforcementStep], snapshot: Snapshot, words: Mapping[str, str]) -> set[str]:
         """In order, and none after one that fails. `words`: what was remembered when they were planned. Returns
         projects that Keystone does not know (any more): they keep nobody else from theirs."""
-        classes = {gpu.provider_name: gpu.resource_class for gpu in self._compiled.gpus}
         known: dict[str, str | None] = dict(words)
         gone: set[str] = set()
         for step in steps:
             self._require_turn()
             LOG.info("pool %s: %s (%s)", step.pool, step, step.reason)
-            if step.act is Act.REMEMBER:
-                new = None if step.value is None else str(step.value)
-                if not self._ledger.store.swap_value(step.pool, step.target, known.get(step.target), new):
-                    raise ChangedError(f"another process has written down other {step.target}")
-                known[step.target] = new
-                continue
-            assert isinstance(step.value, int)
-            if step.act is Act.LIMIT:
-                gone |= self._set_limit(step, step.value)
+            if isinstance(step, Remember):
+                if not self._upkeep.records.swap_value(step.pool, step.word, known.get(step.word), step.text):
+                    raise OvertakenError(f"another process has written down other {step.word}")
+                known[step.word] = step.text
+            elif isinstance(step, SetLimit):
+                gone |= self._set_limit(step)
             else:
-                identity = snapshot.providers[step.target].id
-                self._enforcer.reserve(identity, classes[step.target], step.act is Act.HOLD, step.value)
+                provider = snapshot.providers[step.provider].id, self._classes[step.provider]
+                self._enforcer.carry_out(step, provider)
         return gone
 
-    def _set_limit(self, step: EnforcementStep, value: int) -> set[str]:
+    def _set_limit(self, step: SetLimit) -> set[str]:
         """The project, when there is none."""
         try:
-            self._enforcer.set_limit(step.target, step.resource, value)
-        except ChangedError:
+            self._enforcer.carry_out(step)
+        except OvertakenError:
             raise
         except CloudError as error:
-            if not value or error.status not in (*GONE, FORBIDDEN):
+            if not step.value or error.status not in (*GONE, FORBIDDEN):
                 raise
             if step.resource not in self._enforcer.registered():
                 raise BookingsError(
@@ -363,7 +367,7 @@ class BookingsKeeper:
             if error.status == FORBIDDEN:
                 raise
             LOG.warning("pool %s: %s: %s", step.pool, step, error)
-            return {step.target}
+            return {step.project}
         return set()
 
 
@@ -382,6 +386,9 @@ class _Run:
     """Booking -> lanes that servers of its owner are on."""
     ready: set[str] = field(default_factory=set)
     """Bookings whose owner is let in."""
+    usable: dict[str, bool] = field(default_factory=dict)
+    """Whether the owner of a booking that is on can start a server."""
+    again: list[datetime] = field(default_factory=list)
 
     @contextmanager
     def apart(self, what: str) -> Iterator[None]:

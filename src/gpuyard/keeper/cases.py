@@ -9,8 +9,10 @@ from datetime import datetime, timedelta
 
 from gpuyard.cloud.errors import CloudError
 from gpuyard.cloud.reclaim import Reclaimer
-from gpuyard.ledger.enforcement import PoolView
+from gpuyard.ledger.desk import GPUYARD
 from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.matching import may_use
+from gpuyard.ledger.pool_view import PoolView
 from gpuyard.ledger.reclaim import MEANS, RULES, CaseStep, Do, plan_cases, reasons, warning
 from gpuyard.ledger.records import AuditEntry, Case, Event, Query
 from gpuyard.ledger.shortage import shortage
@@ -22,7 +24,6 @@ STALE = timedelta(seconds=60)
 """Nothing is done about a server that was seen longer ago."""
 FRESH = timedelta(minutes=10)
 """Keystone is asked again for an address that was asked for longer ago."""
-ACTOR = "gpuyard"
 OVER = frozenset({BookingState.ENDED, BookingState.NO_SHOW})
 
 
@@ -40,6 +41,7 @@ class CaseKeeper:
         """`require_turn`: raises when another process may be at the same work; asked before each thing that is done."""
         self._site = site
         self._ledger = ledger
+        self._records = ledger.upkeep.records
         self._reclaimer = reclaimer
         self._now = now
         self._require_turn = require_turn
@@ -55,9 +57,9 @@ class CaseKeeper:
         problems: list[str] = []
         for _ in range(2):  # a case that is opened is warned of at once
             now = self._now()
-            if now - taken_at > STALE:
+            if abs(now - taken_at) > STALE:
                 break
-            cases = [case for case in self._ledger.store.open_cases() if case.pool == view.pool]
+            cases = [case for case in self._records.open_cases() if case.pool == view.pool]
             steps = plan_cases(view, self._reasons(view), cases, booking.dry_run, now)
             for step in steps:
                 self._require_turn()
@@ -88,7 +90,7 @@ class CaseKeeper:
         def still() -> bool:
             """Whether the reason is still there: since the look somebody may have booked, or have got more time."""
             self._require_turn()
-            return self._now() - taken_at <= STALE and case.server_id in self._reasons(view_now())
+            return abs(self._now() - taken_at) <= STALE and case.server_id in self._reasons(view_now())
 
         LOG.info("server %s (%s): %s, %s", case.server, case.server_id, step.do, case.rule)
         if step.do is Do.ACT:
@@ -97,17 +99,18 @@ class CaseKeeper:
             getattr(self, f"_{step.do.value}")(step)
 
     def _ended(self, view: PoolView) -> dict[tuple[str, str], datetime]:
-        """When bookings of those who have servers without one were over last."""
+        """When bookings that those who have servers without one could use were over last."""
         found: dict[tuple[str, str], datetime] = {}
         for holder in view.matches.unbooked:
             owner = (holder.user_id, holder.project_id)
-            query = Query(pool=view.pool, user_id=owner[0], project_id=owner[1], states=OVER, start=holder.created)
+            query = Query(pool=view.pool, project_id=holder.project_id, states=OVER, start=holder.created)
             for booking in self._ledger.find(query):
-                found[owner] = max(booking.ask.end, found.get(owner, booking.ask.end))
+                if may_use(holder, booking):
+                    found[owner] = max(booking.ask.end, found.get(owner, booking.ask.end))
         return found
 
     def _open(self, step: CaseStep) -> None:
-        self._ledger.store.put_case(step.case)
+        self._records.put_case(step.case)
 
     def _warn(self, step: CaseStep) -> None:
         case = step.case
@@ -115,7 +118,7 @@ class CaseKeeper:
         if not case.dry_run:
             self._reclaimer.warn(case.server_id, text)
         self._tell(case, "reclaim.warned", "server.warn", text)
-        self._ledger.store.put_case(case)
+        self._records.put_case(case)
 
     def _act(self, step: CaseStep, still: Callable[[], bool]) -> None:
         case = step.case
@@ -123,10 +126,10 @@ class CaseKeeper:
             return
         if case.dry_run:
             self._note(case, f"server.{case.action.value}", f"dry run: {MEANS[case.action]}")
-            self._ledger.store.put_case(case)
+            self._records.put_case(case)
             return
         # Written first: should this process be killed in the call, it is known who has taken the GPU back.
-        self._ledger.store.put_case(case)
+        self._records.put_case(case)
         said = self._reclaimer.act(case, still)
         if said:
             self._note(case, f"server.{case.action.value}", said)
@@ -137,14 +140,14 @@ class CaseKeeper:
         stopped = case.action is ReclaimAction.STOP
         text = "it is shut off and keeps its GPU: this frees nothing" if stopped else "its GPU is free"
         self._tell(case, "reclaim.done", f"server.{case.action.value}", text)
-        self._ledger.store.put_case(case)
+        self._records.put_case(case)
 
     def _clear(self, step: CaseStep) -> None:
         case = step.case
         if case.warned is not None and not case.dry_run:
             self._reclaimer.take_warning_off(case.server_id)
         self._note(case, "server.clear", "there is no reason for it any more")
-        self._ledger.store.put_case(case)
+        self._records.put_case(case)
 
     def _tell(self, case: Case, kind: str, action: str, text: str) -> None:
         """An event and its audit entry, once for each case and kind."""
@@ -163,20 +166,18 @@ class CaseKeeper:
         if case.dry_run:
             details["dry_run"] = "true"
         email = self._email(case)
-        with self._ledger.store.change(case.pool) as change:
-            if change.told(_subject(case), f"{kind} {'dry run' if case.dry_run else ''}", now):
-                change.event(Event(kind, now, "", case.user_id, email, details))
-                change.audit(_entry(case, action, text, now))
-                if not email:
-                    why = f"its owner could not be told: Keystone has no address of user {case.user_id}"
-                    change.audit(_entry(case, "message.no_address", why, now))
+        event = Event(kind, now, "", case.user_id, email, details)
+        entries = [_entry(case, action, text, now)]
+        if not email:
+            why = f"its owner could not be told: Keystone has no address of user {case.user_id}"
+            entries.append(_entry(case, "message.no_address", why, now))
+        what = f"{kind} {'dry run' if case.dry_run else ''}"
+        self._ledger.upkeep.note_once(case.pool, _subject(case), what, event, *entries)
 
     def _note(self, case: Case, action: str, text: str) -> None:
         """An audit entry, once for each case and text: what is tried again at every look is not a new thing."""
-        now = self._now()
-        with self._ledger.store.change(case.pool) as change:
-            if change.told(_subject(case), f"{action} {text}", now):
-                change.audit(_entry(case, action, text, now))
+        entry = _entry(case, action, text, self._now())
+        self._ledger.upkeep.note_once(case.pool, _subject(case), f"{action} {text}", None, entry)
 
     def _email(self, case: Case) -> str:
         """Where the owner is told, by Keystone, or else by the last booking; empty when neither knows."""
@@ -195,4 +196,4 @@ def _subject(case: Case) -> str:
 
 def _entry(case: Case, action: str, text: str, now: datetime) -> AuditEntry:
     words = f"dry run: {text}" if case.dry_run and not text.startswith("dry run") else text
-    return AuditEntry(now, ACTOR, action, case.server_id, case.rule, f"server {case.server}: {words}")
+    return AuditEntry(now, GPUYARD, action, case.server_id, case.rule, f"server {case.server}: {words}")

@@ -11,10 +11,12 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from time import monotonic
 
 LOG = logging.getLogger(__name__)
+JUMP = 5.0
+"""Seconds by which the clock must differ from one that only goes forward to have jumped. More than it is slewed."""
 BACKOFF_LIMIT = 30.0
 """Seconds between tries of a loop that keeps failing."""
 
@@ -37,15 +39,35 @@ class LoopStatus:
     """Why the last run began: ``timer``, or what the signal said."""
     error: str = ""
     """What the last run failed with; empty after one that went well."""
+    age: float | None = None
+    """Seconds since the last good run, whatever became of the clock."""
+    jump: float = 0.0
+    """Seconds by which the clock has jumped since the last good run; negative: back. What follows from the time is
+    planned anew by the next run."""
 
 
 class Loop:
     """A named function that is run again and again."""
 
-    def __init__(self, name: str, description: str, period: float, run: Callable[[], None], rest: float = 0.0) -> None:
-        """`period` in seconds; `rest`: pause at least this many times as long as the last run took."""
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        period: float,
+        run: Callable[[], float | None],
+        rest: float = 0.0,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        steady: Callable[[], float] = monotonic,
+    ) -> None:
+        """`period` in seconds; `rest`: pause at least this many times as long as the last run took. `run` may return
+        in how many seconds another run is known to help. `now` is UTC and may jump; `steady` only goes forward."""
         self._run = run
         self._rest = rest
+        self._now, self._steady = now, steady
+        self._mark = now(), steady()
+        """The same moment by both clocks."""
+        self._good: float | None = None
+        self._again: float | None = None
         self._wake = threading.Event()
         self._reason = "start"
         self._lock = threading.Lock()
@@ -54,7 +76,13 @@ class Loop:
     @property
     def status(self) -> LoopStatus:
         with self._lock:
-            return self._status
+            age = None if self._good is None else self._steady() - self._good
+            return replace(self._status, age=age, jump=self._jump())
+
+    def _jump(self) -> float:
+        wall, steady = self._mark
+        jump = (self._now() - wall).total_seconds() - (self._steady() - steady)
+        return jump if abs(jump) > JUMP else 0.0
 
     def wake(self, reason: str) -> None:
         """Run soon instead of at the end of the period."""
@@ -63,22 +91,26 @@ class Loop:
 
     def run_once(self, reason: str) -> bool:
         """One run, with its outcome in the status. False when it failed."""
-        began = monotonic()
+        began, jump, mark = self._steady(), self._jump(), (self._now(), self._steady())
         error = ""
+        if jump:
+            LOG.warning("loop %s: %s; planning anew", self.status.name, jumped(jump))
         try:
-            self._run()
+            self._again = self._run()
         except Exception as problem:  # whatever it is, the loop goes on and the status tells
             error = f"{type(problem).__name__}: {problem}"
             LOG.warning("loop %s failed: %s", self.status.name, error)
             LOG.debug("loop %s", self.status.name, exc_info=True)
         with self._lock:
             old = self._status
+            if not error:
+                self._mark, self._good = mark, self._steady()
             self._status = replace(
                 old,
                 iterations=old.iterations + 1,
                 failures=old.failures + 1 if error else 0,
-                last_success=old.last_success if error else datetime.now(UTC),
-                last_seconds=monotonic() - began,
+                last_success=old.last_success if error else self._now(),
+                last_seconds=self._steady() - began,
                 last_reason=reason,
                 error=error,
             )
@@ -88,6 +120,8 @@ class Loop:
         """Seconds until the next run: what is left of the period, doubled for each failure in a row."""
         status = self.status
         usual = max(0.0, status.period - status.last_seconds, status.last_seconds * self._rest)
+        if self._again is not None and not status.failures:
+            usual = max(0.0, min(usual, self._again))
         # An outage of a day is thousands of failures: more doublings than a float can hold, and far above the limit.
         doublings = 2 ** min(status.failures, 20) - 1
         return min(BACKOFF_LIMIT, usual + status.period * doublings) if status.failures else usual
@@ -100,6 +134,11 @@ class Loop:
             woken = self._wake.wait(self.delay())
             self._wake.clear()
             reason = self._reason if woken else "timer"
+
+
+def jumped(seconds: float) -> str:
+    """``the clock went back by 2:00:00``."""
+    return f"the clock went {'back' if seconds < 0 else 'forward'} by {timedelta(seconds=round(abs(seconds)))}"
 
 
 class Driver:

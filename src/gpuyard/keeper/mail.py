@@ -13,52 +13,16 @@ from email.message import EmailMessage
 from email.utils import format_datetime
 from zoneinfo import ZoneInfo
 
-from gpuyard.keeper.messages import ChannelDownError, Message, NeverError, NotNowError
+from gpuyard.keeper.channel import ChannelDownError, Message, NeverError, NotNowError
 from gpuyard.ledger.records import Event
 from gpuyard.model.booking import Booking
 from gpuyard.model.errors import UsageError
-from gpuyard.model.events import EVENTS
+from gpuyard.model.events import event_kind
 from gpuyard.site.booking_rules import SMTPS, Mail
 
 PASSWORD = "GPUYARD_SMTP_PASSWORD"  # noqa: S105 - the name of a variable
 TIMEOUT = 10
 """Seconds for each answer of the server."""
-
-SUBJECTS = {
-    "booking.requested": "waits for approval",
-    "booking.confirmed": "is confirmed",
-    "booking.changed": "was changed",
-    "booking.waiting": "is on the waitlist",
-    "booking.offered": "can be had: accept the offer",
-    "booking.cancelled": "was cancelled",
-    "booking.expired": "has expired",
-    "booking.started": "has begun",
-    "booking.delayed": "has begun, but a GPU is late",
-    "booking.ending": "ends soon",
-    "booking.ended": "is over",
-    "booking.no_show": "was released",
-    "booking.trouble": "has lost a GPU",
-    "reclaim.warned": "A server of yours will be reclaimed",
-    "reclaim.done": "A server of yours was reclaimed",
-}
-"""What the subject says of a booking, or, for what concerns a server, the subject itself."""
-
-TO_DO = {
-    "booking.confirmed": "Nothing is to do now. When it begins, start a server with a flavor of its pool.",
-    "booking.waiting": "You are told when GPUs become free. To leave the waitlist: gpuyard booking cancel {id}",
-    "booking.offered": "To take the GPUs: gpuyard booking accept {id}\nTo let others have them: gpuyard booking cancel "
-    "{id}\nWhen you do neither until {offer_until}, they are offered to the next.",
-    "booking.started": "Start your server now. A booking without a server may be released for others after a while. "
-    "When you need it no longer: gpuyard booking end {id}",
-    "booking.delayed": "The GPU is being freed. Nothing is to do: you are told when it is yours.",
-    "booking.ending": "Save your work, and delete or shelve your servers before the end. To ask for more time: gpuyard "
-    "booking extend {id} +4h",
-    "booking.ended": "Delete or shelve your servers now: a server that keeps a GPU without a booking is reclaimed.",
-    "booking.no_show": "No server came, so its GPUs are free for others. Book again when you need them.",
-    "booking.trouble": "Another time or another pool may be free: gpuyard booking edit {id} --help",
-    "reclaim.warned": "Delete or shelve the server, or book a GPU for it.",
-}
-"""What the receiver can do, by kind of event."""
 
 DETAILS = {
     "by": "By",
@@ -164,7 +128,7 @@ def _address(text: str) -> Address:
 
 
 def subject_of(message: Message, zone: ZoneInfo) -> str:
-    said = SUBJECTS.get(message.event.kind, EVENTS.get(message.event.kind, message.event.kind))
+    said = event_kind(message.event.kind).subject
     booking = message.booking
     if booking is None or not message.event.kind.startswith("booking."):
         dry = "Dry run: " if message.event.details.get("dry_run") else ""
@@ -177,14 +141,14 @@ def subject_of(message: Message, zone: ZoneInfo) -> str:
 def body_of(message: Message, zone: ZoneInfo, portal: str = "") -> Iterator[str]:
     """The lines of the mail."""
     event, booking = message.event, message.booking
-    yield EVENTS.get(event.kind, event.kind)
+    yield event_kind(event.kind).says
     if why := event.details.get("reason") or (booking.reason if booking else ""):
         yield f"Why: {why}"
     yield ""
     if booking:
         yield from _facts(booking, message.gpus, zone)
     yield from _details(event, zone)
-    if to_do := TO_DO.get(event.kind):
+    if to_do := event_kind(event.kind).to_do:
         until = booking.offer_until if booking else None
         words = {"id": booking.id if booking else "", "offer_until": spell(until, zone) if until else "the offer ends"}
         yield from ("", to_do.format(**words))

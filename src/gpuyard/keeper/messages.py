@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol
 
+from gpuyard.keeper.channel import Channel, ChannelDownError, Message, NeverError, NotNowError
 from gpuyard.keeper.driver import Loop
-from gpuyard.ledger.ledger import Ledger
+from gpuyard.keeper.mail import MailChannel
+from gpuyard.keeper.webhooks import WebhookChannel
+from gpuyard.ledger.desk import GPUYARD
+from gpuyard.ledger.ledger import Ledger, NoBookingError
 from gpuyard.ledger.records import AuditEntry, Event
-from gpuyard.ledger.store import Delivery, Store
-from gpuyard.model.booking import Booking
-from gpuyard.model.errors import GpuyardError, UsageError
+from gpuyard.ledger.store import Delivery
+from gpuyard.model.errors import UsageError
 from gpuyard.site.schema import Site
 
 LOG = logging.getLogger(__name__)
@@ -29,51 +29,6 @@ FIRST_PAUSE = timedelta(seconds=10)
 LONGEST_PAUSE = timedelta(hours=1)
 GIVE_UP = timedelta(days=7)
 """An event that could not be told for so long is not news any more."""
-PREFIX = "gpu."
-"""Before the kinds of the ledger's events, where programs get them beside those of others."""
-
-
-class NotNowError(GpuyardError):
-    """This message could not be told, and may be later."""
-
-
-class ChannelDownError(GpuyardError):
-    """Nothing can be told on this channel now."""
-
-
-class NeverError(GpuyardError):
-    """This message cannot be told to this receiver, however often it is tried."""
-
-
-@dataclass(frozen=True)
-class Message:
-    """An event, with what there is to say about it."""
-
-    event: Event
-    site: str
-    booking: Booking | None = None
-    """As it is now; None for what concerns no booking."""
-    gpus: tuple[str, ...] = ()
-    """``host/address`` of the booking's GPUs."""
-
-
-class Channel(Protocol):
-    """A way to tell. Methods are called by one thread at a time."""
-
-    @property
-    def name(self) -> str:
-        """What the store knows it by; has no secrets."""
-
-    @property
-    def batch(self) -> int:
-        """How many messages it can surely try within a minute."""
-
-    def wants(self, event: Event) -> bool:
-        """Whether the event is for it; others count as told."""
-
-    def open(self) -> AbstractContextManager[Callable[[Message], None]]:
-        """A sender for some messages, which raises NotNowError, NeverError or ChannelDownError; the last one also
-        when it is opened."""
 
 
 def message_loops(
@@ -88,15 +43,12 @@ def message_loops(
     """One loop for each channel that the site file has. `environment` has the secrets; `portal`: its address as people
     reach it, for links. Raises UsageError for a channel that cannot work as it is set up."""
     channels = channels_of(site, environment, portal)
-    ledger.store.keep_channels([channel.name for channel in channels])
+    ledger.upkeep.outbox.keep_channels([channel.name for channel in channels])
     return [_loop(ledger, channel, site.site, now, period) for channel in channels]
 
 
 def channels_of(site: Site, environment: Mapping[str, str], portal: str = "") -> list[Channel]:
     """Raises UsageError."""
-    from gpuyard.keeper.mail import MailChannel
-    from gpuyard.keeper.webhooks import WebhookChannel
-
     booking = site.booking
     if booking is None:
         return []
@@ -122,7 +74,7 @@ class Courier:
     """Carries the events of one channel."""
 
     def __init__(self, ledger: Ledger, channel: Channel, site: str, now: Callable[[], datetime]) -> None:
-        self._ledger = ledger
+        self._ledger, self._outbox = ledger, ledger.upkeep.outbox
         self._channel = channel
         self._site = site
         self._now = now
@@ -132,19 +84,16 @@ class Courier:
         """How often the whole channel was found down, since it last worked."""
         self._rest_until: datetime | None = None
 
-    @property
-    def _store(self) -> Store:
-        return self._ledger.store
-
     def run(self) -> None:
         """Tell what is due. Raises StoreError; what receivers do is logged and tried again."""
-        if self._rest_until is not None and self._now() < self._rest_until:
+        now = self._now()
+        if self._rest_until is not None and now < self._rest_until <= now + LONGEST_PAUSE:  # or the clock went back
             return
         while True:
-            due = self._store.undelivered(self._channel.name, self._now(), self._channel.batch)
+            due = self._outbox.take_undelivered(self._channel.name, self._now(), self._channel.batch)
             for one in due:
                 if not self._channel.wants(one.event):
-                    self._store.delivered(self._channel.name, one.event.id, self._now())
+                    self._outbox.mark_delivered(self._channel.name, one.event.id, self._now())
             wanted = [one for one in due if self._channel.wants(one.event)]
             if wanted and not self._tell(wanted):
                 return
@@ -187,28 +136,29 @@ class Courier:
             if self._put_off(one, retry, str(error)):
                 self._behind[about] = (one.event.id, retry)
         else:
-            self._store.delivered(self._channel.name, one.event.id, self._now())
+            self._outbox.mark_delivered(self._channel.name, one.event.id, self._now())
 
     def _put_off(self, one: Delivery, retry: datetime, why: str) -> bool:
         """Whether it will be tried again."""
         if self._now() - one.event.at > GIVE_UP:
             self._give_up(one, why)
             return False
-        self._store.failed(self._channel.name, one.event.id, retry)
+        self._outbox.put_off(self._channel.name, one.event.id, retry)
         return True
 
     def _give_up(self, one: Delivery, why: str) -> None:
         LOG.warning("%s: event %d is given up: %s", self._channel.name, one.event.id, why)
         text = f"{one.event.kind} could not be told by {self._channel.name}: {why}"
         target = one.event.booking or one.event.user_id
-        self._store.write_audit(AuditEntry(self._now(), "gpuyard", "message.given_up", target, "", text))
-        self._store.failed(self._channel.name, one.event.id, None)
+        self._ledger.upkeep.records.write_audit(AuditEntry(self._now(), GPUYARD, "message.given_up", target, "", text))
+        self._outbox.put_off(self._channel.name, one.event.id, None)
 
     def _message(self, event: Event) -> Message:
-        booking = self._store.get(event.booking) if event.booking else None
-        if booking is None:
+        try:
+            booking = self._ledger.get(event.booking)
+        except NoBookingError:
             return Message(event, self._site)
-        names = {lane.id: lane.name for lane in self._store.lanes(booking.ask.pool)}
+        names = {lane.id: lane.name for lane in self._ledger.lanes(booking.ask.pool)}
         return Message(event, self._site, booking, tuple(names[id] for id in booking.lanes if id in names))
 
 

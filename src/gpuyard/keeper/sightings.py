@@ -12,7 +12,8 @@ from gpuyard.model.world import Server, Snapshot
 from gpuyard.site.compile import CompiledSite
 
 PATIENCE = timedelta(minutes=5)
-"""How long something must be wrong with a lane before bookings leave it: a nova-compute that is restarted is none."""
+"""How long something must be wrong with a lane before bookings leave it, but for a nova-compute that Nova says is
+down."""
 STUCK = timedelta(minutes=30)
 """A server that Nova has been making for longer is not waited for."""
 TAKING = frozenset({"resize_prep", "rebuild_spawning", "unshelving"})
@@ -42,7 +43,13 @@ class Sightings:
         """Lane -> what is wrong with it, lastingly. `ours`: providers that are reserved by enforcement itself."""
         statuses = {(s.gpu.host, s.gpu.address): s for s in gpu_statuses(self._gpus, snapshot)}
         found: dict[int, str] = {}
+        down: set[int] = set()
         for lane in lanes:
+            service = snapshot.services.get(lane.host)
+            if service is not None and not service.up:  # Nova has waited for it for a minute
+                found[lane.id] = f"nova-compute on {lane.host} is down"
+                down.add(lane.id)
+                continue
             for address in lane.addresses:
                 status = statuses.get((lane.host, address))
                 if status is None or (status.state is GpuState.HELD and status.gpu.provider_name in ours):
@@ -50,6 +57,6 @@ class Sightings:
                 if status.state in (GpuState.LOST, GpuState.BLOCKED, GpuState.HELD):
                     found.setdefault(lane.id, f"{lane.host}/{address}: {status.reason}")
         now = snapshot.taken_at
-        self._since = {lane: self._since.get(lane, now) for lane in found}
-        known = {lane.id for lane in lanes if lane.trouble}
+        self._since = {lane: min(self._since.get(lane, now), now) for lane in found}  # the clock may go back
+        known = down | {lane.id for lane in lanes if lane.trouble}
         return {lane: why for lane, why in found.items() if lane in known or now - self._since[lane] >= PATIENCE}

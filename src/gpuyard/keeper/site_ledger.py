@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from uuid import uuid4
 
+from gpuyard.cloud.people import domain_of
 from gpuyard.ledger.ledger import Book, Ledger
 from gpuyard.ledger.store import Store
 from gpuyard.model.booking import Rules
@@ -34,16 +35,25 @@ def default_database(site: str, environment: Mapping[str, str]) -> str:
 
 
 def book_of(compiled: CompiledSite) -> Book:
-    """What the site file says of bookings. A project that sees no flavor of a pool cannot book there."""
+    """What the site file says of bookings. A project that sees no flavor of a pool cannot book there; nor can one of
+    another domain anywhere, unless the site file names the one or the other."""
     site = compiled.site
+    domains = {"", *(site.booking.domains if site.booking else ())}
     seen_by = {pool: _seen_by(compiled.flavors, pool) for pool in site.pools}
+
+    def known(project: str) -> bool:
+        return domain_of(project) in domains or project in site.projects
 
     def rules(pool: str, project: str) -> Rules:
         stated = site.rules(pool, project)
+        if not known(project):
+            return replace(stated, may_book=False, origins={**stated.origins, "may_book": "domains"})
         projects = seen_by[pool]
-        return stated if projects is None or project in projects else replace(stated, may_book=False)
+        if projects is None or project in projects:
+            return stated
+        return replace(stated, may_book=False, origins={**stated.origins, "may_book": "flavors of the pool"})
 
-    return Book(tuple(site.pools), rules, site.booking.timezone if site.booking else "UTC")
+    return Book(tuple(site.pools), rules, site.booking.timezone if site.booking else "UTC", known)
 
 
 def _seen_by(flavors: Sequence[FlavorObject], pool: str) -> frozenset[str] | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from gpuyard.cloud.snapshot import SnapshotTaker
+from gpuyard.cloud.observe.snapshot import SnapshotTaker
 from gpuyard.keeper.driver import Loop
 from gpuyard.keeper.yard import Yard
-from gpuyard.ledger.state import LedgerWords, gpu_statuses
+from gpuyard.ledger.state import NOTHING, LedgerWords, gpu_statuses
 from gpuyard.site.compile import CompiledSite
 
 REST = 3.0
@@ -30,6 +30,6 @@ def sync_loop(
 
     def run() -> None:
         snapshot = taker.take(now())
-        yard.publish(snapshot.taken_at, gpu_statuses(compiled.gpus, snapshot, words() if words else LedgerWords()))
+        yard.publish(snapshot.taken_at, gpu_statuses(compiled.gpus, snapshot, words() if words else NOTHING))
 
     return Loop("sync", "Looks at Placement and Nova and publishes the state of every GPU.", period, run, REST)

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpuyard import __version__
-from gpuyard.keeper.messages import PREFIX, ChannelDownError, Message, NotNowError
+from gpuyard.keeper.channel import PREFIX, ChannelDownError, Message, NotNowError
 from gpuyard.ledger.records import Event
 from gpuyard.model.booking import Booking
 from gpuyard.model.errors import UsageError

@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpuyard.kolla.deploy import RELEASE_OF
 from gpuyard.kolla.variables import Variables
+from gpuyard.nova.release import NEWEST_KOLLA, RELEASES
 from gpuyard.site.compile import CompiledSite
-from gpuyard.site.release import RELEASES
 
 PROVIDER_CONFIG = "nova_cell_compute_provider_config"
 
@@ -99,6 +100,19 @@ def _must_be(variables: Variables, name: str, wanted: bool, because: str) -> Ite
     for variable in variables.all(name):
         if variable.truth is not None and variable.truth is not wanted:
             yield f"{variable.place}: {name} is {variable.value!r}; {because}"
+
+
+def unreleased(compiled: CompiledSite, variables: Variables) -> Iterable[str]:
+    """A note for a release that Kolla does not have, unless the operator names it himself."""
+    named = {str(variable.value) for variable in variables.all("openstack_release")}
+    later = {release for major, release in RELEASE_OF.items() if major > NEWEST_KOLLA}
+    if compiled.site.release in later - named:
+        said = "" if "release" in compiled.site.model_fields_set else " by default, because the site file names none"
+        newest = RELEASE_OF[NEWEST_KOLLA]
+        yield (
+            f"these are options for OpenStack {compiled.site.release}{said}, and the newest Kolla that gpuyard knows "
+            f"deploys {newest}; for that write 'release: \"{newest}\"' in the site file"
+        )
 
 
 def _release(compiled: CompiledSite, variables: Variables) -> Iterable[str]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuyard.model.errors import UsageError
+from gpuyard.nova.release import RELEASES
 
 TAGS = "nova,placement"
 CONTROL_GROUPS = "nova-api,nova-metadata,nova-scheduler,nova-conductor,nova-super-conductor"
 """Kolla's inventory groups of the Nova services that schedule."""
 
-RELEASE_OF = {20: "2025.1", 21: "2025.2", 22: "2026.1", 23: "2026.2"}
+RELEASE_OF = {release.kolla: release.name for release in RELEASES.values()}
 """Major version of kolla-ansible -> the OpenStack release that it deploys."""
 
 FULL = "full"

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuyard.model.errors import UsageError
+from gpuyard.model.text import without_blocks
+from gpuyard.nova.ini import TEMPLATE_VALUE, IniSetting, read_template
 from gpuyard.site.options import Option, render_ini
 
 BEGIN = "# BEGIN gpuyard"
@@ -19,19 +21,9 @@ END = "# END gpuyard"
 BEGIN_LINE = f"{BEGIN}: written by 'gpuyard site render'; what is changed in here is lost"
 
 JINJA_OPENING = re.compile(r"\{[{%#]")
-JINJA_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
+JINJA_COMMENT = {"{#": "#}"}
 JINJA_LINE = re.compile(r"^\s*\{[{%]")
 EATS_WHITESPACE = re.compile(r"\s*\{[{%#]-")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One assignment of a file, as oslo.config's parser sees it. `line` counts from 1."""
-
-    section: str
-    key: str
-    value: str
-    line: int
 
 
 @dataclass(frozen=True)
@@ -73,38 +65,18 @@ def join(block: str, own: str) -> str:
     return block + own
 
 
-def settings(text: str) -> tuple[Setting, ...]:
+def settings(text: str) -> tuple[IniSetting, ...]:
     """All assignments of a file that may hold Jinja2: those under a condition count too.
 
     Names that Jinja2 makes up (``{{ name }} = 1``, includes, loops) cannot be seen.
     """
-    found: list[Setting] = []
-    section = ""
-    for number, line in enumerate(_lines(text), start=1):
-        stripped = line.rstrip()
-        if not stripped or stripped.startswith(("#", ";")) or JINJA_LINE.match(stripped):
-            continue
-        if stripped.startswith("[") and stripped.endswith("]"):
-            section = stripped[1:-1]
-        elif line[0] in " \t":
-            if found:
-                last = found[-1]
-                found[-1] = Setting(last.section, last.key, f"{last.value}\n{stripped.strip()}", last.line)
-        else:
-            match = re.match(r"([^=:]+)[=:](.*)", stripped)
-            if match:
-                found.append(Setting(section, match[1].strip(), _unquoted(match[2].strip()), number))
-    return tuple(found)
+    return tuple(one for one in read_template(text)[0].settings if not one.key.startswith(TEMPLATE_VALUE))
 
 
 def _lines(text: str) -> list[str]:
     """As Ansible reads them; Jinja2's comments become empty lines, so that line numbers stay."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return JINJA_COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text).split("\n")
-
-
-def _unquoted(value: str) -> str:
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
+    return without_blocks(text, JINJA_COMMENT).split("\n")
 
 
 def trouble_below_a_block(own: str) -> tuple[int, str] | None:

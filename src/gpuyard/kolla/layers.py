@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from gpuyard.nova.options import ALIAS, DEVICE_SPEC, names_of
+
 GLOBAL = "global.conf"
 
 
@@ -47,8 +49,7 @@ ROLES = (
 )
 
 OLD_NAMES = {
-    ("pci", "device_spec"): (("pci", "passthrough_whitelist"), ("DEFAULT", "pci_passthrough_whitelist")),
-    ("pci", "alias"): (("DEFAULT", "pci_alias"),),
+    **{option: names_of(option)[1:] for option in (DEVICE_SPEC, ALIAS)},
     ("DEFAULT", "executor_thread_pool_size"): (("DEFAULT", "rpc_thread_pool_size"),),
 }
 """Names that Nova reads beside an option's own."""

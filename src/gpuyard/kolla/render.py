@@ -14,13 +14,14 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from gpuyard.kolla import ini
-from gpuyard.kolla.contradictions import PROVIDER_CONFIG, contradictions, doubts, owner_of_provider_config
+from gpuyard.kolla.contradictions import PROVIDER_CONFIG, contradictions, doubts, owner_of_provider_config, unreleased
 from gpuyard.kolla.files import Change
 from gpuyard.kolla.folder import OURS, OWN_VARIABLES, KollaFolder
 from gpuyard.kolla.inventory import KollaInventory, inventory_names
 from gpuyard.kolla.layers import OLD_NAMES, neighbours, override
 from gpuyard.kolla.site_words import in_the_site
 from gpuyard.kolla.variables import Variables
+from gpuyard.nova.ini import IniSetting
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.options import Option
 from gpuyard.site.provider_config import ProviderConfig, render_provider_config
@@ -88,7 +89,7 @@ def plan_kolla(compiled: CompiledSite, folder: KollaFolder, inventory: KollaInve
     variables = Variables(folder.variables, inventory.variables if inventory else {})
     hosts = tuple(compiled.site.hosts)
     names, refusals = {host: host for host in hosts}, list(contradictions(compiled, variables))
-    notes = list(doubts(variables))
+    notes = [*doubts(variables), *unreleased(compiled, variables)]
     if inventory is not None:
         group = compute_group(folder)
         names, unknown = inventory_names(hosts, inventory.computes, group)
@@ -199,7 +200,7 @@ def _new_name(key: tuple[str, str]) -> tuple[str, str]:
     return next((new for new, old in OLD_NAMES.items() if key in old), key)
 
 
-def _values(own: Sequence[ini.Setting], key: tuple[str, str]) -> list[str]:
+def _values(own: Sequence[IniSetting], key: tuple[str, str]) -> list[str]:
     return [setting.value for setting in own if _normal(setting.section, setting.key) == key]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from gpuyard.lab.errors import LabError
+from gpuyard.model.errors import how_to_install
 
 REGION = "RegionOne"
 ADDRESS = "127.0.0.1"
@@ -63,4 +64,4 @@ def require_installed() -> None:
     """Raise LabError unless the optional dependencies of the lab are installed."""
     modules = ("nova", "keystone", "glance", "neutron", "placement", "waitress", "psycopg2")
     if missing := [module for module in modules if find_spec(module) is None]:
-        raise LabError(f"the lab needs {', '.join(missing)}; install it with: pip install 'gpuyard[lab]'")
+        raise LabError(f"the lab needs {', '.join(missing)}; install it: {how_to_install('lab')}")

@@ -17,6 +17,7 @@ from gpuyard.lab.errors import LabError
 from gpuyard.lab.files import private_folder, write_private
 from gpuyard.lab.plan import LabHost, LabPlan
 from gpuyard.lab.settings import Lab
+from gpuyard.model.errors import how_to_install
 
 Section = dict[str, object]
 Sections = dict[str, Section]
@@ -95,7 +96,7 @@ def shipped(distribution: str, name: str) -> Path:
     for file in distribution_files(distribution) or ():
         if file.name == name:
             return Path(str(file.locate()))
-    raise LabError(f"{distribution} is installed without its {name}; install the lab again: pip install 'gpuyard[lab]'")
+    raise LabError(f"{distribution} is installed without its {name}; install the lab again: {how_to_install('lab')}")
 
 
 def keystone(lab: Lab) -> Sections:

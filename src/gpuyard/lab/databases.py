@@ -50,7 +50,7 @@ def check_template(template: str) -> None:
         raise LabSettingsError(f"the lab makes {len(NAMES)} databases, so their URL needs a {{name}}, {EXAMPLE}")
 
 
-class Server:
+class DatabaseServer:
     """A database server, reached through the lab's URL."""
 
     def __init__(self, lab: Lab) -> None:

@@ -15,10 +15,11 @@ from time import monotonic, sleep
 from typing import Any
 
 from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.snapshot import SnapshotTaker
+from gpuyard.cloud.observe.snapshot import SnapshotTaker
 from gpuyard.ledger.state import gpu_statuses
 from gpuyard.model.errors import BlockedError, GpuyardError
 from gpuyard.model.gpu import GpuState, GpuStatus
+from gpuyard.nova.alias_spec import asked_devices
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.nova import alias, leader_alias
 
@@ -175,7 +176,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Subject:
+class ExerciseSubject:
     """What the exercise is done on."""
 
     host: str
@@ -187,7 +188,7 @@ class Subject:
     """A flavor for each group of the host that several GPUs share."""
 
 
-def choose(compiled: CompiledSite) -> Subject:
+def choose(compiled: CompiledSite) -> ExerciseSubject:
     """The host with the most shared groups, and the smallest flavors for them. Raises ExerciseError without one, and
     when the user's project may not use its GPUs."""
     hosts: dict[tuple[str, str], set[str]] = {}
@@ -205,7 +206,7 @@ def choose(compiled: CompiledSite) -> Subject:
             f"the exercise runs in project {USER_PROJECT}, which may not use all of pool {pool}: {wanted}"
         )
     flavors = sorted((one for one in compiled.flavors if one.pool == pool), key=lambda one: one.ram)
-    aliases = {one.extra_specs["pci_passthrough:alias"].split(":")[0]: one.name for one in reversed(flavors)}
+    aliases = {next(iter(asked_devices(one.extra_specs))): one.name for one in reversed(flavors)}
     single = alias(compiled.site, pool)
     leaders = [leader_alias(compiled.site, pool, letter) for letter in sorted(hosts[host, pool])]
     missing = [name for name in (single, *leaders) if name not in aliases]
@@ -213,10 +214,10 @@ def choose(compiled: CompiledSite) -> Subject:
         raise ExerciseError(f"the site has no flavor for {', '.join(missing)}; add one with 'gpus: {{{pool}: ...}}'")
     mine = [gpu for gpu in compiled.gpus if gpu.host == host and gpu.pool == pool and not gpu.blocked]
     pairs = tuple(aliases[name] for name in leaders)
-    return Subject(host, len(mine), len({gpu.group for gpu in mine}), aliases[single], pairs)
+    return ExerciseSubject(host, len(mine), len({gpu.group for gpu in mine}), aliases[single], pairs)
 
 
-def prove(exercise: Exercise, subject: Subject) -> Iterable[Row]:
+def prove(exercise: Exercise, subject: ExerciseSubject) -> Iterable[Row]:
     """Every pair and then singles until the host is full; then singles alone. Raises ExerciseError at the first
     thing that is not as it must be."""
     exercise.clear()

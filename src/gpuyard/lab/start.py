@@ -13,7 +13,7 @@ from gpuyard.lab import processes
 from gpuyard.lab.catalog import PROCESSES
 from gpuyard.lab.clients import write_client_files
 from gpuyard.lab.config import write_config
-from gpuyard.lab.databases import NAMES, Server
+from gpuyard.lab.databases import NAMES, DatabaseServer
 from gpuyard.lab.errors import LabSettingsError
 from gpuyard.lab.files import private_folder
 from gpuyard.lab.http import Unreachable
@@ -88,7 +88,7 @@ class Start:
 
     def _forget_everything(self) -> None:
         if self._before and not self._before.embedded and self._before.own_databases:
-            server = Server(self._before)
+            server = DatabaseServer(self._before)
             server.wait(lambda: None)
             server.drop(self._before.own_databases)
         had_something = False
@@ -125,7 +125,7 @@ class Start:
         lab = self.lab
         if lab.embedded:
             self._started.append(start_postgresql(lab, self._environment))
-        server = Server(lab)
+        server = DatabaseServer(lab)
         server.wait(lambda: require_alive(self._started))
         wanted = tuple(server.real_name(name) for name in NAMES)
         there = server.existing()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpuyard.lab import processes
 from gpuyard.lab.catalog import APIS, POSTGRESQL, process_of
-from gpuyard.lab.databases import Server
+from gpuyard.lab.databases import DatabaseServer
 from gpuyard.lab.errors import LabError
 from gpuyard.lab.identity import log_in
 from gpuyard.lab.processes import LabProcess
@@ -87,7 +87,7 @@ def _api(lab: Lab, name: str, found: tuple[LabProcess, ...]) -> ServiceStatus:
 
 def _database(lab: Lab, found: tuple[LabProcess, ...]) -> ServiceStatus:
     if not lab.embedded:
-        server = Server(lab)
+        server = DatabaseServer(lab)
         return ServiceStatus("database", repr(server.url), None, None, UP if server.answers() else SILENT)
     leader = processes.leaders(found).get(POSTGRESQL)
     if leader is None:

@@ -1,19 +1,21 @@
 """May this be booked? The one answer for people, admins and CI: yes with the lanes, or no with reasons and what else.
 
-Pure. The lanes of a pool and a timetable of what is on them go in; nothing here looks at a clock or a database.
+The lanes of a pool and a timetable of what is on them go in. Nothing here looks at a clock, and the only thing that may
+read a database is `Pool.movable`, which whoever asks brings along.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import islice
 
-from gpuyard.ledger.policy import Facts, broken_rules, lasting, malformed, spell
+from gpuyard.ledger.policy import Usage, broken_rules, malformed, spell
 from gpuyard.ledger.timetable import Taken, Timetable
-from gpuyard.model.booking import Alternative, Answer, Ask, Lane, Person, Reason, Rules
+from gpuyard.model.booking import FOREVER, Alternative, Answer, Ask, Lane, Person, Reason, Rules, lasting
+from gpuyard.store.times import moment, seconds
 
 LOOK_AT = 64
 """Free lanes that are compared for the best fit. More would cost time and leave hardly fewer gaps."""
@@ -21,6 +23,7 @@ LOOK_AHEAD = timedelta(days=60)
 """How far after the wanted start another time is looked for."""
 MOST_MOVES = 200
 """Bookings that may change lanes to make room for one."""
+FOREVER_SECONDS = seconds(FOREVER)
 STEP = 15 * 60
 """Seconds: other times that are proposed begin on a whole quarter of an hour where they can."""
 
@@ -40,13 +43,15 @@ def nobody(start: int, end: int) -> Sequence[Movable]:
 
 
 @dataclass(frozen=True)
-class Pool:
+class PoolLanes:
     """A pool as admission sees it."""
 
     lanes: Sequence[Lane]
     timetable: Timetable
     movable: Callable[[int, int], Sequence[Movable]] = nobody
     """Bookings in a time (seconds) that may move. It is asked only when no lane is free, and moving could help."""
+    troubled: Mapping[int, int] = field(default_factory=dict)
+    """Lane -> until when (seconds) it is expected to be in trouble."""
     known_well: Sequence[Lane] | None = None
     """`well`, for whoever has it already: with ten thousand lanes finding it takes longer than all the rest."""
 
@@ -54,6 +59,13 @@ class Pool:
     def well(self) -> Sequence[Lane]:
         """Lanes without trouble, those of one GPU first."""
         return well_lanes(self.lanes) if self.known_well is None else self.known_well
+
+    def usable(self, start: int) -> Sequence[Lane]:
+        """Lanes that a booking from `start` (seconds) on can have; those that are in trouble now come last."""
+        if not self.troubled:
+            return self.well
+        late = [lane for lane in self.lanes if self.troubled.get(lane.id, start + 1) <= start]
+        return (*self.well, *sorted(late, key=lambda lane: lane.size)) if late else self.well
 
 
 def well_lanes(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
@@ -63,10 +75,10 @@ def well_lanes(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
 
 def admit(
     ask: Ask,
-    pool: Pool,
+    pool: PoolLanes,
     rules: Rules,
     who: Person,
-    facts: Facts,
+    facts: Usage,
     now: datetime,
     *,
     zone: str = "UTC",
@@ -90,14 +102,21 @@ def admit(
     if broken and not override:
         return Answer(reasons=broken)
     lanes, moves = found
-    return Answer(lanes=lanes, moves=moves, overridden=broken)
+    return Answer(lanes=lanes, moves=moves, overridden=broken, warnings=tuple(_warnings(lanes, pool)))
+
+
+def _warnings(lanes: Sequence[int], pool: PoolLanes) -> Iterable[str]:
+    for lane in pool.lanes if pool.troubled.keys() & set(lanes) else ():
+        if lane.id in lanes and lane.trouble:
+            back = spell(moment(pool.troubled[lane.id]))
+            yield f"GPU {lane.name} cannot be used now ({lane.trouble}); it is expected back by {back}"
 
 
 Placed = tuple[tuple[int, ...], Mapping[str, tuple[int, ...]]]
 """Lanes for the ask, and the new lanes of bookings that move for it."""
 
 
-def place(ask: Ask, pool: Pool, keep: Sequence[int] = (), stay: bool = False) -> Placed | Reason:
+def place(ask: Ask, pool: PoolLanes, keep: Sequence[int] = (), stay: bool = False) -> Placed | Reason:
     """Lanes for it, whatever the rules say, or why there are none."""
     if stay and keep:
         return _stay(ask, pool, keep)
@@ -108,23 +127,26 @@ def place(ask: Ask, pool: Pool, keep: Sequence[int] = (), stay: bool = False) ->
     return _find(ask, suitable, pool, keep) or _full(ask, suitable, pool.timetable, start, end)
 
 
-def find_place(ask: Ask, pool: Pool, keep: Sequence[int] = ()) -> Placed | None:
+def find_place(ask: Ask, pool: PoolLanes, keep: Sequence[int] = ()) -> Placed | None:
     """As `place`, for whoever does not ask why not."""
     suitable = _suitable(ask, pool)
     return None if isinstance(suitable, Reason) else _find(ask, suitable, pool, keep)
 
 
-def _find(ask: Ask, suitable: Sequence[Lane], pool: Pool, keep: Sequence[int]) -> Placed | None:
+def _find(ask: Ask, suitable: Sequence[Lane], pool: PoolLanes, keep: Sequence[int]) -> Placed | None:
     start, end = seconds(ask.start), seconds(ask.end)
     chosen = _choose(ask, suitable, pool.timetable, start, end, keep)
     return (chosen, {}) if chosen else _make_room(ask, suitable, pool, start, end)
 
 
-def _stay(ask: Ask, pool: Pool, keep: Sequence[int]) -> Placed | Reason:
+def _stay(ask: Ask, pool: PoolLanes, keep: Sequence[int]) -> Placed | Reason:
     """The lanes that it has, and more when it asks for more. Others that were to have these later go elsewhere, which
     a server cannot."""
     start, end = seconds(ask.start), seconds(ask.end)
     own = tuple(keep[: ask.lanes])
+    other = [lane.name for lane in pool.lanes if ask.same_group and lane.id in own and lane.size != ask.gpus]
+    if other:
+        return Reason("in_use", f"its servers are on {', '.join(other)}, which is no group of {ask.gpus} GPUs")
     table = pool.timetable
     in_the_way = [one for one in pool.movable(start, end) if {*one.lanes} & {*own}]
     with table.without([taken for one in in_the_way for taken in taken_by(one)]):
@@ -158,17 +180,19 @@ def _stay(ask: Ask, pool: Pool, keep: Sequence[int]) -> Placed | Reason:
     return (*own, *extra), dict(placed.items())
 
 
-def nearest(ask: Ask, pool: Pool, rules: Rules, now: datetime) -> Iterable[Alternative]:
+def nearest(ask: Ask, pool: PoolLanes, rules: Rules, now: datetime) -> Iterable[Alternative]:
     """Other times and numbers that are possible in the same pool."""
-    suitable = _suitable(ask, pool)
+    start, length = seconds(ask.start), seconds(ask.end) - seconds(ask.start)
+    once_well = max([start, *(until for until in pool.troubled.values() if until < FOREVER_SECONDS)])
+    suitable = _suitable(replace(ask, start=moment(once_well)), pool)
     if isinstance(suitable, Reason):
         return
-    start, length = seconds(ask.start), seconds(ask.end) - seconds(ask.start)
     until = min(start + int(LOOK_AHEAD.total_seconds()), seconds(now) + int(rules.ahead.total_seconds()))
-    later = _earliest(ask, suitable, pool.timetable, start, length, until)
+    later = _earliest(ask, suitable, pool, start, length, until)
     if later is not None:
         begin = moment(later)
         yield Alternative(replace(ask, start=begin, end=begin + (ask.end - ask.start)), f"from {spell(begin)}")
+    suitable = [lane for lane in suitable if pool.troubled.get(lane.id, start) <= start]
     free = [lane.id for lane in suitable if pool.timetable.is_free(lane.id, start, start + length)]
     if free and not ask.same_group and not ask.same_host and len(free) < ask.gpus:
         yield Alternative(replace(ask, gpus=len(free)), f"{len(free)} of {ask.gpus} at that time")
@@ -178,19 +202,11 @@ def nearest(ask: Ask, pool: Pool, rules: Rules, now: datetime) -> Iterable[Alter
         yield Alternative(replace(ask, end=end), f"until {spell(end)} ({lasting(end - ask.start)})")
 
 
-def seconds(at: datetime) -> int:
-    return int(at.timestamp())
-
-
-def moment(at: int) -> datetime:
-    return datetime.fromtimestamp(at, UTC)
-
-
-def _suitable(ask: Ask, pool: Pool) -> Sequence[Lane] | Reason:
+def _suitable(ask: Ask, pool: PoolLanes) -> Sequence[Lane] | Reason:
     """Lanes that could serve it at some time, the least wasteful first; or why there are none at any time."""
-    well = pool.well
+    well = pool.usable(seconds(ask.start))
     if ask.gpu:
-        return _named(ask, pool.lanes)
+        return _named(ask, pool)
     if ask.same_group:
         fitting = [lane for lane in well if lane.size == ask.gpus]
         if not fitting:
@@ -202,23 +218,21 @@ def _suitable(ask: Ask, pool: Pool) -> Sequence[Lane] | Reason:
         bad = len(pool.lanes) - len(well)
         trouble = f", and {bad} more that cannot be used now" if bad else ""
         groups = any(lane.size > 1 for lane in well)
-        several = " (GPUs of one group go to one server: same_group books a whole one)" if groups else ""
-        return Reason(
-            "too_big", f"pool {ask.pool} has {len(well)} to book one by one{several}{trouble}; not {ask.gpus}"
-        )
+        several = "; GPUs that share an IOMMU group are booked together, as one whole group" if groups else ""
+        return Reason("too_big", f"only {len(well)} GPUs of pool {ask.pool} can be booked one by one{trouble}{several}")
     if ask.same_host and max(_by_host(well).values()) < ask.lanes:
         host, most = max(_by_host(well).items(), key=lambda item: item[1])
         return Reason("too_big", f"no host has {ask.gpus} of pool {ask.pool} to book: {host} has {most}")
     return well
 
 
-def _named(ask: Ask, lanes: Sequence[Lane]) -> list[Lane] | Reason:
+def _named(ask: Ask, pool: PoolLanes) -> list[Lane] | Reason:
     host, _, address = ask.gpu.rpartition("/")
-    for lane in lanes:
+    for lane in pool.lanes:
         if lane.host != host or address.lower() not in lane.addresses:
             continue
-        if lane.trouble:
-            return Reason("trouble", f"GPU {ask.gpu} cannot be used now: {lane.trouble}")
+        if lane.trouble and pool.troubled.get(lane.id, FOREVER_SECONDS) > seconds(ask.start):
+            return Reason("trouble", f"GPU {ask.gpu} cannot be used now: {lane.trouble}{_from(lane, pool)}")
         if address.lower() != lane.addresses[0] and not ask.same_group:
             return Reason(
                 "peer",
@@ -229,6 +243,11 @@ def _named(ask: Ask, lanes: Sequence[Lane]) -> list[Lane] | Reason:
             return Reason("too_big", f"GPU {ask.gpu} is {lane.size if ask.same_group else 1}, not {ask.gpus} GPUs")
         return [lane]
     return Reason("no_such_gpu", f"pool {ask.pool} has no GPU {ask.gpu}; name one as in host/0000:3b:00.0")
+
+
+def _from(lane: Lane, pool: PoolLanes) -> str:
+    back = pool.troubled.get(lane.id, FOREVER_SECONDS)
+    return f"; it can be booked from {spell(moment(back))} on" if back < FOREVER_SECONDS else ""
 
 
 def _by_host(lanes: Iterable[Lane]) -> dict[str, int]:
@@ -253,7 +272,7 @@ def _choose(
     if len(some) < ask.lanes:
         return ()
     kept = {*keep}
-    some.sort(key=lambda lane: (lane.id not in kept, lane.size, timetable.gap(lane.id, start, end)))
+    some.sort(key=lambda lane: (lane.id not in kept, bool(lane.trouble), lane.size, timetable.gap(lane.id, start, end)))
     return tuple(lane.id for lane in some[: ask.lanes])
 
 
@@ -267,10 +286,10 @@ def _on_one_host(ask: Ask, free: Sequence[Lane]) -> tuple[int, ...]:
     return tuple(lane.id for lane in free if lane.host == host)[: ask.lanes]
 
 
-def _make_room(ask: Ask, lanes: Sequence[Lane], pool: Pool, start: int, end: int) -> Placed | None:
+def _make_room(ask: Ask, lanes: Sequence[Lane], pool: PoolLanes, start: int, end: int) -> Placed | None:
     """Lanes for it when others that have not begun change theirs. The others of its time are taken off the timetable
     and put back one by one: what is hard to place first, so that the rest finds what is left."""
-    everywhere = [lane.id for lane in pool.well]
+    everywhere = [lane.id for lane in pool.usable(start)]
     found = [one for lane in everywhere for one in pool.timetable.intervals(lane, start, end)]
     if len(found) > MOST_MOVES or pool.timetable.peak(everywhere, start, end) + ask.lanes > len(everywhere):
         return None  # too many to try, or at some moment there is no lane left, wherever the others are
@@ -298,7 +317,7 @@ def _time_first(one: Movable) -> tuple[object, ...]:
     return (one.ask.start, not one.ask.gpu, -one.ask.lanes, one.id)
 
 
-def _place_all(wanted: Sequence[Movable], pool: Pool) -> dict[str, tuple[int, ...]] | None:
+def _place_all(wanted: Sequence[Movable], pool: PoolLanes) -> dict[str, tuple[int, ...]] | None:
     """Lanes for all of them; None when one finds none. The timetable is as before afterwards."""
     placed: dict[str, tuple[int, ...]] = {}
     put: list[Taken] = []
@@ -346,18 +365,20 @@ def _full(ask: Ask, lanes: Sequence[Lane], timetable: Timetable, start: int, end
     )
 
 
-def _earliest(ask: Ask, lanes: Sequence[Lane], timetable: Timetable, start: int, length: int, until: int) -> int | None:
+def _earliest(ask: Ask, lanes: Sequence[Lane], pool: PoolLanes, start: int, length: int, until: int) -> int | None:
     """The earliest later time at which it could be had, on a whole quarter of an hour when that is possible too."""
     groups = [[lane.id for lane in lanes]]
     if ask.same_host:
         groups = [[lane.id for lane in lanes if lane.host == host] for host in _by_host(lanes)]
-    found = [timetable.earliest(group, ask.lanes, start, length, until) for group in groups]
+    timetable, troubled = pool.timetable, pool.troubled
+    found = [timetable.earliest(group, ask.lanes, start, length, until, troubled) for group in groups]
     first = min((at for at in found if at is not None), default=None)
     if first is None:
         return None
     round_ = -(-first // STEP) * STEP
     for group in groups:
-        if sum(timetable.is_free(lane, round_, round_ + length) for lane in group) >= ask.lanes and round_ <= until:
+        well = [lane for lane in group if troubled.get(lane, round_) <= round_]
+        if sum(timetable.is_free(lane, round_, round_ + length) for lane in well) >= ask.lanes and round_ <= until:
             return round_
     return first
 

@@ -7,18 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import TypeVar
 
-from gpuyard.ledger.admission import Movable, Pool, admit, find_place, moment, place, seconds, well_lanes
-from gpuyard.ledger.life import TAKES_LANES
-from gpuyard.ledger.policy import Facts, broken_rules, months
+from gpuyard.ledger.admission import Movable, PoolLanes, admit, find_place, place, well_lanes
+from gpuyard.ledger.life import EVENTS, TAKES_LANES, become
+from gpuyard.ledger.policy import Usage, booking_owner, broken_rules, months
 from gpuyard.ledger.records import AuditEntry, Event
-from gpuyard.ledger.store import PoolChange, PoolLook, Store
+from gpuyard.ledger.store import ConflictError, OverlapError, PoolChange, PoolLook, Store
 from gpuyard.ledger.timetable import Taken, Timetable
-from gpuyard.model.booking import Answer, Ask, Booking, BookingKind, BookingState, Lane, Person, Reason, Rules
+from gpuyard.model.booking import FOREVER, Answer, Ask, Booking, BookingKind, BookingState, Lane, Person, Reason, Rules
+from gpuyard.store.times import moment, seconds
 
 GPUYARD = "gpuyard"
 """The actor of what happens by the clock."""
 EPOCH = moment(0)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Book:
     """Rules of a pool (name) for a project (name)."""
     zone: str
     """Time zone of quiet hours, as in ``Europe/Rome``."""
+    knows: Callable[[str], bool] = lambda project: True
+    """Whether the site is for a project (name): its people are let in."""
 
     def rules_of(self, pool: str, project: str) -> Rules:
         """Also for pools that are no longer in the site file: nobody can book there, and what was booked ends."""
@@ -89,12 +94,22 @@ class Desk:
         return self.look
 
     @property
-    def pool(self) -> Pool:
-        return Pool(self.lanes, self.timetable, self._movable, self._well)
+    def pool(self) -> PoolLanes:
+        troubled = {id: seconds(until) for id, until in self.troubled.items()}
+        return PoolLanes(self.lanes, self.timetable, self._movable, troubled, self._well)
+
+    @property
+    def troubled(self) -> dict[int, datetime]:
+        """Lane -> until when it is expected to be in trouble."""
+        if len(self._well) == len(self.lanes):
+            return {}
+        usually = self.rules("").trouble
+        found = {lane.id: lane.troubled_until(self.now, usually) for lane in self.lanes}
+        return {id: until for id, until in found.items() if until is not None}
 
     def leave_out(self, lane: int) -> None:
         """Give a lane to nobody in this transaction."""
-        self.lanes = tuple(replace(one, trouble="held") if one.id == lane else one for one in self.lanes)
+        self.lanes = tuple(replace(one, trouble="held", back=FOREVER) if one.id == lane else one for one in self.lanes)
         self._well = well_lanes(self.lanes)
 
     def rules(self, project: str) -> Rules:
@@ -119,9 +134,9 @@ class Desk:
                 stay=without is not None and (without.claimed is not None or without.kind is BookingKind.HOLD),
             )
 
-    def facts(self, ask: Ask, who: Person, without: Booking | None) -> Facts:
-        """What the rules need to know."""
-        rules = self.rules(who.project)
+    def facts(self, ask: Ask, who: Person, without: Booking | None, rules: Rules | None = None) -> Usage:
+        """What the rules need to know; those that hold, where no others are given."""
+        rules = rules or self.rules(who.project)
         old = without.id if without else ""
         booked = {}
         if rules.gpu_hours_per_month is not None and ask.start < ask.end:
@@ -130,11 +145,11 @@ class Desk:
                 for month, following in months(ask.start, min(ask.end, ask.start + rules.longest))
             }
         started = without is not None and without.state is BookingState.ACTIVE
-        return Facts(self.look.active_count(who.user_id, old), booked, started)
+        return Usage(self.look.active_count(who.user_id, old), booked, started)
 
     def broken(self, booking: Booking) -> list[Reason]:
         """Rules that speak against a booking by now, but for those on when it is made."""
-        who = Person(booking.user_id, booking.user, booking.project_id, booking.project, frozenset({"member"}))
+        who = booking_owner(booking)
         rules, facts = self.rules(booking.project), replace(self.facts(booking.ask, who, booking), started=True)
         return broken_rules(booking.ask, rules, who, facts, self.book.zone, self.now)
 
@@ -176,6 +191,27 @@ class Desk:
             for taken in taken_by(one):
                 self._on_timetable(True, taken)
         return stored
+
+    def transition(
+        self,
+        booking: Booking,
+        to: BookingState,
+        actor: str = GPUYARD,
+        *,
+        moved: Sequence[Booking] = (),
+        action: str = "",
+        note: str = "",
+        **told: str,
+    ) -> Booking:
+        """Bring a booking into another state: with all that the state means, the event for its owner and the audit
+        entry. `booking`: in its state so far, with what else changes; `moved`: others that change for it; `told`: the
+        event's details. Raises LifeError."""
+        new = become(booking, to, self.now, self.rules(booking.project))
+        saved = self.save(new, *moved)[0]
+        if booking.kind is BookingKind.BOOKING:
+            self.tell(EVENTS[to], saved, **{name: text for name, text in told.items() if text})
+        self.note(actor, action or f"booking.{to.value}", saved, note)
+        return saved
 
     def move(self, moves: Answer) -> list[Booking]:
         """Bookings of an answer's moves, with their new lanes; not saved yet."""
@@ -228,10 +264,12 @@ class Desks:
 
     def __init__(self, store: Store, book: Book, now: Callable[[], datetime]) -> None:
         self._store = store
-        self._book = book
-        self._now = now
+        self.book = book
+        self.now = now
         self._copies: dict[str, PoolCopy] = {}
         self._adding = threading.Lock()
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after every change, by whoever made it: to wake a loop."""
 
     def _copy(self, pool: str) -> PoolCopy:
         with self._adding:
@@ -245,9 +283,9 @@ class Desks:
         with copy.lock:
             try:
                 with self._store.change(pool) as change:
-                    now = self._now().replace(microsecond=0)
+                    now = self.now().replace(microsecond=0)
                     copy.catch_up(change)
-                    desk = Desk(change, copy, self._book, now)
+                    desk = Desk(change, copy, self.book, now)
                     yield desk
                 copy.generation = change.generation
             except BaseException:
@@ -260,11 +298,24 @@ class Desks:
         """For reading."""
         copy = self._copy(pool)
         with copy.lock, self._store.look(pool) as look:
-            now = self._now().replace(microsecond=0)
+            now = self.now().replace(microsecond=0)
             copy.catch_up(look)
-            yield Desk(look, copy, self._book, now)
+            yield Desk(look, copy, self.book, now)
 
-    def forget(self, pool: str) -> None:
+    def run(self, pool: str, work: Callable[[Desk], T]) -> T:
+        """Work on a pool in a transaction; once more, with everything read anew, when the store saw a conflict."""
+        try:
+            with self.change(pool) as desk:
+                result = work(desk)
+        except (OverlapError, ConflictError):
+            self._forget(pool)
+            with self.change(pool) as desk:
+                result = work(desk)
+        if desk.wrote:
+            self.on_change()
+        return result
+
+    def _forget(self, pool: str) -> None:
         """After the store has found that a timetable was wrong."""
         copy = self._copy(pool)
         with copy.lock:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 
 from gpuyard.ledger import clock
 from gpuyard.ledger.desk import Desk
 from gpuyard.ledger.errors import RefusedError
-from gpuyard.ledger.life import OPEN
+from gpuyard.ledger.life import OPEN, used_until
 from gpuyard.ledger.policy import malformed, spell
+from gpuyard.ledger.rights import Verb, may
 from gpuyard.model.booking import Answer, Ask, Booking, BookingKind, BookingState, Person, Reason
 
 S = BookingState
@@ -34,12 +34,9 @@ def edit(desk: Desk, old: Booking, ask: Ask, who: Person, override: bool, new_id
         if override:
             new = replace(new, override=new.override or bool(answer.overridden))
             note_override(desk, new, who, answer)
-        if old.state is S.ACTIVE and ask.gpus < old.ask.gpus:
-            moves.append(_used_until_now(desk, old, new, new_id()))
-    fresh = [one for one in moves if one.version == 0]
-    saved = desk.save(new, *(one for one in moves if one.version))[0]
-    for one in fresh:
-        desk.add(replace(one, version=1))
+    saved = desk.save(new, *moves)[0]
+    if old.state is S.ACTIVE and ask.gpus < old.ask.gpus:
+        desk.add(_given_back(desk, old, new, new_id()))
     if old.kind is BookingKind.BOOKING:
         desk.tell("booking.changed", saved, by=who.user)
     desk.note(who.user, "booking.edit", saved, f"{describe(old.ask)} -> {describe(ask)}")
@@ -54,7 +51,7 @@ def _answer(desk: Desk, old: Booking, ask: Ask, who: Person, override: bool) -> 
         return Answer(reasons=tuple(wrong)) if wrong else Answer(lanes=old.lanes[: ask.lanes])
     if old.kind is BookingKind.HOLD:
         return desk.admit(ask, owner(old, who), without=old, override=True)
-    if desk.rules(old.project).approval and old.state in (S.CONFIRMED, S.ACTIVE) and not who.admin:
+    if desk.rules(old.project).approval and old.state in (S.CONFIRMED, S.ACTIVE) and not may(who, Verb.APPROVE):
         text = (
             f"bookings of pool {ask.pool} are approved by an admin: ask one to change it, or give it up and book anew"
         )
@@ -75,15 +72,12 @@ def _require_possible(old: Booking, ask: Ask) -> None:
         raise RefusedError(Answer(reasons=(Reason("begun", text),)))
 
 
-def _used_until_now(desk: Desk, old: Booking, new: Booking, id: str) -> Booking:
-    """What a booking that has begun gives back, as a booking of its own that has ended: it was used until now, and
-    counts. Version 0 says that it is new."""
-    end = max(desk.now, old.ask.start + timedelta(seconds=1))
+def _given_back(desk: Desk, old: Booking, new: Booking, id: str) -> Booking:
+    """What a booking that has begun gives back, as a new one that has ended: it was used until now, and counts."""
+    end = used_until(old.ask.start, desk.now)
     gone = tuple(lane for lane in old.lanes if lane not in new.lanes)
     ask = replace(old.ask, gpus=old.ask.gpus - new.ask.gpus, end=end)
-    return replace(
-        old, id=id, ask=ask, state=S.ENDED, lanes=gone, version=0, followed=0, reason=f"given back by booking {old.id}"
-    )
+    return replace(old, id=id, ask=ask, state=S.ENDED, lanes=gone, followed=0, reason=f"given back by booking {old.id}")
 
 
 def _only_less(old: Ask, new: Ask) -> bool:

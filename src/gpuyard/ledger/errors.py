@@ -27,4 +27,8 @@ class NoBookingError(BlockedError):
 
 
 class ForbiddenError(BlockedError):
-    """Not for this person to do."""
+    """Not for this person to do. `code`: ``no_role`` when a role in the project is missing, else ``forbidden``."""
+
+    def __init__(self, message: str, code: str = "forbidden") -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,8 +1,14 @@
-"""The life of a booking: which states follow which, and why. Everything that changes a state goes through here."""
+"""The life of a booking: which states follow which, why, and what each means for the booking. Pure.
+
+`Desk.transition` is the one way to change the state of a booking that is there; it asks here.
+"""
 
 from __future__ import annotations
 
-from gpuyard.model.booking import Booking, BookingState
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState, Rules
 from gpuyard.model.errors import BlockedError
 
 S = BookingState
@@ -28,14 +34,21 @@ OPEN = frozenset({S.REQUESTED, S.WAITING, S.OFFERED, S.CONFIRMED, S.ACTIVE})
 """States from which a booking still goes somewhere; these count as a user's active bookings."""
 TAKES_LANES = frozenset({S.OFFERED, S.CONFIRMED, S.ACTIVE})
 """States in which GPUs are kept for a booking."""
-
+EVENTS = {
+    S.OFFERED: "booking.offered",
+    S.CONFIRMED: "booking.confirmed",
+    S.ACTIVE: "booking.started",
+    S.ENDED: "booking.ended",
+    S.CANCELLED: "booking.cancelled",
+    S.EXPIRED: "booking.expired",
+    S.NO_SHOW: "booking.no_show",
+}
+"""What its owner is told when a booking comes to a state."""
 
 HINTS = {
     (S.ACTIVE, S.CANCELLED): "it has begun: end it instead",
     (S.ACTIVE, S.ACTIVE): "it has begun already",
     (S.CONFIRMED, S.ENDED): "it has not begun: cancel it instead",
-    **{(state, S.OFFERED): "nothing is offered to it that could be accepted" for state in S},
-    **{(state, S.REQUESTED): "nobody asks for its approval" for state in S},
 }
 """What helps more than the names of states."""
 
@@ -43,16 +56,15 @@ HINTS = {
 class LifeError(BlockedError):
     """A booking cannot go where it was asked to; `allowed` are the states that it can go to."""
 
-    def __init__(self, booking: Booking, to: BookingState) -> None:
+    def __init__(self, booking: Booking, wrong: str, hint: str = "") -> None:
         self.booking = booking
         self.allowed = next_states(booking.state)
-        hint = HINTS.get((booking.state, to), "")
         can = (
             hint or f"it can become {', '.join(state.value for state in self.allowed)}"
             if self.allowed
             else "it is over"
         )
-        super().__init__(f"booking {booking.id} is {booking.state.value} and cannot become {to.value}: {can}")
+        super().__init__(f"booking {booking.id} is {booking.state.value} and {wrong}: {can}")
 
 
 def next_states(state: BookingState) -> tuple[BookingState, ...]:
@@ -63,4 +75,36 @@ def next_states(state: BookingState) -> tuple[BookingState, ...]:
 def require(booking: Booking, to: BookingState) -> None:
     """Raise LifeError unless a booking can become that."""
     if (booking.state, to) not in TRANSITIONS:
-        raise LifeError(booking, to)
+        raise LifeError(booking, f"cannot become {to.value}", HINTS.get((booking.state, to), ""))
+
+
+def require_state(booking: Booking, state: BookingState, verb: str) -> None:
+    """Raise LifeError unless a booking is in the one state in which it can be `verb`: approved, accepted."""
+    if booking.state is not state:
+        raise LifeError(booking, f"cannot be {verb}", f"only one that is {state.value} can be")
+
+
+def become(booking: Booking, to: BookingState, now: datetime, rules: Rules) -> Booking:
+    """The booking in another state, with all that the state means for it. Raises LifeError."""
+    require(booking, to)
+    ask, new = booking.ask, replace(booking, state=to)
+    if to is S.CONFIRMED:
+        return replace(new, ask=from_now(ask, now), offer_until=None)
+    if to is S.ACTIVE and booking.kind is BookingKind.BOOKING and not rules.must_book:
+        # From now, not from the start: after an outage that window would be over before anybody could use it.
+        return replace(new, open_until=min(now + rules.window, ask.end))
+    if to in (S.EXPIRED, S.CANCELLED):
+        return replace(new, lanes=(), offer_until=None)
+    if to in (S.ENDED, S.NO_SHOW):
+        return replace(new, usable_since=None, ask=replace(ask, end=min(ask.end, used_until(ask.start, now))))
+    return new
+
+
+def from_now(ask: Ask, now: datetime) -> Ask:
+    """What is left of it."""
+    return replace(ask, start=max(ask.start, now))
+
+
+def used_until(start: datetime, now: datetime) -> datetime:
+    """The end of what ends now: a time has at least a second."""
+    return max(now, start + timedelta(seconds=1))

@@ -1,4 +1,4 @@
-"""Which server uses which booking: by Keystone's user and project, never by name. Pure."""
+"""Which server uses which booking: by Keystone's ids of user and project, or for a shared one of the project. Pure."""
 
 from __future__ import annotations
 
@@ -52,11 +52,16 @@ def running(bookings: Iterable[Booking]) -> list[Booking]:
     return sorted(active, key=lambda b: (b.ask.start, b.id))
 
 
+def may_use(holder: Holder, booking: Booking) -> bool:
+    """Whether a booking is for a server, as far as its user and project tell."""
+    return booking.project_id == holder.project_id and (booking.shared or booking.user_id == holder.user_id)
+
+
 def match(bookings: Iterable[Booking], holders: Iterable[Holder]) -> Matches:
-    """Give each server a booking of its user and project that is not used up, or several where none has enough: Nova
-    counts GPUs of a project, so it lets in whoever has booked two GPUs one by one and starts a server with both. The
-    oldest server first, so that what runs keeps what it has. Of several bookings one whose lanes the server is on, then
-    the one that began first."""
+    """Give each server a booking of its user and project, or a shared one of its project, that is not used up; several
+    where none has enough: Nova counts GPUs of a project, so it lets in whoever has booked two GPUs one by one and
+    starts a server with both. The oldest server first, so that what runs keeps what it has. Of several bookings one
+    that is not shared, then one whose lanes the server is on, then the one that began first."""
     active = running(bookings)
     left = {booking.id: _Left(booking.ask.gpus, len(booking.lanes) or booking.ask.lanes) for booking in active}
     claims: dict[str, tuple[int, ...]] = {}
@@ -101,8 +106,10 @@ class _Left:
 
 def _drawn(holder: Holder, active: Sequence[Booking], left: Mapping[str, _Left]) -> dict[str, _Draw]:
     """Booking -> what the server uses of it; empty when all of its owner's bookings together have not enough."""
-    own = [b for b in active if (b.user_id, b.project_id) == (holder.user_id, holder.project_id) and left[b.id].gpus]
-    own.sort(key=lambda b: not set(holder.lanes) & set(b.lanes))  # stable: otherwise in order of their start
+    own = [b for b in active if may_use(holder, b) and left[b.id].gpus]
+    # Stable: otherwise in order of their start. A shared one comes last wherever the server is: a colleague may have
+    # no other, and which lane a server gets is Nova's choice.
+    own.sort(key=lambda b: (b.shared, not set(holder.lanes) & set(b.lanes)))
     for booking in own:
         if left[booking.id].takes(holder):
             return {booking.id: _Draw(holder.gpus, holder.lanes)}

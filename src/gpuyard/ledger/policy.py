@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from gpuyard.model.booking import Ask, Person, QuietHours, Reason, Rules
+from gpuyard.ledger.rights import Verb, may
+from gpuyard.model.booking import FOREVER, Ask, Booking, Person, QuietHours, Reason, Rules, lasting
 
 PATIENCE = timedelta(minutes=1)
 """A start may be this little in the past: clocks differ, and forms are filled in."""
-BOOKING_ROLES = frozenset({"member", "manager", "admin"})
-LATEST = datetime(9000, 1, 1, tzinfo=UTC)
-"""Far enough for everybody, and near enough for adding to it."""
 
 
 @dataclass(frozen=True)
-class Facts:
+class Usage:
     """What the rules need to know besides the ask."""
 
     active: int = 0
@@ -28,7 +26,7 @@ class Facts:
     """The booking is active already: its start cannot be too early or too late any more."""
 
 
-def broken_rules(ask: Ask, rules: Rules, who: Person, facts: Facts, zone: str, now: datetime) -> list[Reason]:
+def broken_rules(ask: Ask, rules: Rules, who: Person, facts: Usage, zone: str, now: datetime) -> list[Reason]:
     """Every rule that speaks against it."""
     return [
         *_who(ask, rules, who),
@@ -36,6 +34,11 @@ def broken_rules(ask: Ask, rules: Rules, who: Person, facts: Facts, zone: str, n
         *_how_much(ask, rules, facts),
         *_quiet(ask, rules, ZoneInfo(zone), facts.started),
     ]
+
+
+def booking_owner(booking: Booking) -> Person:
+    """With the role that books: what became of it in Keystone since is no rule's doing."""
+    return Person(booking.user_id, booking.user, booking.project_id, booking.project, frozenset({"member"}))
 
 
 def malformed(ask: Ask, now: datetime, started: bool = False) -> list[Reason]:
@@ -51,8 +54,8 @@ def malformed(ask: Ask, now: datetime, started: bool = False) -> list[Reason]:
         found.append(Reason("past", f"the end, {spell(ask.end)}, is over; it is {spell(now)}"))
     elif not started and ask.start < now - PATIENCE:
         found.append(Reason("past", f"the start, {spell(ask.start)}, is over; it is {spell(now)}"))
-    if max(ask.start, ask.end) > LATEST:
-        found.append(Reason("too_far", f"there are no bookings after the year {LATEST.year}"))
+    if max(ask.start, ask.end) > FOREVER:
+        found.append(Reason("too_far", f"there are no bookings after the year {FOREVER.year}"))
     return found
 
 
@@ -70,8 +73,8 @@ def _who(ask: Ask, rules: Rules, who: Person) -> Iterable[Reason]:
         yield Reason("not_bookable", f"project {who.project} cannot book GPUs of pool {ask.pool} (may_book: false)")
     if rules.users is not None and who.user not in rules.users:
         yield Reason("not_among_users", f"{who.user} is not among the users who may book {ask.pool} for {who.project}")
-    if not who.roles & BOOKING_ROLES:
-        yield Reason("no_role", f"{who.user} needs the role member in project {who.project} to book")
+    if not (verdict := may(who, Verb.BOOK)):
+        yield Reason("no_role", verdict.why)
 
 
 def _when(ask: Ask, rules: Rules, now: datetime) -> Iterable[Reason]:
@@ -84,7 +87,7 @@ def _when(ask: Ask, rules: Rules, now: datetime) -> Iterable[Reason]:
         yield Reason("too_far", f"bookings can start at most {lasting(rules.ahead)} ahead: until {last}")
 
 
-def _how_much(ask: Ask, rules: Rules, facts: Facts) -> Iterable[Reason]:
+def _how_much(ask: Ask, rules: Rules, facts: Usage) -> Iterable[Reason]:
     length = ask.end - ask.start
     if length > rules.longest:
         yield Reason("too_long", f"{lasting(length)} is longer than the longest booking, {lasting(rules.longest)}")
@@ -114,7 +117,7 @@ def _quiet(ask: Ask, rules: Rules, zone: ZoneInfo, started: bool) -> Iterable[Re
             if _within(minute, quiet, ends=word == "end"):
                 yield Reason(
                     "quiet_hours",
-                    f"bookings do not {word} between {_clock(quiet.start_minute)} and {_clock(quiet.end_minute)} "
+                    f"bookings do not {word} between {str(quiet).replace('-', ' and ')} "
                     f"({zone.key}), and this one would at {local:%H:%M}",
                 )
 
@@ -127,26 +130,7 @@ def _within(minute: int, quiet: QuietHours, ends: bool) -> bool:
     return (minute > start if ends else minute >= start) or minute < end
 
 
-def _clock(minute: int) -> str:
-    return f"{minute // 60:02}:{minute % 60:02}"
-
-
 def spell(moment: datetime) -> str:
     """A moment as reasons name it: ``Thu 2026-11-26 14:00 UTC``."""
     seconds = f"{moment:%H:%M:%S}" if moment.second else f"{moment:%H:%M}"
     return f"{moment:%a %Y-%m-%d} {seconds} UTC"
-
-
-def lasting(length: timedelta) -> str:
-    """A length of time in words: ``15 days``, ``1 day 6 h``, ``30 min``."""
-    seconds = int(length.total_seconds())
-    days, rest = divmod(seconds, 86400)
-    hours, rest = divmod(rest, 3600)
-    minutes, rest = divmod(rest, 60)
-    parts = [
-        f"{days} day{'' if days == 1 else 's'}" if days else "",
-        f"{hours} h" if hours else "",
-        f"{minutes} min" if minutes else "",
-        f"{rest} s" if rest else "",
-    ]
-    return " ".join(part for part in parts if part) or "0 min"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from gpuyard.ledger.enforcement import PoolView
 from gpuyard.ledger.matching import Holder
+from gpuyard.ledger.pool_view import PoolView
 from gpuyard.ledger.records import Case
 from gpuyard.ledger.shortage import tolerated
 from gpuyard.model.booking import ReclaimAction
@@ -56,8 +56,8 @@ class CaseStep:
 
 
 def reasons(view: PoolView, ended: Mapping[tuple[str, str], datetime], yielding: Iterable[str]) -> dict[str, str]:
-    """Server -> the rule by which it must go. `ended`: (user, project) -> when a booking of theirs in the pool was over
-    last. Servers that Nova is still making are left for the next look."""
+    """Server -> the rule by which it must go. `ended`: (user, project) -> when a booking
+    of the pool that they could use was over last. Servers that Nova is still making are left for the next look."""
     may_stay, must_yield = tolerated(view), set(yielding)
     found = {}
     for holder in view.matches.unbooked:

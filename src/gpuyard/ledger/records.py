@@ -62,12 +62,30 @@ class Query:
     project_id: str = ""
     user_id: str = ""
     series: str = ""
+    id: str = ""
+    """What the id begins with."""
     kinds: frozenset[BookingKind] = frozenset()
     states: frozenset[BookingState] = frozenset()
     start: datetime | None = None
     """Only those that end after this."""
     end: datetime | None = None
     """Only those that start before this."""
+
+
+@dataclass(frozen=True)
+class AuditQuery:
+    """Which entries of the audit log: those that match every field that is given."""
+
+    user: str = ""
+    """Name: who did it, or whose booking it was."""
+    target: str = ""
+    """What the id of the booking or server begins with."""
+    pool: str = ""
+    """Of the booking."""
+    project: str = ""
+    """Name or id, of the booking."""
+    start: datetime | None = None
+    end: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -92,33 +110,3 @@ class Case:
     """When there was no reason for it any more."""
     dry_run: bool = True
     text: str = ""
-
-
-@dataclass(frozen=True)
-class Feed:
-    """A calendar that can be read by whoever knows its secret address."""
-
-    digest: str
-    """SHA-256 of the secret, in hex; the secret itself is not kept."""
-    scope: str
-    """``user``, ``pool`` or ``gpu``."""
-    target: str
-    """The user's id, the pool's name, or ``host/address``."""
-    owner: str
-    """Id of the user who made it."""
-    created: datetime
-
-
-@dataclass(frozen=True)
-class Session:
-    """Somebody logged in to the portal."""
-
-    digest: str
-    """SHA-256 of the cookie, in hex."""
-    user_id: str
-    user: str
-    project_id: str
-    """The project that is looked at."""
-    csrf: str
-    created: datetime
-    expires: datetime

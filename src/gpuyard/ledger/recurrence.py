@@ -75,7 +75,7 @@ def _parts(rule: str) -> dict[str, str] | Reason:
         name, _, value = part.partition("=")
         if name not in PARTS or name in found or not PARTS[name].fullmatch(value):
             known = ", ".join(PARTS)
-            return Reason("repeat", f"{part!r} is nothing that bookings repeat by; {example} (there are {known})")
+            return Reason("repeat", f"{part!r} is not a way to repeat a booking; {example} (the parts are {known})")
         found[name] = value
     if "FREQ" not in found:
         return Reason("repeat", f"{rule!r} has no FREQ; {example}")
@@ -90,7 +90,7 @@ def _times(parts: Mapping[str, str], first: datetime, local: ZoneInfo) -> list[d
     until = parts.get("UNTIL", "")
     if until:
         form = "%Y%m%dT%H%M%SZ" if until.endswith("Z") else "%Y%m%dT%H%M%S" if "T" in until else "%Y%m%d"
-        given = datetime.strptime(until, form)  # noqa: DTZ007
+        given = datetime.strptime(until, form)  # noqa: DTZ007 - local times, as in a rule
         if until.endswith("Z"):
             given = given.replace(tzinfo=UTC).astimezone(local).replace(tzinfo=None)
         limit = min(limit, given if "T" in until else given + timedelta(days=1, seconds=-1))

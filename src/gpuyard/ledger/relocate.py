@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from gpuyard.ledger.desk import GPUYARD, Desk, taken_by
+from gpuyard.ledger.life import TAKES_LANES
 from gpuyard.ledger.timetable import Timetable
-from gpuyard.model.booking import Booking, BookingKind, BookingState
+from gpuyard.model.booking import Booking, BookingKind
 
 
 def leave_bad_lanes(desk: Desk) -> int:
-    """Bookings on lanes in trouble that no server has taken yet go to others; owners of those that cannot are told once
-    for each lane. Returns how many moved."""
-    bad = {lane.id: lane for lane in desk.lanes if lane.trouble}
+    """Bookings on lanes that are expected to be in trouble when they start, and that no server has taken yet, go to
+    others; owners of those that cannot are told once for each lane. Returns how many moved."""
+    until = desk.troubled
+    bad = {lane.id: lane for lane in desk.lanes if lane.id in until}
     moved = 0
     for found in desk.look.on_lanes(list(bad), desk.now) if bad else []:
         booking = desk.look.get(found.id)  # one before it may have moved it to make room
-        if booking is None or not concerned(booking, bad):
+        if booking is None or not concerned(booking, until):
             continue
         # A certain GPU was asked for, and it is not to be had: any other of the pool is better than none.
         anywhere = replace(booking, ask=replace(booking.ask, gpu=""))
@@ -33,17 +36,17 @@ def leave_bad_lanes(desk: Desk) -> int:
             moved += 1
             continue
         for lane in (bad[id] for id in booking.lanes if id in bad):
-            if desk.change.told(booking.id, f"trouble {lane.id}", desk.now):
+            if desk.change.mark_told(booking.id, f"trouble {lane.id}", desk.now):
                 desk.tell("booking.trouble", booking, gpu=lane.name, trouble=lane.trouble)
                 desk.note(GPUYARD, "booking.trouble", booking, f"{lane.name}: {lane.trouble}")
     return moved
 
 
-def concerned(booking: Booking, bad: Collection[int]) -> bool:
-    """Whether a booking must leave bad lanes: not a hold, which may be there because of them, nor one with a server,
-    which stays where that is."""
+def concerned(booking: Booking, bad: Mapping[int, datetime]) -> bool:
+    """Whether a booking must leave bad lanes (lane -> until when it is bad): not a hold, which may be there because of
+    them, nor one with a server, which stays where that is."""
     takes_any = booking.kind is BookingKind.BOOKING and booking.claimed is None
-    return takes_any and any(lane in bad for lane in booking.lanes)
+    return takes_any and any(lane in bad and booking.ask.start < bad[lane] for lane in booking.lanes)
 
 
 def follow_claim(desk: Desk, booking: Booking, chosen: Sequence[int]) -> Booking:
@@ -92,7 +95,7 @@ def _overlap(bookings: Sequence[Booking]) -> bool:
     table = Timetable()
     try:
         for booking in bookings:
-            if booking.state in (BookingState.OFFERED, BookingState.CONFIRMED, BookingState.ACTIVE):
+            if booking.state in TAKES_LANES:
                 for taken in taken_by(booking):
                     table.add(*taken)
     except ValueError:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpuyard.ledger.enforcement import SOON, PoolView
 from gpuyard.ledger.matching import Holder
+from gpuyard.ledger.pool_view import SOON, PoolView
 from gpuyard.model.booking import Booking, BookingKind, BookingState, Lane
 
 
@@ -58,8 +58,9 @@ def _near(view: PoolView, now: datetime) -> Iterable[Booking]:
     """Bookings whose GPUs must be free now, or as soon as somebody who is warned now has gone."""
     for booking in sorted(view.bookings, key=lambda b: (b.ask.start, b.id)):
         rules = view.rules_of(booking)
-        takes = booking.kind is BookingKind.BOOKING and booking.state in (*SOON, BookingState.ACTIVE)
-        if takes and booking.ask.start - rules.hold - rules.grace <= now < booking.ask.end:
+        soon = booking.state in SOON and booking.ask.start - rules.hold - rules.grace <= now
+        takes = booking.kind is BookingKind.BOOKING and (soon or booking.state is BookingState.ACTIVE)
+        if takes and now < booking.ask.end:
             yield booking
 
 

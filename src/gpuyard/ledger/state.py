@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gpuyard.model.booking import Booking, BookingKind, BookingState, Lane
@@ -12,13 +12,19 @@ from gpuyard.model.world import Snapshot
 
 
 @dataclass(frozen=True)
-class LedgerWords:
-    """What the ledger says of GPUs, by the names of their providers."""
+class Keeping:
+    """What keeps a GPU now."""
 
-    booked: Mapping[str, str] = field(default_factory=dict)
-    """For whom it is kept."""
-    held: Mapping[str, str] = field(default_factory=dict)
-    """Which operator's hold keeps it."""
+    state: GpuState
+    """Booked, or held by an operator's hold."""
+    reason: str
+    booking: str = ""
+    """Id of the booking or hold, where there is one."""
+
+
+LedgerWords = Mapping[str, Keeping]
+"""What the ledger says of GPUs, by the names of their providers."""
+NOTHING: LedgerWords = {}
 
 
 def ledger_words(
@@ -30,25 +36,27 @@ def ledger_words(
         lane.id: [names[lane.host, address] for address in lane.addresses if (lane.host, address) in names]
         for lane in lanes
     }
-    booked = {name: why for lane, why in kept.items() for name in of_lane.get(lane, ())}
-    held: dict[str, str] = {}
-    for booking in bookings:
+    found = {name: Keeping(GpuState.BOOKED, why) for lane, why in kept.items() for name in of_lane.get(lane, ())}
+    # Holds last: a GPU that has both is held.
+    for booking in sorted(bookings, key=lambda one: one.kind is BookingKind.HOLD):
         active = booking.state is BookingState.ACTIVE
         provider_names = [name for lane in booking.lanes if active or lane in kept for name in of_lane.get(lane, ())]
         if booking.kind is BookingKind.HOLD:
-            what = f"held by {booking.user} until {_moment(booking.ask.end)}"
-            held |= dict.fromkeys(provider_names, f"{what}: {booking.ask.comment}" if booking.ask.comment else what)
+            comment = f": {booking.ask.comment}" if booking.ask.comment else ""
+            what = f"held by {booking.user} until {_moment(booking.ask.end)}{comment}"
+            keeping = Keeping(GpuState.HELD, what, booking.id)
         else:
             when = f"until {_moment(booking.ask.end)}" if active else f"from {_moment(booking.ask.start)}"
-            booked |= dict.fromkeys(provider_names, f"booked by {booking.user} ({booking.project}) {when}")
-    return LedgerWords(booked, held)
+            keeping = Keeping(GpuState.BOOKED, f"booked by {booking.user} ({booking.project}) {when}", booking.id)
+        found |= dict.fromkeys(provider_names, keeping)
+    return found
 
 
 def _moment(time: datetime) -> str:
     return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def gpu_statuses(gpus: Sequence[Gpu], snapshot: Snapshot, words: LedgerWords = LedgerWords()) -> list[GpuStatus]:
+def gpu_statuses(gpus: Sequence[Gpu], snapshot: Snapshot, words: LedgerWords = NOTHING) -> list[GpuStatus]:
     """One status per GPU, in the order given. `words`: what the ledger says, where GPUs can be booked."""
     leaders = {(gpu.host, gpu.pool, gpu.set_letter): gpu for gpu in gpus if gpu.role is GpuRole.LEADER}
     alone = {gpu: _alone(gpu, snapshot, words) for gpu in gpus}
@@ -64,10 +72,9 @@ def _alone(gpu: Gpu, snapshot: Snapshot, words: LedgerWords) -> GpuStatus:
         return _claimed(gpu, snapshot)
     if name not in snapshot.providers:
         return GpuStatus(gpu, GpuState.LOST, _why_lost(gpu, snapshot))
-    if name in snapshot.reserved and name in words.held:
-        return GpuStatus(gpu, GpuState.HELD, words.held[name])
-    if name in snapshot.reserved and name in words.booked:
-        return GpuStatus(gpu, GpuState.BOOKED, words.booked[name])
+    kept = words.get(name)
+    if name in snapshot.reserved and kept is not None:
+        return GpuStatus(gpu, kept.state, kept.reason, booking=kept.booking)
     if name in snapshot.reserved:
         return GpuStatus(gpu, GpuState.HELD, "reserved in Placement: for a booking, maintenance, quarantine or scrub")
     if name not in snapshot.allocatable:
@@ -75,8 +82,8 @@ def _alone(gpu: Gpu, snapshot: Snapshot, words: LedgerWords) -> GpuStatus:
     closed = _host_closed(gpu, snapshot)
     if closed:
         return GpuStatus(gpu, GpuState.BLOCKED, closed)
-    if name in words.booked:
-        return GpuStatus(gpu, GpuState.BOOKED, words.booked[name])
+    if kept is not None and kept.state is GpuState.BOOKED:
+        return GpuStatus(gpu, kept.state, kept.reason, booking=kept.booking)
     if gpu.pool in snapshot.roomy_hosts and gpu.host not in snapshot.roomy_hosts[gpu.pool]:
         reason = f"{gpu.host} has no CPU, RAM or disk left for any flavor of pool {gpu.pool}"
         return GpuStatus(gpu, GpuState.STRANDED, reason)

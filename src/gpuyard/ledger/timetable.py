@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
+from types import MappingProxyType
 
 Taken = tuple[int, int, int]
 """Lane, start, end."""
@@ -102,15 +103,24 @@ class Timetable:
             most = max(most, busy)
         return most
 
-    def earliest(self, lanes: Iterable[int], count: int, start: int, length: int, until: int) -> int | None:
+    def earliest(
+        self,
+        lanes: Iterable[int],
+        count: int,
+        start: int,
+        length: int,
+        until: int,
+        not_before: Mapping[int, int] = MappingProxyType({}),
+    ) -> int | None:
         """The first moment from `start` on, and not after `until`, from which `count` of the lanes are free for
-        `length` seconds."""
+        `length` seconds. `not_before`: lane -> when it can be had first, where that is later."""
+        wanted = [(lane, max(start, not_before.get(lane, start))) for lane in lanes]
         if count == 1:  # most of all questions, and no need to look beyond each lane's first chance
-            firsts = (next(self._beginnings(lane, start, length, until), None) for lane in lanes)
+            firsts = (next(self._beginnings(lane, first, length, until), None) for lane, first in wanted)
             return min((first for first, _ in filter(None, firsts)), default=None)
         changes: list[tuple[int, int]] = []
-        for lane in lanes:
-            for first, last in self._beginnings(lane, start, length, until):
+        for lane, begin in wanted:
+            for first, last in self._beginnings(lane, begin, length, until):
                 changes += [(first, 1), (last + 1, -1)]  # at the same moment the one that ends sorts first
         able = 0
         for moment, change in sorted(changes):

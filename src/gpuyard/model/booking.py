@@ -7,10 +7,13 @@ server with one GPU on a slot of two leaves the other stranded, so a lane is nev
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta, timezone
 from enum import Enum
-from typing import FrozenSet, Mapping, Optional, Tuple
+from typing import Any, FrozenSet, Mapping, Optional, Tuple
+
+FOREVER = datetime(9000, 1, 1, tzinfo=timezone.utc)
+"""Far enough for everybody, and near enough for adding to it."""
 
 
 class BookingState(str, Enum):
@@ -53,7 +56,16 @@ class Lane:
     addresses: Tuple[str, ...]
     """PCI addresses of its GPUs, the leader's first."""
     trouble: str = ""
-    """Why it cannot be booked or used now (lost, blocked, gone from the site); empty when it can."""
+    """Why it cannot be used now (lost, blocked, gone from the site); empty when it can."""
+    back: Optional[datetime] = None
+    """When it is expected to be well again, where an operator has said so; FOREVER when it will not be."""
+
+    def troubled_until(self, now: datetime, usually: timedelta) -> Optional[datetime]:
+        """Before this moment it cannot be booked; None when nothing is wrong with it. `usually`: how long what is wrong
+        is expected to stay so from now on, where nobody has said when it ends."""
+        if not self.trouble:
+            return None
+        return self.back if self.back is not None and self.back > now else now + usually
 
     @property
     def size(self) -> int:
@@ -76,6 +88,8 @@ class Person:
     project: str
     roles: FrozenSet[str] = frozenset()
     email: str = ""
+    by_token: bool = False
+    """A program, which may do no more than the roles of its token let it."""
 
     @property
     def admin(self) -> bool:
@@ -142,6 +156,10 @@ class Booking:
     priority: int = 0
     override: bool = False
     """An admin set rules aside for it."""
+    usable_since: Optional[datetime] = None
+    """Since when its owner can start a server; None when that is not possible (any more), or one is there."""
+    shared: bool = False
+    """Every member of its project may use it, not only its owner."""
     followed: int = 0
     """Its place among those that were made in the same second: order of the waitlist."""
 
@@ -176,6 +194,8 @@ class Answer:
     alternatives: Tuple[Alternative, ...] = ()
     overridden: Tuple[Reason, ...] = ()
     """Rules that an admin's override has set aside."""
+    warnings: Tuple[str, ...] = ()
+    """What is wrong now with GPUs that are expected to be well by then."""
 
     @property
     def yes(self) -> bool:
@@ -203,42 +223,105 @@ class QuietHours:
     """Minutes after midnight."""
     end_minute: int
 
+    def __str__(self) -> str:
+        """``22:00-06:00``"""
+        return "-".join(f"{minute // 60:02}:{minute % 60:02}" for minute in (self.start_minute, self.end_minute))
+
+
+def _rule(default: Any, text: str, none: str = "none", least: Optional[int] = None, most: int = 10**9) -> Any:
+    """A rule: its default, what it means, how None and an empty list are said, and its bounds. Of a duration the only
+    bound is `least`: None means that it may be nothing."""
+    return field(default=default, metadata={"text": text, "none": none, "least": least, "most": most})
+
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds for bookings of one project in one pool, complete."""
+    """What holds for bookings of one project in one pool, complete.
 
-    must_book: bool = True
-    """Servers without a booking are not let in, and reclaimed when they are there."""
-    longest: timedelta = timedelta(days=15)
-    most_active: int = 2
-    """Most bookings of a user in the pool that have not ended."""
-    ahead: timedelta = timedelta(days=60)
-    """How far ahead a booking may start."""
-    notice: timedelta = timedelta(0)
-    """How long before its start a booking must be made."""
-    gpu_hours_per_month: Optional[int] = None
-    """Most GPU-hours of the pool that a project may book in a month (UTC)."""
-    may_book: bool = True
-    """Whether the project may book here at all."""
-    users: Optional[FrozenSet[str]] = None
-    """Names of the users who may; None is everybody with the role member in the project."""
-    priority: int = 0
-    """On the waitlist the highest comes first."""
-    quiet_hours: Tuple[QuietHours, ...] = ()
-    approval: bool = False
-    """An admin must approve."""
-    no_show: Optional[timedelta] = timedelta(hours=4)
-    """After this time without a server the booking is released; None is never."""
-    offer: timedelta = timedelta(hours=2)
-    """How long GPUs are kept for one on the waitlist to accept."""
-    hold: timedelta = timedelta(minutes=10)
-    """How long before the start the GPUs are kept free."""
-    window: timedelta = timedelta(minutes=15)
-    """In pools with unbooked use: how long the GPUs are released, and all others' limits kept at their use, for the
-    owner to start a server. It is opened again on request."""
-    end_soon: timedelta = timedelta(hours=4)
-    """How long before the end its owner is reminded."""
-    grace: timedelta = timedelta(hours=1)
-    """How long after the warning a server without a booking keeps its GPU."""
-    reclaim: ReclaimAction = ReclaimAction.SHELVE
+    A rule's key, type, default, text and bounds stand here alone: what the site file may say, the API's document, the
+    words of the command lines and the reference are made of these fields. What a rule forbids is in ledger/policy.py.
+    """
+
+    must_book: bool = _rule(
+        True,
+        "GPUs are only for those who have booked them; otherwise a project may also use as many as its 'gpus' says "
+        "without a booking, until somebody has booked them",
+    )
+    longest: timedelta = _rule(timedelta(days=15), "longest booking", least=1)
+    most_active: int = _rule(2, "most bookings that a user may have in a pool that have not ended", least=1, most=10**6)
+    ahead: timedelta = _rule(timedelta(days=60), "how far ahead a booking may start", least=1)
+    notice: timedelta = _rule(timedelta(0), "how long before its start a booking must be made")
+    gpu_hours_per_month: Optional[int] = _rule(
+        None, "GPU-hours of a pool that a project may book in a month (UTC)", "any number", least=0
+    )
+    may_book: bool = _rule(True, "whether bookings can be made at all")
+    users: Optional[FrozenSet[str]] = _rule(None, "names of the users who may book", "everybody with the role member")
+    for_others: bool = _rule(
+        False,
+        "whether members of a project may book for a colleague, or for the whole project; its managers and admins may "
+        "in any case",
+    )
+    priority: int = _rule(0, "the highest comes first on the waitlist", least=-1000, most=1000)
+    quiet_hours: Tuple[QuietHours, ...] = _rule(
+        (), "parts of the day, in the site's time zone, in which no booking starts or ends, as in ['22:00-06:00']"
+    )
+    approval: bool = _rule(False, "an admin must approve each booking")
+    no_show: Optional[timedelta] = _rule(
+        timedelta(hours=4),
+        "a booking whose owner could start a server and has not is released after this time; false is never",
+        "never",
+        least=1,
+    )
+    offer: timedelta = _rule(timedelta(hours=2), "how long an offer to the waitlist stands", least=1)
+    hold: timedelta = _rule(timedelta(minutes=10), "how long before the start the GPUs are kept free")
+    window: timedelta = _rule(
+        timedelta(minutes=15),
+        "where must_book is false: how long booked GPUs are released, and all others' limits kept at their use, for "
+        "the owner to start a server; it is opened again on request, after a pause of the same length",
+        least=1,
+    )
+    end_soon: timedelta = _rule(timedelta(hours=4), "how long before the end the owner is reminded")
+    trouble: timedelta = _rule(
+        timedelta(days=1),
+        "how long a GPU that cannot be used is expected to stay so, from each moment on; bookings that start later can "
+        "have it, unless an operator has said when it is back",
+    )
+    grace: timedelta = _rule(timedelta(hours=1), "how long after the warning a server without a booking keeps its GPU")
+    reclaim: ReclaimAction = _rule(
+        ReclaimAction.SHELVE,
+        "what then happens to it; 'stop' frees nothing, because a server that is off keeps its GPU",
+    )
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Key -> what states it: ``site``, ``pool v100``, ``project physics``. The others are defaults."""
+
+
+RULES = {one.name: one for one in fields(Rules) if one.metadata}
+"""Key -> the rule."""
+
+
+def rule_text(key: str, value: Any) -> str:
+    """The value of a rule in words: ``15 days``, ``never``, ``22:00-06:00``."""
+    if value is None or value == ():
+        return str(RULES[key].metadata["none"])
+    if isinstance(value, timedelta):
+        return lasting(value)
+    if isinstance(value, (tuple, frozenset)):
+        return ", ".join(sorted(map(str, value)))
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+def lasting(length: timedelta) -> str:
+    """A length of time in words: ``15 days``, ``1 day 6 h``, ``30 min``."""
+    seconds = int(length.total_seconds())
+    days, rest = divmod(seconds, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, rest = divmod(rest, 60)
+    parts = [
+        f"{days} day{'' if days == 1 else 's'}" if days else "",
+        f"{hours} h" if hours else "",
+        f"{minutes} min" if minutes else "",
+        f"{rest} s" if rest else "",
+    ]
+    return " ".join(part for part in parts if part) or "0 min"

@@ -19,3 +19,10 @@ class BlockedError(GpuyardError):
     """What was asked is understood and refused: drift, a blocked host, a name that belongs to somebody else."""
 
     exit_code = 3
+
+
+def how_to_install(part: str) -> str:
+    """The command that adds an optional part of gpuyard: ``server``, ``lab``, ``postgresql``, ``openstackclient``."""
+    return (
+        f"pip install '.[{part}]' in a checkout of gpuyard, or pip install 'WHEEL[{part}]' with the file of its wheel"
+    )

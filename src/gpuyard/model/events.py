@@ -1,21 +1,98 @@
-"""The kinds of events, each with what it means. Messages, webhooks and docs/reference are made from this table."""
+"""The kinds of events, each with all that is said of it: mails, and what webhooks may ask for, are made from this."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EventKind:
+    """What happened to a booking, or to a server."""
+
+    says: str
+    subject: str
+    """What the subject of a mail says of the booking, or, for what concerns a server, the subject itself."""
+    to_do: str = ""
+    """What the receiver can do; with ``{id}`` of the booking and ``{offer_until}``."""
+
+
 EVENTS = {
-    "booking.requested": "A booking waits for approval.",
-    "booking.confirmed": "A booking was made, approved, or an offer accepted.",
-    "booking.changed": "Time, number or comment of a booking was changed.",
-    "booking.waiting": "A booking is on the waitlist.",
-    "booking.offered": "GPUs are kept for a booking on the waitlist; it must be accepted in time.",
-    "booking.cancelled": "A booking was cancelled or declined.",
-    "booking.expired": "A booking was not approved or accepted in time.",
-    "booking.started": "A booking began: its owner can start servers now.",
-    "booking.delayed": "A booking began, but not all of its GPUs are free yet.",
-    "booking.ending": "A booking ends soon.",
-    "booking.ended": "A booking ended: servers must give its GPUs back.",
-    "booking.no_show": "A booking was released because no server came.",
-    "booking.trouble": "A GPU of a booking went bad, and no other one is free.",
-    "reclaim.warned": "A server keeps a GPU without a booking, and will be reclaimed.",
-    "reclaim.done": "A server was reclaimed.",
+    "booking.requested": EventKind(
+        "A booking waits for approval.",
+        "waits for approval",
+    ),
+    "booking.confirmed": EventKind(
+        "A booking was made, approved, or an offer accepted.",
+        "is confirmed",
+        "There is nothing to do now. When it begins, start a server with a flavor of its pool.",
+    ),
+    "booking.changed": EventKind(
+        "Time, number or comment of a booking was changed.",
+        "was changed",
+    ),
+    "booking.waiting": EventKind(
+        "A booking is on the waitlist.",
+        "is on the waitlist",
+        "You are told when GPUs become free. To leave the waitlist: gpuyard booking cancel {id}",
+    ),
+    "booking.offered": EventKind(
+        "GPUs are kept for a booking on the waitlist; it must be accepted in time.",
+        "is offered to you: accept it in time",
+        "To take the GPUs: gpuyard booking accept {id}\nTo let others have them: gpuyard booking cancel "
+        "{id}\nWhen you do neither until {offer_until}, they are offered to the next.",
+    ),
+    "booking.cancelled": EventKind(
+        "A booking was cancelled or declined.",
+        "was cancelled",
+    ),
+    "booking.expired": EventKind(
+        "A booking was not approved or accepted in time.",
+        "has expired",
+    ),
+    "booking.started": EventKind(
+        "A booking began: its owner can start servers now.",
+        "has begun",
+        "Start your server now. A booking without a server may be released for others after a while. When "
+        "you need it no longer: gpuyard booking end {id}",
+    ),
+    "booking.delayed": EventKind(
+        "A booking began, but not all of its GPUs are free yet.",
+        "has begun, but a GPU is late",
+        "The GPU is being freed. There is nothing to do: you are told when it is yours.",
+    ),
+    "booking.ending": EventKind(
+        "A booking ends soon.",
+        "ends soon",
+        "Save your work, and delete or shelve your servers before the end. To ask for more time: gpuyard "
+        "booking extend {id} +4h",
+    ),
+    "booking.ended": EventKind(
+        "A booking ended: servers must give its GPUs back.",
+        "is over",
+        "Delete or shelve your servers now: a server that keeps a GPU without a booking is reclaimed.",
+    ),
+    "booking.no_show": EventKind(
+        "A booking was released because no server came.",
+        "was released",
+        "No server came, so its GPUs are free for others. Book again when you need them.",
+    ),
+    "booking.trouble": EventKind(
+        "A GPU of a booking went bad, and no other one is free.",
+        "has lost a GPU",
+        "Another time or another pool may be free: gpuyard booking edit {id} --help",
+    ),
+    "reclaim.warned": EventKind(
+        "A server keeps a GPU without a booking, and will be reclaimed.",
+        "A server of yours will be reclaimed",
+        "Delete or shelve the server, or book a GPU for it.",
+    ),
+    "reclaim.done": EventKind(
+        "A server was reclaimed.",
+        "A server of yours was reclaimed",
+    ),
 }
+
+
+def event_kind(name: str) -> EventKind:
+    """Also for one that a later version has written down."""
+    return EVENTS.get(name, EventKind(name, name))

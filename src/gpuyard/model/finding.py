@@ -1,27 +1,75 @@
-"""What a check of a host found: one rung of the ladder from a bare machine to one that can give its GPUs away."""
+"""What gpuyard finds when it looks at something: a file, a host, a cloud."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, Dict, Iterable, List, Mapping, Sequence
 
 
-class Level(str, Enum):
-    OK = "ok"
+class Severity(str, Enum):
+    """Worst first."""
+
+    ALARM = "alarm"
+    """Servers are in danger, or get what is not theirs."""
+    ERROR = "error"
+    """It does not work, or is not as it was asked for."""
     WARNING = "warning"
-    """GPUs can be given away, but the operator should know."""
-    BLOCKED = "blocked"
-    """As long as this is so, something cannot be given away."""
+    """It works, and will surprise."""
+    UNKNOWN = "unknown"
+    """It cannot be seen from here."""
+    NOTE = "note"
+    """Worth knowing; nothing needs to be done."""
+    OK = "ok"
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @property
+    def rank(self) -> int:
+        """To sort by: 0 is the worst."""
+        return list(Severity).index(self)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One answer of one check."""
+    """One thing that is so, and what to do about it."""
 
-    check: str
-    """Name of the check, as in ``gpuyard host check -c Check``."""
-    level: Level
+    code: str
+    """What kind of finding it is, ``device-spec-refused``: a stable word for scripts, metrics and the manual."""
+    severity: Severity
+    object: str
+    """What it is about: a place in a file, a device, a host; empty where all findings are about the same thing."""
     reason: str
-    """What is so, with the object it is about."""
+    """What is so."""
     remedy: str = ""
     """What to do about it; empty when nothing needs to be done."""
+    payload: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What only findings of this kind have, by name."""
+
+    def as_dict(self) -> Dict[str, Any]:
+        """For JSON, the same from every command; `from_dict` reads it."""
+        return {**vars(self), "severity": self.severity.value, "payload": dict(self.payload)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Finding:
+        """Raises KeyError, TypeError or ValueError for what `as_dict` did not make."""
+        return cls(**{**data, "severity": Severity(data["severity"])})
+
+    def lines(self, more: Sequence[str] = ()) -> List[str]:
+        """For people: what is so, what `more` of the payload says, and what to do.
+
+        A finding about an object is a line as compilers write them; one of a ladder of checks has its code in front.
+        """
+        if self.object:
+            first, indent = f"{self.object}: {self.severity}: {self.reason} [{self.code}]", " " * 4
+        else:
+            first, indent = f"{self.severity!s:8} {self.code:17} {self.reason}", " " * 27
+        found = [first]
+        found += [f"{indent}{name}: {self.payload[name]}" for name in more if self.payload.get(name)]
+        return [*found, f"{indent}-> {self.remedy}"] if self.remedy else found
+
+
+def worst(findings: Iterable[Finding]) -> Severity:
+    """The severity that counts for all of them; ``OK`` of none."""
+    return min((finding.severity for finding in findings), key=lambda severity: severity.rank, default=Severity.OK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Optional
+from typing import Any, Dict, Optional
 
 
 class GpuRole(str, Enum):
@@ -58,8 +58,12 @@ class Gpu:
 
     @property
     def provider_name(self) -> str:
-        """The name of its resource provider in Placement, which Nova makes from host and address."""
-        return f"{self.host}_{self.address.upper()}"
+        return provider_name(self.host, self.address)
+
+
+def provider_name(host: str, address: str) -> str:
+    """The name of a PCI device's resource provider in Placement, which Nova makes from host and address."""
+    return f"{host}_{address.upper()}"
 
 
 @dataclass(frozen=True)
@@ -83,3 +87,28 @@ class GpuStatus:
     state: GpuState
     reason: str = ""
     claim: Optional[Claim] = None
+    booking: str = ""
+    """Id of the booking or hold that keeps it; only of one that is booked or held."""
+
+    def as_dict(self) -> Dict[str, Any]:
+        """As the API has it, and the command lines."""
+        gpu, claim = self.gpu, self.claim
+        server = {"id": claim.server_id, "name": claim.server_name, "status": claim.server_status} if claim else None
+        return {
+            "host": gpu.host,
+            "address": gpu.address,
+            "state": self.state.value,
+            "reason": self.reason,
+            "pool": gpu.pool,
+            "model": gpu.model,
+            "ids": gpu.ids,
+            "group": gpu.group,
+            "role": gpu.role.value,
+            "set": gpu.set_letter,
+            "numa_node": gpu.numa_node,
+            "server": server,
+            "project": (claim.project or None) if claim else None,
+            "user": (claim.user or None) if claim else None,
+            "since": claim.since if claim else None,
+            "booking": self.booking or None,
+        }

@@ -61,5 +61,16 @@ class Inventory:
         return any(f.iommu_group is not None for f in self.functions)
 
     @property
+    def unreadable(self) -> Tuple[str, ...]:
+        """What could not be looked at, so that a GPU may be there and not be counted; a sentence each."""
+        if not self.functions:
+            return ("no PCI function is to be seen: /sys/bus/pci/devices is empty, or cannot be read",)
+        return tuple(
+            f"{f.short_address} {f.class_name} may be a GPU: its {'class' if f.vendor_id else 'vendor'} cannot be read"
+            for f in self.functions
+            if not f.class_code or (f.is_display and not f.vendor_id)
+        )
+
+    @property
     def host_name(self) -> Optional[str]:
         return self.facts.hostname or None

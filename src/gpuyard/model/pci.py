@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Optional, Tuple
 
 ADDRESS = re.compile(r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
@@ -15,7 +16,8 @@ GPU_VENDORS = ("10de", "1002", "8086")
 
 CLASS_BRIDGE_PCI = "0604"
 CLASSES_DISPLAY = ("0300", "0302", "0380", "1200")  # VGA, 3D, other display, processing accelerator
-CLASSES_COMPANION = ("0403", "0c03", "0c80", "0680")  # HDMI audio, USB-C, its UCSI controller, NVSwitch
+CLASSES_COMPANION = ("0403", "0c03", "0c80")  # of a card: HDMI audio, USB-C, its UCSI controller
+NVIDIA, CLASS_NVSWITCH = "10de", "0680"
 # Chipset functions that the host runs on while a driver holds them: host and ISA bridges, SMBus, IOMMU, peripherals.
 CLASSES_CHIPSET = ("0600", "0601", "0c05", "0806", "0807", "0880")
 
@@ -113,8 +115,16 @@ class PciFunction:
         return self.is_bridge or self.class_id in CLASSES_CHIPSET
 
     @property
+    def is_display(self) -> bool:
+        return self.class_id in CLASSES_DISPLAY
+
+    @property
     def is_gpu(self) -> bool:
-        return self.class_id in CLASSES_DISPLAY and self.vendor_id in GPU_VENDORS
+        return self.is_display and self.vendor_id in GPU_VENDORS
+
+    @property
+    def is_nvswitch(self) -> bool:
+        return self.class_id == CLASS_NVSWITCH and self.vendor_id == NVIDIA
 
     @property
     def card(self) -> str:
@@ -128,14 +138,14 @@ class PciFunction:
 
     @property
     def class_name(self) -> str:
-        return CLASS_NAMES.get(self.class_id, "Class " + self.class_id)
+        return CLASS_NAMES.get(self.class_id, f"Class {self.class_id or 'unknown'}")
 
     @property
     def model(self) -> str:
         """The short name in brackets of pci.ids (``Tesla V100 PCIe 16GB``), or what is known instead."""
         name = self.product_name or ""
-        bracket = re.search(r"\[(.+)\]", name)
-        return bracket.group(1) if bracket else name or self.ids
+        bracket = name[name.find("[") + 1 : name.rfind("]")] if "[" in name else ""
+        return bracket or name or self.ids
 
     @property
     def title(self) -> str:
@@ -144,6 +154,7 @@ class PciFunction:
         return f"{vendor} {self.product_name or 'Device ' + self.product_id}"
 
 
+@lru_cache(4096)  # hosts of a site have the same few
 def address_key(address: str) -> Tuple[int, ...]:
     """Sort key that follows the bus order, also for domains of more than four digits (VMD)."""
     return tuple(int(part, 16) for part in re.split(r"[:.]", address))

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, Mapping, Tuple
 
 
-class Verb(str, Enum):
+class StepVerb(str, Enum):
     CREATE = "create"
     UPDATE = "update"
     REPLACE = "replace"
@@ -18,14 +18,23 @@ class Verb(str, Enum):
     RUN = "run"
 
 
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Tuple[str, ...]:
+    """One line per value that differs: ``ram: 8192 -> 16384``."""
+    lines = []
+    for key in sorted({*before, *after}):
+        old, new = before.get(key), after.get(key)
+        if old != new:
+            lines.append(f"{key}: {new}" if old is None else f"{key}: {old} -> {'(none)' if new is None else new}")
+    return tuple(lines)
+
+
 @dataclass(frozen=True)
 class Step:
     """One change to one object, decided by a planner; whoever carries it out decides nothing."""
 
-    verb: Verb
+    verb: StepVerb
     kind: str
-    """What sort of object: ``flavor``, ``flavor access``, ``registered limit``, ``project limit`` of a cloud; ``file``,
-    ``command``, ``group`` of a host."""
+    """What sort of object: ``file``, ``command``, ``group`` of a host."""
     name: str
     reason: str
     before: Mapping[str, Any] = field(default_factory=dict)
@@ -33,14 +42,8 @@ class Step:
 
     @property
     def changes(self) -> Tuple[str, ...]:
-        """One line per differing value: ``ram: 8192 -> 16384``."""
-        lines = []
-        for key in sorted({*self.before, *self.after}):
-            old, new = self.before.get(key), self.after.get(key)
-            if old == new:
-                continue
-            lines.append(f"{key}: {new}" if old is None else f"{key}: {old} -> {'(none)' if new is None else new}")
-        return tuple(lines)
+        """One line per differing value."""
+        return differences(self.before, self.after)
 
     def __str__(self) -> str:
         return f"{self.verb.value} {self.kind} {self.name}"
@@ -57,8 +60,6 @@ class Plan:
     """What was seen and deliberately left alone."""
     reboot: Tuple[str, ...] = ()
     """What a host needs a reboot for, once the steps are done."""
-    waits: Tuple[str, ...] = ()
-    """What is wanted and cannot be done yet, each with what it waits for; a later plan has it as a step."""
 
     @property
     def empty(self) -> bool:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import FrozenSet, Mapping, Optional
+from enum import Enum
+from typing import Collection, FrozenSet, Mapping, Optional
+
+DOMAIN = "default"
+"""Id of the Keystone domain that a site's projects are in."""
 
 
 @dataclass(frozen=True)
@@ -14,6 +18,38 @@ class Provider:
     id: str
     name: str
     root_id: str
+    parent_id: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What a provider has of one resource class."""
+
+    total: int
+    reserved: int = 0
+    ratio: float = 1.0
+    max_unit: int = 2**31 - 1
+
+
+class WhyNot(str, Enum):
+    """Why a GPU that Placement would not give away cannot be had."""
+
+    CONSUMER = "consumer"
+    """Somebody has it, whether it is reserved or not: it is claimed."""
+    OTHER_CLASS = "other class"
+    RESERVED = "reserved"
+    FREED = "freed"
+    """It can be had after all: it was given back while the cloud was looked at."""
+
+
+def why_not(resource_class: str, stock: Mapping[str, Stock], consumers: Collection[str]) -> WhyNot:
+    """The one judgement of it, of what its provider has (by class) and who has some of that."""
+    if consumers:
+        return WhyNot.CONSUMER
+    mine = stock.get(resource_class)
+    if mine is None:
+        return WhyNot.OTHER_CLASS
+    return WhyNot.RESERVED if mine.reserved >= mine.total else WhyNot.FREED
 
 
 @dataclass(frozen=True)
@@ -43,6 +79,8 @@ class HostService:
     up: bool
     enabled: bool
     disabled_reason: str = ""
+    zone: str = ""
+    forced_down: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,18 @@ from osc_lib.command import command
 
 from gpuyard.client.asks import Words, ask_body, edit_body, extend_body, list_query, refusal, suggestions
 from gpuyard.client.client import Client
-from gpuyard.client.errors import RefusedError
-from gpuyard.client.rows import BOOKINGS, NAMES, booking_row
+from gpuyard.client.errors import ApiRefusedError
+from gpuyard.client.rows import BOOKINGS, booking_fields, booking_row
 from gpuyard.client.times import find_zone, local_zone
 from gpuyard.model.booking import BookingState
 from gpuyard.model.errors import BlockedError
+from gpuyard.osc.columns import KnownColumns
 
 PROGRAM = "openstack gpu booking create"
 Table = tuple[Sequence[str], Sequence[Any]]
 
 
-class _Booking:
+class _Booking(KnownColumns):
     """What all commands here share."""
 
     app: Any
@@ -45,8 +46,8 @@ class _Booking:
 
 def _shown(row: Mapping[str, Any], zone: ZoneInfo) -> Table:
     """A booking under the names that the API has for its fields, as `openstack ... show` does."""
-    cells = booking_row(row, zone)
-    return tuple(NAMES.values()), [cells[column] for column in NAMES]
+    cells = booking_fields(row, zone)
+    return tuple(cells), list(cells.values())
 
 
 def _several(rows: Sequence[Mapping[str, Any]], zone: ZoneInfo) -> Table:
@@ -87,10 +88,13 @@ class CreateBooking(_Booking, command.ShowOne):
         parser = self.add_zone(super().get_parser(prog_name))
         _add_ask(parser)
         parser.add_argument("--comment", metavar="<text>", default="", help="For everybody to see")
-        parser.add_argument("--wait", action="store_true", help="Go on the waitlist when no GPU is free")
+        parser.add_argument("--waitlist", action="store_true", help="Go on the waitlist when no GPU is free")
+        parser.add_argument("--wait", action="store_true", help="Wait until a server can be started")
         parser.add_argument("--repeat", metavar="<rrule>", default="", help="As in 'FREQ=WEEKLY;COUNT=4'")
         parser.add_argument("--override", action="store_true", help="Set rules aside (admin only; it is written down)")
         parser.add_argument("--project", metavar="<project>", default="", help="For this project (admin only)")
+        parser.add_argument("--user", metavar="<user>", default="", help="For this colleague in the project")
+        parser.add_argument("--shared", action="store_true", help="For every member of the project")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Table:
@@ -98,8 +102,10 @@ class CreateBooking(_Booking, command.ShowOne):
         body = ask_body(_words(parsed_args), zone, datetime.now(UTC))
         try:
             made = self.client().create(body)
-        except RefusedError as error:
+        except ApiRefusedError as error:
             raise refusal(error, PROGRAM, zone) from None
+        if parsed_args.wait:
+            made[0] = self.client().wait_until_usable(made[0])
         return _shown(made[0], zone) if len(made) == 1 else _several(made, zone)
 
 
@@ -167,6 +173,12 @@ class _One(_Booking, command.ShowOne):
         return parser
 
 
+def _add_series(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    others = "The others of its series that have not begun, too"
+    parser.add_argument("--series", action="store_true", default=None, help=others)
+    return parser
+
+
 class ShowBooking(_One):
     """Show one booking."""
 
@@ -183,16 +195,18 @@ class SetBooking(_One):
             parser.add_argument(f"--{name}", metavar=what, help=f"Another {name}")
         parser.add_argument("--gpus", metavar="<number>", type=int, help="Another number")
         parser.add_argument("--override", action="store_true", default=None, help="Set rules aside (admin only)")
-        return parser
+        return _add_series(parser)
 
     def take_action(self, parsed_args: argparse.Namespace) -> Table:
         zone, args = self.zone(parsed_args), parsed_args
         row, etag = self.client().booking(args.booking)
-        wishes = {name: getattr(args, name) for name in ("start", "end", "gpu", "comment", "gpus", "override")}
+        wishes = {
+            name: getattr(args, name) for name in ("start", "end", "gpu", "comment", "gpus", "override", "series")
+        }
         body = edit_body(row, zone, datetime.now(UTC), **wishes)
         try:
             return _shown(self.client().edit(args.booking, body, etag), zone)
-        except RefusedError as error:
+        except ApiRefusedError as error:
             raise refusal(error, PROGRAM, zone) from None
 
 
@@ -210,7 +224,7 @@ class ExtendBooking(_One):
         body = extend_body(row, parsed_args.until, zone, datetime.now(UTC))
         try:
             return _shown(self.client().extend(parsed_args.booking, body, etag), zone)
-        except RefusedError as error:
+        except ApiRefusedError as error:
             raise refusal(error, PROGRAM, zone) from None
 
 
@@ -223,10 +237,15 @@ class _Verb(_One):
         return _shown(self.client().act(parsed_args.booking, self.verb), self.zone(parsed_args))
 
 
-class CancelBooking(_Verb):
+class CancelBooking(_One):
     """Give up a booking that has not begun; also leave the waitlist, or refuse an offer."""
 
-    verb = "cancel"
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        return _add_series(super().get_parser(prog_name))
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Table:
+        cancelled = self.client().act(parsed_args.booking, "cancel", series=bool(parsed_args.series))
+        return _shown(cancelled, self.zone(parsed_args))
 
 
 class EndBooking(_Verb):

@@ -10,9 +10,10 @@ from osc_lib.command import command
 
 from gpuyard.client.rows import GPUS, gpu_row
 from gpuyard.model.gpu import GpuState
+from gpuyard.osc.columns import KnownColumns
 
 
-class ListGpus(command.Lister):
+class ListGpus(KnownColumns, command.Lister):
     """List GPUs: their state, and who has them."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -25,4 +26,4 @@ class ListGpus(command.Lister):
     def take_action(self, parsed_args: argparse.Namespace) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
         client = self.app.client_manager.gpu  # type: ignore[attr-defined]
         rows = client.gpus(pool=parsed_args.pool, host=parsed_args.host, state=parsed_args.state)
-        return GPUS, [[gpu_row(row)[name] for name in GPUS] for row in rows]
+        return GPUS, [["" if (value := gpu_row(row)[name]) is None else value for name in GPUS] for row in rows]

@@ -13,16 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpuyard import __version__
 from gpuyard.keeper.yard import YardView
 from gpuyard.model.gpu import GpuRole, GpuState, GpuStatus
+from gpuyard.portal.booking_documents import Link
+from gpuyard.portal.others import hidden_view, hides
+from gpuyard.portal.people import find_visitor
+from gpuyard.portal.preconditions import not_modified
 from gpuyard.portal.presenter import by_pool, count_states
 from gpuyard.portal.problems import Refusal, documented, no_data_yet
 from gpuyard.portal.sources import Sources
 
 ETAG = {"ETag": {"description": "Changes when a GPU changes; send it as If-None-Match.", "schema": {"type": "string"}}}
-
-
-class Link(BaseModel):
-    rel: str
-    href: str
 
 
 class Version(BaseModel):
@@ -61,6 +60,7 @@ class GpuRow(BaseModel):
     project: str | None
     user: str | None
     since: datetime | None = Field(description="Since when the server holds the GPU.")
+    booking: str | None = Field(description="Id of the booking or hold that keeps a GPU that is booked or held.")
 
 
 class GpuList(BaseModel):
@@ -113,7 +113,7 @@ def install(app: FastAPI, sources: Sources) -> None:
             raise no_data_yet()
         # Weak: the time of the last look differs although nothing else does.
         etag = f'W/"{process}-{view.generation}"'
-        if etag in request.headers.get("if-none-match", ""):
+        if not_modified(request, etag):
             return Response(status_code=304, headers={"ETag": etag})
         return Response(make(view).model_dump_json(), media_type="application/json", headers={"ETag": etag})
 
@@ -131,7 +131,13 @@ def install(app: FastAPI, sources: Sources) -> None:
         """Every GPU of the site: its state, why, and who has it."""
         _refuse_unknown("pool", wanted.pool, (gpu.pool for gpu in sources.gpus))
         _refuse_unknown("host", wanted.host, (gpu.host for gpu in sources.gpus))
-        return answer(request, lambda view: gpu_list(view, wanted))
+        who, others = find_visitor(request), sources.settings.others
+
+        def shown(view: YardView) -> GpuList:
+            mine = {one.project for one in who.projects} if who else set()
+            return gpu_list(hidden_view(view, others, mine) if hides(others, who) else view, wanted)
+
+        return answer(request, shown)
 
     @app.get("/v1/pools", tags=["gpus"], response_model=PoolList, responses=_responses(503))
     def list_pools(request: Request) -> Response:
@@ -141,7 +147,9 @@ def install(app: FastAPI, sources: Sources) -> None:
 
 def gpu_list(view: YardView, wanted: GpuFilter) -> GpuList:
     found = [status for status in view.statuses if wanted.matches(status)]
-    return GpuList(taken_at=view.taken_at, generation=view.generation, gpus=[gpu_row(status) for status in found])
+    return GpuList(
+        taken_at=view.taken_at, generation=view.generation, gpus=[GpuRow(**status.as_dict()) for status in found]
+    )
 
 
 def pool_list(view: YardView) -> PoolList:
@@ -151,27 +159,6 @@ def pool_list(view: YardView) -> PoolList:
         models = sorted({status.gpu.model for status in members})
         rows.append(PoolRow(name=name, models=models, total=len(members), free=states[GpuState.FREE], states=states))
     return PoolList(taken_at=view.taken_at, generation=view.generation, pools=rows)
-
-
-def gpu_row(status: GpuStatus) -> GpuRow:
-    gpu, claim = status.gpu, status.claim
-    return GpuRow(
-        host=gpu.host,
-        address=gpu.address,
-        state=status.state,
-        reason=status.reason,
-        pool=gpu.pool,
-        model=gpu.model,
-        ids=gpu.ids,
-        group=gpu.group,
-        role=gpu.role,
-        set=gpu.set_letter,
-        numa_node=gpu.numa_node,
-        server=ServerRef(id=claim.server_id, name=claim.server_name, status=claim.server_status) if claim else None,
-        project=(claim.project or None) if claim else None,
-        user=(claim.user or None) if claim else None,
-        since=claim.since if claim else None,
-    )
 
 
 def _refuse_unknown(name: str, wanted: Iterable[str], known: Iterable[str]) -> None:

@@ -31,13 +31,19 @@ from gpuyard.portal import (
     operators_api,
     pages,
     problems,
+    sessions_api,
 )
+from gpuyard.portal.booking_documents import BookingRows
 from gpuyard.portal.doorman import Doorman
 from gpuyard.portal.gate import Gate
-from gpuyard.portal.live import Feed
+from gpuyard.portal.live import LiveFeed
+from gpuyard.portal.problem_pages import ProblemPages
+from gpuyard.portal.request_limits import Limited
 from gpuyard.portal.security import LOOPBACK_NAMES, Protected
 from gpuyard.portal.settings import PortalSettings
 from gpuyard.portal.sources import Sources, utc_now
+from gpuyard.portal.store import PortalStore
+from gpuyard.site.objects import FlavorObject
 
 BOOKING_TAGS = ("bookings", "calendar", "feeds", "people")
 
@@ -51,15 +57,18 @@ def create_app(
     now: Callable[[], datetime] = utc_now,
     *,
     ledger: Ledger | None = None,
+    store: PortalStore | None = None,
     people: People | None = None,
     settings: PortalSettings | None = None,
+    flavors: Sequence[FlavorObject] = (),
 ) -> FastAPI:
     """The app; its feed, which whoever runs it must close to end open streams, is `app.state.feed`.
 
     `allowed_hosts` are the names in Host headers that are answered: a page of a foreign site can make a browser
     send requests to an address it likes (DNS rebinding), but not with a name of ours. ``*`` is any.
 
-    With a `ledger` GPUs can be booked, and all but the addresses that gate.py names needs somebody whom `people` knows.
+    With a `ledger` GPUs can be booked, and all but the addresses that gate.py names needs somebody whom `people` knows;
+    `store` remembers who is logged in, and `flavors` are what its servers can have.
     """
     settings = settings or PortalSettings()
     app = FastAPI(
@@ -72,13 +81,18 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     sources = Sources(yard, driver, site_name, gpus, now, ledger, people, settings)
-    app.state.feed = Feed(sources)
+    app.state.feed = LiveFeed(sources)
     # The one that is added last sees a request first.
     if ledger is not None:
         assert people is not None, "bookings need people who make them"
-        _install_booking(app, sources, ledger, Doorman(people, ledger.store, settings, now))
+        assert store is not None, "people need sessions"
+        rows = BookingRows(ledger, gpus, flavors, settings.others)
+        doorman = Doorman(people, store, settings, now, knows=lambda project: ledger.book.knows(project))
+        _install_booking(app, sources, ledger, doorman, rows)
+    app.add_middleware(ProblemPages, site=site_name)
     app.add_middleware(GZipMiddleware, minimum_size=2000)  # leaves event streams alone
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)
+    app.add_middleware(Limited)
     app.add_middleware(Protected)
     problems.install(app)
     pages.install(app, sources, app.state.feed)
@@ -87,21 +101,24 @@ def create_app(
     return app
 
 
-def _install_booking(app: FastAPI, sources: Sources, ledger: Ledger, doorman: Doorman) -> None:
+def _install_booking(app: FastAPI, sources: Sources, ledger: Ledger, doorman: Doorman, rows: BookingRows) -> None:
     app.add_middleware(Gate, doorman=doorman)
     login.install(app, sources, doorman)
     me.install(app)
-    bookings_api.install(app, ledger, doorman)
-    operators_api.install(app, ledger)
-    calendar_api.install(app, sources, ledger, doorman)
+    bookings_api.install(app, ledger, doorman, rows)
+    operators_api.install(app, ledger, rows)
+    calendar_api.install(app, sources, ledger, doorman, rows)
     feeds.install(app, sources, ledger, doorman)
+    sessions_api.install(app, sources, ledger, doorman)
     calendar_pages.install(app, sources)
-    booking_problems.install(app, ledger)
+    booking_problems.install(app, rows)
 
 
-def _install_operation(app: FastAPI, sources: Sources, feed: Feed) -> None:
+def _install_operation(app: FastAPI, sources: Sources, feed: LiveFeed) -> None:
     """For those who keep gpuyard running."""
-    registry = metrics.registry(sources, feed)
+    # Without bookings nobody logs in: whoever gets here may see all.
+    details = sources.ledger is None or sources.settings.anonymous_details
+    registry = metrics.registry(sources, feed, details)
 
     @app.get("/healthz", tags=["operation"], response_class=PlainTextResponse)
     async def alive() -> str:  # in the event loop: also when all threads wait for somebody
@@ -110,8 +127,8 @@ def _install_operation(app: FastAPI, sources: Sources, feed: Feed) -> None:
 
     @app.get("/readyz", tags=["operation"], responses={503: {"description": "What is shown may be out of date."}})
     def ready() -> JSONResponse:
-        """The cloud was seen, and no loop is late; else 503 and the reasons."""
-        reasons = health.unready(sources.yard.latest(), sources.driver.statuses(), sources.now())
+        """The cloud was seen, and no loop is late; else 503 and the reasons. What a loop failed with is in the log."""
+        reasons = health.unready(sources.yard.latest(), sources.driver.statuses(), details)
         return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
     @app.get("/metrics", tags=["operation"], response_class=PlainTextResponse)

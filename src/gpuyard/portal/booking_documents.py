@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -20,9 +20,18 @@ from pydantic import (
     model_validator,
 )
 
-from gpuyard.ledger.life import OPEN
-from gpuyard.model.booking import Alternative, Answer, Ask, Booking, BookingKind, BookingState, Lane, Person
-from gpuyard.model.gpu import GpuState
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.reclaim import warning
+from gpuyard.ledger.records import Case
+from gpuyard.ledger.rights import Verb, verbs_now
+from gpuyard.model.booking import Alternative, Answer, Ask, Booking, BookingKind, BookingState, Person, ReclaimAction
+from gpuyard.model.gpu import Gpu, GpuState
+from gpuyard.portal.flavors import fitting, start_command
+from gpuyard.portal.others import hidden, hides, is_near
+from gpuyard.portal.people import Visitor
+from gpuyard.portal.projects import in_project_of
+from gpuyard.portal.settings import OthersShown
+from gpuyard.site.objects import FlavorObject
 
 RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?([Zz]|[+ -]\d\d:\d\d)")
 FIRST_YEAR, LAST_YEAR = 1971, 9000
@@ -112,6 +121,8 @@ class BookingAsk(Sent):
     repeat: Comment = Field("", description="RRULE of iCalendar with COUNT or UNTIL: several bookings, or none.")
     timezone: Line = Field("UTC", description="In which `repeat` is reckoned.", examples=["Europe/Rome"])
     project: Line = Field("", description="Name or id; empty: the one that is looked at, or the token's.")
+    user: Line = Field("", description="Name or id of the colleague in the project whose it is to be; empty: yours.")
+    shared: Flag = Field(False, description="Every member of the project may use it.")
 
     def ask(self) -> Ask:
         return Ask(self.pool, self.start, self.end, self.gpus, self.same_group, self.same_host, self.gpu, self.comment)
@@ -140,9 +151,10 @@ class BookingChanges(Changes):
     gpu: GpuName | None = None
     comment: Comment | None = None
     override: Flag = False
+    series: Flag = Field(False, description="The others of its series that have not begun change alike.")
 
     def apply(self, ask: Ask) -> Ask:
-        changes = {name: getattr(self, name) for name in self.model_fields_set - {"override"}}
+        changes = {name: getattr(self, name) for name in self.model_fields_set - {"override", "series"}}
         return replace(ask, **changes)
 
 
@@ -159,13 +171,29 @@ class Because(Sent):
     reason: Comment = ""
 
 
-class HoldAsk(Sent):
-    """GPUs to keep out of use."""
+class Cancelling(Because):
+    """Why, and how much of it."""
 
-    gpus: list[GpuName] = Field(min_length=1, max_length=1000, description="host/address of each.")
+    series: Flag = Field(False, description="And all others of its series that have not begun.")
+
+
+class HoldAsk(Sent):
+    """GPUs to keep out of use: those that are named, and all of the hosts and of the pools."""
+
+    gpus: list[GpuName] = Field([], max_length=1000, description="host/address of each.")
+    hosts: list[Line] = Field([], max_length=1000)
+    pools: list[Line] = Field([], max_length=100)
     start: Moment
     end: Moment
     comment: Comment = Field("", description="Why, for everybody to see.")
+    repeat: Comment = Field("", description="RRULE of iCalendar with COUNT or UNTIL: the same again and again.")
+    timezone: Line = Field("UTC", description="In which `repeat` is reckoned.", examples=["Europe/Rome"])
+
+    @model_validator(mode="after")
+    def _names_something(self) -> Self:
+        if not (self.gpus or self.hosts or self.pools):
+            raise ValueError("name at least one of gpus, hosts and pools")
+        return self
 
 
 class BookingRow(BaseModel):
@@ -188,7 +216,7 @@ class BookingRow(BaseModel):
     lanes: list[int] = Field(description="The rows of the calendar that it has; empty when it has none (yet).")
     gpu_names: list[str] = Field(description="host/address of the GPUs that it has; they may change until it begins.")
     mine: bool
-    may_change: bool
+    may: list[Verb] = Field(description="What you may do with it now.")
     version: int = Field(description="Rises with every change; the ETag.")
     created: Moment
     changed: Moment
@@ -197,6 +225,13 @@ class BookingRow(BaseModel):
     open_until: Moment | None = Field(description="Until when its GPUs are released for a server of its owner's.")
     override: bool = Field(description="An admin has set rules aside for it.")
     claimed: Moment | None = Field(description="When a server was first seen on one of its GPUs.")
+    usable_since: Moment | None = Field(
+        description="Since when its owner can start a server; null: not yet, or not any more."
+    )
+    shared: bool = Field(description="Every member of its project may use it.")
+    trouble: str = Field(description="What is wrong now with a GPU that it has; empty: nothing.")
+    flavors: list[str] = Field(description="What its owner's servers can have; the one that uses most of it is first.")
+    command: str = Field(description="Starts a server with the first of them; words in capitals are to be replaced.")
 
 
 class Link(BaseModel):
@@ -207,6 +242,41 @@ class Link(BaseModel):
 class BookingList(BaseModel):
     bookings: list[BookingRow] = Field(description="By start and id.")
     links: list[Link] = Field(default=[], description="The next page, when there is one.")
+
+
+class CaseRow(BaseModel):
+    """A server that keeps a GPU without a booking, and what becomes of it."""
+
+    server_id: str
+    server: str
+    pool: str
+    mine: bool
+    warned: Moment
+    due: Moment = Field(description="When the action is taken.")
+    action: ReclaimAction
+    dry_run: bool = Field(description="Nothing is done, it is only written down.")
+    text: str = Field(description="What happens when and why, and how to prevent it.")
+
+
+class CaseList(BaseModel):
+    cases: list[CaseRow] = Field(description="By when they were seen.")
+
+
+def case_row(case: Case, person: Person) -> CaseRow:
+    """Of one that was warned."""
+    assert case.warned is not None
+    assert case.due is not None
+    return CaseRow(
+        server_id=case.server_id,
+        server=case.server,
+        pool=case.pool,
+        mine=case.user_id == person.user_id,
+        warned=case.warned,
+        due=case.due,
+        action=case.action,
+        dry_run=case.dry_run,
+        text=warning(case),
+    )
 
 
 class ReasonDocument(BaseModel):
@@ -226,6 +296,9 @@ class CheckResult(BaseModel):
     reasons: list[ReasonDocument] = Field(description="Everything that speaks against it.")
     alternatives: list[AlternativeDocument]
     lanes: list[int] = Field(description="What it would get.")
+    warnings: list[str] = Field(
+        description="What is wrong now with GPUs that it would get, and when they are expected back."
+    )
 
 
 def ask_document(ask: Ask) -> AskDocument:
@@ -251,18 +324,48 @@ def check_result(answer: Answer) -> CheckResult:
         reasons=[ReasonDocument(code=reason.code, text=reason.text) for reason in answer.reasons],
         alternatives=alternative_documents(answer.alternatives),
         lanes=list(answer.lanes),
+        warnings=list(answer.warnings),
     )
 
 
-def rows_for(person: Person, lanes: Iterable[Lane]) -> Callable[[Booking], BookingRow]:
-    """What makes rows for one who looks."""
-    names = {lane.id: [f"{lane.host}/{address}" for address in lane.addresses] for lane in lanes}
-    return lambda booking: booking_row(booking, person, names)
+class BookingRows:
+    """Makes rows of bookings for those who look at them."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        gpus: Iterable[Gpu],
+        flavors: Sequence[FlavorObject] = (),
+        others: OthersShown = OthersShown.NAMES,
+    ) -> None:
+        self._ledger, self._flavors, self._others = ledger, flavors, others
+        self._letters = {(gpu.host, gpu.address): gpu.set_letter for gpu in gpus}
+
+    def of(self, who: Visitor, pool: str = "") -> Callable[[Booking], BookingRow]:
+        """For the bookings of one pool, or of all."""
+        lanes = self._ledger.lanes(pool)
+        names = {lane.id: [f"{lane.host}/{address}" for address in lane.addresses] for lane in lanes}
+        troubles = {lane.id: f"GPU {lane.name}: {lane.trouble}" for lane in lanes if lane.trouble}
+        return lambda booking: booking_row(
+            booking if self.shows(who, booking) else hidden(booking, self._others),
+            who, names, troubles, fitting(booking, lanes, self._letters, self._flavors),
+        )  # fmt: skip
+
+    def shows(self, who: Visitor, booking: Booking) -> bool:
+        """Whether somebody sees whose booking it is."""
+        projects = {one.project_id for one in who.projects} | {who.person.project_id}
+        return not hides(self._others, who) or is_near(booking, who.person.user_id, projects)
 
 
-def booking_row(booking: Booking, person: Person, names: Mapping[int, list[str]]) -> BookingRow:
-    """`names`: lane -> ``host/address`` of its GPUs."""
-    ask, mine = booking.ask, booking.user_id == person.user_id
+def booking_row(
+    booking: Booking,
+    who: Visitor,
+    names: Mapping[int, list[str]],
+    troubles: Mapping[int, str],
+    flavors: Collection[FlavorObject],
+) -> BookingRow:
+    """`names`: lane -> ``host/address`` of its GPUs; `troubles`: lane -> what is wrong with it now."""
+    ask, mine = booking.ask, booking.user_id == who.person.user_id
     return BookingRow(
         id=booking.id,
         kind=booking.kind,
@@ -282,7 +385,7 @@ def booking_row(booking: Booking, person: Person, names: Mapping[int, list[str]]
         # One GPU of a group: its leader. The others are stranded by it, and not booked.
         gpu_names=[n for lane in booking.lanes for n in names.get(lane, ())[: None if ask.same_group else 1]],
         mine=mine,
-        may_change=(person.admin or (mine and booking.kind is BookingKind.BOOKING)) and booking.state in OPEN,
+        may=list(verbs_now(in_project_of(who, booking), booking)),
         version=booking.version,
         created=booking.created,
         changed=booking.changed,
@@ -291,6 +394,11 @@ def booking_row(booking: Booking, person: Person, names: Mapping[int, list[str]]
         open_until=booking.open_until,
         override=booking.override,
         claimed=booking.claimed,
+        usable_since=booking.usable_since,
+        shared=booking.shared,
+        trouble="; ".join(troubles[lane] for lane in booking.lanes if lane in troubles),
+        flavors=[flavor.name for flavor in flavors],
+        command=start_command(flavors),
     )
 
 

@@ -7,18 +7,17 @@ from fastapi.responses import RedirectResponse, Response
 
 from gpuyard.cloud.errors import CloudError
 from gpuyard.ledger.errors import ForbiddenError, NoBookingError, RefusedError, StaleError
-from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.life import LifeError
 from gpuyard.ledger.store import StoreError
 from gpuyard.model.errors import UsageError
-from gpuyard.portal.booking_documents import alternative_documents, rows_for
+from gpuyard.portal.booking_documents import BookingRows, alternative_documents
 from gpuyard.portal.gate import to_login
-from gpuyard.portal.people import LoginNeeded, require_person
+from gpuyard.portal.people import LoginNeeded, require_visitor
 from gpuyard.portal.preconditions import etag
 from gpuyard.portal.problems import Refusal, response_to, unavailable
 
 
-def install(app: FastAPI, ledger: Ledger) -> None:
+def install(app: FastAPI, rows: BookingRows) -> None:
     @app.exception_handler(RefusedError)
     async def refused(request: Request, error: RefusedError) -> Response:
         reasons = error.answer.reasons
@@ -40,7 +39,7 @@ def install(app: FastAPI, ledger: Ledger) -> None:
 
     @app.exception_handler(StaleError)
     def stale(request: Request, error: StaleError) -> Response:
-        row = rows_for(require_person(request), ledger.lanes(error.current.ask.pool))(error.current)
+        row = rows.of(require_visitor(request), error.current.ask.pool)(error.current)
         headers = {"ETag": etag(error.current.version)}
         refusal = Refusal(412, "changed_meanwhile", str(error), headers=headers, current=row.model_dump(mode="json"))
         return response_to(refusal)
@@ -51,7 +50,7 @@ def install(app: FastAPI, ledger: Ledger) -> None:
 
     @app.exception_handler(ForbiddenError)
     async def forbidden(request: Request, error: ForbiddenError) -> Response:
-        return response_to(Refusal(403, "forbidden", str(error)))
+        return response_to(Refusal(403, error.code, f"{str(error)[0].upper()}{str(error)[1:]}."))
 
     @app.exception_handler(UsageError)
     async def wrong(request: Request, error: UsageError) -> Response:

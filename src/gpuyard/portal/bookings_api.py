@@ -11,9 +11,10 @@ from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response, Se
 from fastapi.security import APIKeyHeader
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from gpuyard.ledger.errors import ForbiddenError, RefusedError, StaleError
+from gpuyard.ledger.errors import RefusedError, StaleError
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.records import Query as Wanted
+from gpuyard.ledger.rights import Verb, require
 from gpuyard.model.booking import Booking, BookingKind, BookingState, Person
 from gpuyard.portal.booking_documents import (
     Because,
@@ -21,19 +22,22 @@ from gpuyard.portal.booking_documents import (
     BookingChanges,
     BookingList,
     BookingRow,
+    BookingRows,
+    Cancelling,
+    CaseList,
     CheckResult,
     Extension,
     Line,
     Link,
     Moment,
+    case_row,
     check_result,
-    rows_for,
 )
 from gpuyard.portal.doorman import Doorman
 from gpuyard.portal.people import Visitor, require_visitor
 from gpuyard.portal.preconditions import etag, not_modified, wanted_version
 from gpuyard.portal.problems import Refusal, documented
-from gpuyard.portal.projects import acting_for, acting_on, giving_back, refuse_readers
+from gpuyard.portal.projects import acting_for, colleague, in_project_of
 
 TAG = "bookings"
 ETAG = {"ETag": {"description": "The version; send it as If-Match.", "schema": {"type": "string"}}}
@@ -84,6 +88,7 @@ class BookingFilter(BaseModel):
     project: Line = Field("", description="Name or id.")
     user: Line = Field("", description="Name or id.")
     series: Line = Field("", description="Those of one recurring booking.")
+    id: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9-]*$", description="Those whose id begins with this.")
     state: list[BookingState] = Field([], description="Any of these.")
     kind: list[BookingKind] = Field([], description="Any of these.")
     start: Annotated[Moment | None, Maybe] = Field(None, alias="from", description="Only those that end after this.")
@@ -98,35 +103,36 @@ def responses(*statuses: int, headers: bool = True) -> dict[int | str, dict[str,
     return {200: {"headers": ETAG}, **always} if headers else always
 
 
-def install(app: FastAPI, ledger: Ledger, doorman: Doorman) -> None:
-    def shown(booking: Booking, person: Person, response: Response) -> BookingRow:
+def install(app: FastAPI, ledger: Ledger, doorman: Doorman, rows: BookingRows) -> None:
+    def shown(booking: Booking, who: Visitor, response: Response) -> BookingRow:
         response.headers["ETag"] = etag(booking.version)
-        return rows_for(person, ledger.lanes(booking.ask.pool))(booking)
+        return rows.of(who, booking.ask.pool)(booking)
 
-    _install_reading(app, ledger, doorman, shown)
-    _install_making(app, ledger, doorman, shown)
+    _install_reading(app, ledger, doorman, rows, shown)
+    _install_making(app, ledger, doorman, rows, shown)
     _install_changing(app, ledger, shown)
     _install_acts(app, ledger, shown)
 
 
-Shown = Callable[[Booking, Person, Response], BookingRow]
+Shown = Callable[[Booking, Visitor, Response], BookingRow]
 
 
-def _install_reading(app: FastAPI, ledger: Ledger, doorman: Doorman, shown: Shown) -> None:
+def _install_reading(app: FastAPI, ledger: Ledger, doorman: Doorman, rows: BookingRows, shown: Shown) -> None:
     @app.get("/v1/bookings", tags=[TAG], responses=responses(headers=False))
     def list_bookings(request: Request, who: Who, wanted: Annotated[BookingFilter, Query()]) -> BookingList:
         """Bookings and holds, of everybody, by start."""
-        rows = rows_for(who.person, ledger.lanes())
         found: list[Booking] = []
         for query in _queries(wanted, who, doorman):
             found += ledger.find(query, wanted.limit, wanted.marker)
         found = sorted(found, key=lambda booking: (booking.ask.start, booking.id))[: wanted.limit]
+        if wanted.user or wanted.project:  # or a search, and the link to its next page, would tell whose the others are
+            found = [booking for booking in found if rows.shows(who, booking)]
         links = []
         if len(found) == wanted.limit:
             query_string = [(name, value) for name, value in request.query_params.multi_items() if name != "marker"]
             following = urlencode([*query_string, ("marker", found[-1].id)])
             links = [Link(rel="next", href=f"/v1/bookings?{following}")]
-        return BookingList(bookings=[rows(booking) for booking in found], links=links)
+        return BookingList(bookings=list(map(rows.of(who), found)), links=links)
 
     @app.get("/v1/bookings/{id}", tags=[TAG], response_model=BookingRow, responses=responses(404))
     def show_booking(request: Request, response: Response, who: Who, id: Id) -> Response | BookingRow:
@@ -134,7 +140,12 @@ def _install_reading(app: FastAPI, ledger: Ledger, doorman: Doorman, shown: Show
         booking = ledger.get(id)
         if not_modified(request, etag(booking.version)):
             return Response(status_code=304, headers={"ETag": etag(booking.version)})
-        return shown(booking, who.person, response)
+        return shown(booking, who, response)
+
+    @app.get("/v1/cases", tags=[TAG], responses=responses(headers=False))
+    def list_cases(who: Who) -> CaseList:
+        """Servers of who asks that keep a GPU without a booking, and what becomes of them; for admins those of all."""
+        return CaseList(cases=[case_row(case, who.person) for case in ledger.cases(who.person)])
 
 
 def _queries(wanted: BookingFilter, who: Visitor, doorman: Doorman) -> list[Wanted]:
@@ -155,6 +166,7 @@ def _queries(wanted: BookingFilter, who: Visitor, doorman: Doorman) -> list[Want
             project_id=project,
             user_id=user,
             series=wanted.series,
+            id=wanted.id,
             kinds=frozenset(wanted.kind),
             states=frozenset(wanted.state),
             start=wanted.start,
@@ -165,7 +177,7 @@ def _queries(wanted: BookingFilter, who: Visitor, doorman: Doorman) -> list[Want
     ]
 
 
-def _install_making(app: FastAPI, ledger: Ledger, doorman: Doorman, shown: Shown) -> None:
+def _install_making(app: FastAPI, ledger: Ledger, doorman: Doorman, rows: BookingRows, shown: Shown) -> None:
     @app.post(
         "/v1/bookings",
         tags=[TAG],
@@ -175,10 +187,12 @@ def _install_making(app: FastAPI, ledger: Ledger, doorman: Doorman, shown: Shown
     def create_booking(response: Response, who: Who, ask: BookingAsk, key: Key = "") -> BookingRow | BookingList:
         """Book. A recurring booking is answered with all that were made."""
         person = acting_for(who, ask.project, doorman.people)
-        refuse_readers(person)
+        require(person, Verb.BOOK)
         made = ledger.create(
             ask.ask(),
-            person,
+            colleague(ask.user, person, doorman),
+            by=person,
+            shared=ask.shared,
             wait=ask.wait,
             override=ask.override,
             key=key,
@@ -186,10 +200,9 @@ def _install_making(app: FastAPI, ledger: Ledger, doorman: Doorman, shown: Shown
             zone=ask.timezone,
         )
         if ask.repeat:
-            rows = rows_for(person, ledger.lanes(ask.pool))
-            return BookingList(bookings=[rows(booking) for booking in made])
+            return BookingList(bookings=list(map(rows.of(who, ask.pool), made)))
         response.headers["Location"] = f"/v1/bookings/{made[0].id}"
-        return shown(made[0], person, response)
+        return shown(made[0], who, response)
 
     @app.post("/v1/bookings/check", tags=[TAG], responses=responses(headers=False))
     def check_booking(
@@ -202,6 +215,8 @@ def _install_making(app: FastAPI, ledger: Ledger, doorman: Doorman, shown: Shown
     ) -> CheckResult:
         """Whether that could be booked now. Nothing is kept. Of a recurring booking the first is looked at."""
         person = acting_for(who, ask.project, doorman.people)
+        if without and (other := ledger.find(Wanted(id=without), 1)) and other[0].id == without:
+            require(in_project_of(who, other[0]), Verb.CHANGE, other[0])  # or it would tell of others' rules and limits
         try:
             return check_result(ledger.check(ask.ask(), person, without=without))
         except RefusedError as refused:
@@ -225,12 +240,17 @@ def _install_changing(app: FastAPI, ledger: Ledger, shown: Shown) -> None:
         """Another time, number or comment; also extends or shortens one that has begun."""
         version = wanted_version(request, required=True)
         booking = booking_to_change(id, version)
-        person = acting_on(who, booking)
+        person = in_project_of(who, booking)
         # Without a version ("*") the one that the changes were laid over, so that nothing of another's is lost.
         changed = ledger.edit(
-            id, changes.apply(booking.ask), person, version or booking.version, override=changes.override
+            id,
+            changes.apply(booking.ask),
+            person,
+            version or booking.version,
+            override=changes.override,
+            series=changes.series,
         )
-        return shown(changed, person, response)
+        return shown(changed, who, response)
 
     @app.post(
         "/v1/bookings/{id}/extend",
@@ -241,10 +261,10 @@ def _install_changing(app: FastAPI, ledger: Ledger, shown: Shown) -> None:
     def extend_booking(request: Request, response: Response, who: Who, id: Id, until: Extension) -> BookingRow:
         """Another end."""
         booking = booking_to_change(id, wanted_version(request))
-        person = acting_on(who, booking)
+        person = in_project_of(who, booking)
         asked = replace(booking.ask, end=until.end)
         changed = ledger.edit(id, asked, person, booking.version, override=until.override)
-        return shown(changed, person, response)
+        return shown(changed, who, response)
 
     @app.delete(
         "/v1/bookings/{id}",
@@ -255,17 +275,17 @@ def _install_changing(app: FastAPI, ledger: Ledger, shown: Shown) -> None:
     def give_back(request: Request, response: Response, who: Who, id: Id) -> BookingRow:
         """Cancel it, or end it when it has begun. It can still be looked at."""
         version, booking = wanted_version(request), ledger.get(id)
-        person = giving_back(who, booking)
+        person = in_project_of(who, booking)
         begun = booking.state is BookingState.ACTIVE
         work = ledger.end if begun else ledger.cancel
-        return shown(work(id, person, version), person, response)
+        return shown(work(id, person, version), who, response)
 
 
 Act = Callable[[str, Person, int | None, str], Booking]
 
 
 def _install_acts(app: FastAPI, ledger: Ledger, shown: Shown) -> None:
-    def add(verb: str, summary: str, act: Act, who_acts: Callable[[Visitor, Booking], Person] = acting_on) -> None:
+    def add(verb: str, summary: str, act: Act) -> None:
         @app.post(
             f"/v1/bookings/{{id}}/{verb}",
             tags=[TAG],
@@ -277,14 +297,13 @@ def _install_acts(app: FastAPI, ledger: Ledger, shown: Shown) -> None:
         def handle(
             request: Request, response: Response, who: Who, id: Id, because: Because | None = None
         ) -> BookingRow:
-            person = who_acts(who, ledger.get(id))
+            person = in_project_of(who, ledger.get(id))
             reason = because.reason if because else ""
-            return shown(act(id, person, wanted_version(request), reason), person, response)
+            return shown(act(id, person, wanted_version(request), reason), who, response)
 
     def decline(id: str, who: Person, version: int | None, reason: str) -> Booking:
         booking = ledger.get(id)
-        if not who.admin and booking.user_id != who.user_id:
-            raise ForbiddenError(f"booking {id} is {booking.user}'s; only they and admins can decline it")
+        require(who, Verb.DECLINE, booking)
         if booking.state not in (BookingState.REQUESTED, BookingState.OFFERED):
             text = f"booking {id} is {booking.state.value}: there is no request and no offer to decline; cancel it"
             raise Refusal(409, "refused", text, [text], codes=["state"], alternatives=[])
@@ -295,14 +314,26 @@ def _install_acts(app: FastAPI, ledger: Ledger, shown: Shown) -> None:
             raise StaleError(f"booking {id} was changed by somebody else since you read it; look again", booking)
         return ledger.open(id, who)
 
-    add("cancel", "Before it begins; also takes it off the waitlist, or ends a hold.", ledger.cancel, giving_back)
+    @app.post(
+        "/v1/bookings/{id}/cancel",
+        tags=[TAG],
+        responses=responses(404, 409, 412),
+        openapi_extra={"parameters": [IF_MATCH]},
+    )
+    def cancel_booking(
+        request: Request, response: Response, who: Who, id: Id, because: Cancelling | None = None
+    ) -> BookingRow:
+        """Before it begins; also takes it off the waitlist, or ends a hold."""
+        person = in_project_of(who, ledger.get(id))
+        reason, series = (because.reason, because.series) if because else ("", False)
+        return shown(ledger.cancel(id, person, wanted_version(request), reason, series=series), who, response)
+
     add(
         "end",
         "End it now; the rest of its time is free at once.",
         lambda id, who, version, _: ledger.end(id, who, version),
-        giving_back,
     )
     add("approve", "For admins.", lambda id, who, version, _: ledger.approve(id, who, version))
-    add("decline", "A request, as an admin, or an offer.", decline, giving_back)
+    add("decline", "A request, as an admin, or an offer.", decline)
     add("accept", "Take an offer.", lambda id, who, version, _: ledger.accept(id, who, version))
     add("open", "In pools with unbooked use: release its GPUs for a server of its owner's, for a while.", release)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.records import Query as Wanted
-from gpuyard.model.booking import Booking, BookingState, Lane, Person, ReclaimAction, Rules
+from gpuyard.model.booking import RULES, Booking, BookingState, Lane, ReclaimAction, Rules
 from gpuyard.model.gpu import GpuStatus
-from gpuyard.portal.booking_documents import Calendar, FreeRow, LaneRow, Line, Moment, rows_for
+from gpuyard.portal.booking_documents import BookingRow, BookingRows, Calendar, FreeRow, LaneRow, Line, Moment
 from gpuyard.portal.bookings_api import ETAG, Maybe, Who, responses
 from gpuyard.portal.doorman import Doorman
 from gpuyard.portal.preconditions import not_modified
@@ -22,10 +22,10 @@ from gpuyard.portal.problems import Refusal
 from gpuyard.portal.projects import acting_for
 from gpuyard.portal.sources import Sources
 
-MOST_DAYS = 400
-MOST_STEPS = 2000
+MOST_DAYS = 100
+MOST_STEPS = 1000
 """Of free capacity, in one answer for one pool."""
-MOST_BOOKINGS = 5000
+MOST_BOOKINGS = 2000
 SHOWN = frozenset(BookingState) - {BookingState.CANCELLED, BookingState.EXPIRED}
 
 
@@ -45,33 +45,36 @@ class QuietDocument(BaseModel):
     end_minute: int = Field(description="The same; smaller than `start_minute` when it spans midnight.")
 
 
-class RulesDocument(BaseModel):
+DOCUMENTED: dict[str, Any] = {
+    "bool": bool,
+    "int": int,
+    "Optional[int]": int | None,
+    "timedelta": int,
+    "Optional[timedelta]": int | None,
+    "Optional[FrozenSet[str]]": list[str] | None,
+    "Tuple[QuietHours, ...]": list[QuietDocument],
+    "ReclaimAction": ReclaimAction,
+}
+"""Type of a rule -> its type in JSON."""
+
+
+class RulesDocument(
+    create_model(  # type: ignore[misc]
+        "_RulesDocument",
+        pool=str,
+        project=str,
+        timezone=(str, Field(description="Of quiet hours.")),
+        origins=(
+            dict[str, str],
+            Field(description="Rule -> what states it: the site, the pool, the project. The others are defaults."),
+        ),
+        **{key: (DOCUMENTED[str(r.type)], Field(description=r.metadata["text"])) for key, r in RULES.items()},
+    )
+):
     """What holds for bookings of a project in a pool. Durations are in seconds."""
 
-    pool: str
-    project: str
-    timezone: str = Field(description="Of quiet hours.")
-    must_book: bool
-    longest: int
-    most_active: int
-    ahead: int
-    notice: int
-    gpu_hours_per_month: int | None
-    may_book: bool
-    users: list[str] | None
-    priority: int
-    quiet_hours: list[QuietDocument]
-    approval: bool
-    no_show: int | None
-    offer: int
-    hold: int
-    window: int
-    end_soon: int
-    grace: int
-    reclaim: ReclaimAction
 
-
-def install(app: FastAPI, sources: Sources, ledger: Ledger, doorman: Doorman) -> None:
+def install(app: FastAPI, sources: Sources, ledger: Ledger, doorman: Doorman, rows: BookingRows) -> None:
     @app.get(
         "/v1/calendar", tags=["calendar"], response_model=Calendar, responses={200: {"headers": ETAG}, **responses()}
     )
@@ -82,7 +85,7 @@ def install(app: FastAPI, sources: Sources, ledger: Ledger, doorman: Doorman) ->
             raise _no_such_pool(ledger, wanted.pool)
         start, end = _window(wanted, sources.now())
         step = _step(wanted, start, end)
-        found = calendar_document(sources, ledger, who.person, pools, start, end, step)
+        found = calendar_document(sources, ledger, rows.of(who, wanted.pool), pools, start, end, step)
         text = found.model_dump_json()
         tag = f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
         if not_modified(request, tag):
@@ -103,13 +106,18 @@ def install(app: FastAPI, sources: Sources, ledger: Ledger, doorman: Doorman) ->
 
 
 def calendar_document(
-    sources: Sources, ledger: Ledger, person: Person, pools: Sequence[str], start: datetime, end: datetime, step: int
+    sources: Sources,
+    ledger: Ledger,
+    row: Callable[[Booking], BookingRow],
+    pools: Sequence[str],
+    start: datetime,
+    end: datetime,
+    step: int,
 ) -> Calendar:
     lanes = [lane for pool in pools for lane in ledger.lanes(pool)]
     bookings: list[Booking] = []
     for pool in pools:
         bookings += _all(ledger, Wanted(pool=pool, states=SHOWN, start=start, end=end), MOST_BOOKINGS - len(bookings))
-    rows = rows_for(person, lanes)
     view = sources.yard.latest()
     statuses = {(status.gpu.host, status.gpu.address): status for status in (view.statuses if view else ())}
     models = {(gpu.host, gpu.address): gpu.model for gpu in sources.gpus}
@@ -117,7 +125,7 @@ def calendar_document(
         start=start,
         end=end,
         lanes=[_lane_row(lane, models, statuses) for lane in lanes],
-        bookings=[rows(booking) for booking in bookings],
+        bookings=list(map(row, bookings)),
         free=[
             FreeRow(pool=pool, start=at, lanes=count)
             for pool in pools
@@ -181,4 +189,4 @@ def rules_document(rules: Rules, pool: str, project: str, zone: str) -> RulesDoc
     }
     plain["users"] = None if rules.users is None else sorted(rules.users)
     plain["quiet_hours"] = [vars(quiet) for quiet in rules.quiet_hours]
-    return RulesDocument.model_validate({"pool": pool, "project": project, "timezone": zone, **plain})
+    return RulesDocument(pool=pool, project=project, timezone=zone, **plain)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse
 
+from gpuyard.ledger.rights import Verb, require
 from gpuyard.portal.assets import render
 from gpuyard.portal.navigation import navigation_of
 from gpuyard.portal.people import require_page_visitor
-from gpuyard.portal.problems import Refusal
 from gpuyard.portal.sources import Sources
 
 COMMON = ("zone.js", "client.js", "form.js", "actions.js")
@@ -40,6 +40,5 @@ def install(app: FastAPI, sources: Sources) -> None:
 
     @app.get("/admin", include_in_schema=False)
     def admin(request: Request) -> HTMLResponse:
-        if not require_page_visitor(request).person.admin:
-            raise Refusal(403, "forbidden", "This page is for those with the role admin in the project they look at.")
+        require(require_page_visitor(request).person, Verb.ADMINISTER)
         return page(request, "admin.html", ["admin.js"])

@@ -12,8 +12,9 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Generic, TypeVar
 
 from gpuyard.cloud.errors import CloudError
@@ -137,6 +138,7 @@ class Directory:
         # Of their own: what strangers send must not decide whether others are asked about.
         self._of_accounts, self._of_tokens, self._of_logins = _Line(clock), _Line(clock), _Line(clock)
         self._accounts: _Answers[Account] = _Answers(people.account, clock, self._of_accounts)
+        self._revoked: _Answers[Mapping[str, datetime]] = _Answers(lambda _: people.revoked(), clock, self._of_accounts)
         self._tokens: _Answers[TokenFacts] = _Answers(people.token, clock, self._of_tokens)
 
     def log_in(self, user: str, password: str, domain: str) -> str:
@@ -150,6 +152,10 @@ class Directory:
     def account(self, user_id: str) -> Account | None:
         """None when the user may not log in."""
         return self._accounts.get(user_id, user_id)
+
+    def revoked(self, user_id: str) -> datetime | None:
+        """Logins of the user's until then are worth nothing any more; None: all are."""
+        return (self._revoked.get("", "") or {}).get(user_id)
 
     def token(self, token: str) -> TokenFacts | None:
         """None when it is not valid. Whoever asks compares `expires` with the time."""

@@ -6,14 +6,14 @@ import hmac
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gpuyard.cloud.people import Account, Membership, People
-from gpuyard.ledger.policy import BOOKING_ROLES
-from gpuyard.ledger.records import Session
-from gpuyard.ledger.store import Store
+from gpuyard.cloud.errors import CloudError
+from gpuyard.cloud.people import Account, Membership, People, TokenFacts
+from gpuyard.ledger.rights import BOOKING_ROLES, SEEING_ROLES
 from gpuyard.model.booking import Person
 from gpuyard.portal.directory import Directory
 from gpuyard.portal.gateway import client_address, is_https
@@ -22,8 +22,10 @@ from gpuyard.portal.problems import Refusal
 from gpuyard.portal.rate_limits import RateLimit
 from gpuyard.portal.sessions import Sessions
 from gpuyard.portal.settings import PortalSettings
+from gpuyard.portal.store import PortalStore, Session
+from gpuyard.portal.tries import Tries, places
 
-WHO_SEES = BOOKING_ROLES | {"reader"}
+T = TypeVar("T")
 
 
 class Doorman:
@@ -32,19 +34,23 @@ class Doorman:
     def __init__(
         self,
         people: People,
-        store: Store,
+        store: PortalStore,
         settings: PortalSettings,
         now: Callable[[], datetime],
         clock: Callable[[], float] = time.monotonic,
+        knows: Callable[[str], bool] = lambda project: True,
     ) -> None:
+        """`knows`: whether the site is for a project of that name."""
         self.people = people
+        self.store = store
         self.settings = settings
         self.directory = Directory(people, clock)
         self.sessions = Sessions(store, now, settings.longest_session, settings.idle_session)
-        self._now = now
-        self._of_user = RateLimit(settings.login_tries, 30, clock)
-        self._of_address = RateLimit(settings.address_tries, 6, clock)
+        self._now, self._knows = now, knows
+        self._tries = Tries(settings.login_tries, settings.address_tries, clock)
         self._writes = RateLimit(settings.writes, 0.5, clock)
+        self._reads = RateLimit(settings.reads, 0.1, clock)
+        self._reads_of_feed, self._reads_of_place = RateLimit(30, 30, clock), RateLimit(240, 1, clock)
 
     # Visitors.
 
@@ -61,58 +67,92 @@ class Doorman:
         return self._with_session(session) if session else None
 
     def _with_token(self, token: str, address: str) -> Visitor:
+        def ask() -> tuple[TokenFacts, Account] | None:
+            facts = self.directory.token(token)
+            account = self.directory.account(facts.user_id) if facts and facts.expires > self._now() else None
+            return (facts, account) if facts and account else None
+
         # Programs whose token is good are not kept out by others behind the same address.
-        if not self.directory.knows_token(token):
-            self._refuse_when(self._of_address.wait(address), "tokens that Keystone does not know")
-        facts = self.directory.token(token)
-        account = self.directory.account(facts.user_id) if facts and facts.expires > self._now() else None
-        if facts is None or account is None:
-            self._of_address.take(address)
+        known = self.directory.knows_token(token)
+        found = ask() if known else self.guess("", address, "tokens that Keystone does not know", ask)
+        if found is None:
             raise Refusal(401, "unauthorized", "Keystone does not accept the token (any more); get a new one.")
+        facts, account = found
         if facts.membership is None:
             raise Refusal(403, "no_project", "The token is for no project; get one that is, as with OS_PROJECT_NAME.")
-        if not facts.membership.roles & WHO_SEES:
+        if not facts.membership.roles & SEEING_ROLES:
             raise no_role(facts.membership.project)
-        return Visitor(person_of(account, facts.membership), [facts.membership])
+        if not self._counts(facts.membership):
+            raise other_domain(facts.membership.project)
+        return Visitor(person_of(account, facts.membership, by_token=True), [facts.membership], lent=facts.lent)
 
     def _with_session(self, session: Session) -> Visitor | None:
-        account = self.directory.account(session.user_id)
-        if account is None:
-            self.sessions.end_all(session.user_id)
+        account, revoked = self.directory.account(session.user_id), self.directory.revoked(session.user_id)
+        if account is None or (revoked and session.created <= revoked):
+            self.sessions.end_all(session.user_id, revoked if account else None)
             return None
-        projects = may_see(account)
+        projects = self.projects_of(account)
         if not projects:
             raise no_role()
         current = next((one for one in projects if one.project_id == session.project_id), projects[0])
         return Visitor(person_of(account, current), projects, session.csrf, session)
 
+    def projects_of(self, account: Account) -> Sequence[Membership]:
+        """Those that let somebody in."""
+        return [membership for membership in account.memberships if self._counts(membership)]
+
+    def _counts(self, membership: Membership) -> bool:
+        return bool(membership.roles & SEEING_ROLES) and self._knows(membership.project)
+
     # Logging in and out.
 
-    def begin(self, account: Account, before: Session | None = None) -> str:
-        """A session of somebody whom Keystone has let in; returns its cookie. Raises Refusal when there is nothing for
-        that person here. `before`: the session that this browser had; its project is kept."""
-        projects = may_see(account)
+    def begin(self, account: Account, before: Session | None = None, until: datetime | None = None) -> str:
+        """A session of somebody whom Keystone has let in, `until` then at the latest; returns its cookie. Raises
+        Refusal when there is nothing for that person here. `before`: the session that this browser had; its project is
+        kept."""
+        projects = self.projects_of(account)
         if not projects:
             raise no_role()
         wanted = before.project_id if before and before.user_id == account.user_id else ""
         order = sorted(projects, key=lambda one: (one.project_id != wanted, not one.roles & BOOKING_ROLES))
-        cookie, _ = self.sessions.begin(account.user_id, account.user, order[0].project_id)
+        cookie, _ = self.sessions.begin(account.user_id, account.user, order[0].project_id, until)
         return cookie
 
-    def refuse_too_many_logins(self, user: str, address: str) -> None:
-        """Raise Refusal 429 when too many of the user's, or from the address, have failed."""
-        self._refuse_when(max(self._of_user.wait(user), self._of_address.wait(address)), "logins that failed")
+    def end_all(self, user_id: str) -> int:
+        """Log a user out everywhere, also of calendars that read feeds; returns how many sessions that were."""
+        self.store.delete_feeds(user_id)
+        return self.sessions.end_all(user_id)
 
-    def note_failed_login(self, user: str, address: str) -> None:
-        self._of_user.take(user)
-        self._of_address.take(address)
+    def guess(self, user: str, address: str, of_what: str, ask: Callable[[], T | None]) -> T | None:
+        """What Keystone says of a password or a token; None, or LoginRefusedError: no. Raises Refusal 429 when there
+        were too many of these, of the user or from the address. `user`: empty for a token."""
+        self._refuse_when(self._tries.take(user, address), of_what)
+        answer: T | None = None
+        away = False
+        try:
+            answer = ask()
+        except CloudError:
+            away = True
+            raise
+        finally:
+            if away or answer is not None:
+                self._tries.give_back(user, address)
+        return answer
 
     def refuse_too_many_writes(self, person: Person, kind: str) -> None:
         self._refuse_when(self._writes.take(f"{kind} {person.user_id}"), "requests")
 
+    def refuse_too_many_reads(self, person: Person) -> None:
+        self._refuse_when(self._reads.take(person.user_id), "requests")
+
     def _refuse_when(self, seconds: int, of_what: str) -> None:
         if seconds:
             raise Refusal(429, "too_many", f"Too many {of_what}; try again in {seconds} s.", retry_after=seconds)
+
+    def refuse_too_many_feed_reads(self, request: Request, digest: str) -> None:
+        """Of one feed, and of all from one place: nobody has to log in for them."""
+        place, _ = places(self.address(request))
+        self._refuse_when(self._reads_of_place.take(place) or self._reads_of_feed.take(digest), "requests")
 
     # Cookies.
 
@@ -121,7 +161,7 @@ class Doorman:
         return "__Host-gpuyard" if self.secure(request) else "gpuyard"
 
     def secure(self, request: Request) -> bool:
-        return is_https(request, self.settings.trusted_gateways)
+        return is_https(request, self.settings.trusted_gateways, self.settings.public_url)
 
     def address(self, request: Request) -> str:
         return client_address(request, self.settings.trusted_gateways)
@@ -138,17 +178,19 @@ class Doorman:
 
 
 def no_role(project: str = "") -> Refusal:
-    where = f"project {project}" if project else "any project"
+    where = f"project {project}" if project else "any project that this site is for"
     return Refusal(
         403, "no_role", f"You have none of the roles reader, member and admin in {where}; ask its administrator."
     )
 
 
-def may_see(account: Account) -> Sequence[Membership]:
-    return [membership for membership in account.memberships if membership.roles & WHO_SEES]
+def other_domain(project: str) -> Refusal:
+    return Refusal(
+        403, "other_domain", f"This site is not for project {project}: its operator has not named the project's domain."
+    )
 
 
-def person_of(account: Account, membership: Membership) -> Person:
+def person_of(account: Account, membership: Membership, by_token: bool = False) -> Person:
     return Person(
         user_id=account.user_id,
         user=account.user,
@@ -156,6 +198,7 @@ def person_of(account: Account, membership: Membership) -> Person:
         project=membership.project,
         roles=membership.roles,
         email=account.email,
+        by_token=by_token,
     )
 
 

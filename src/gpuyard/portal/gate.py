@@ -25,9 +25,12 @@ PROGRAMS = ("/v1", "/openapi.json", "/events")
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 MOST_BYTES = 64 * 1024
 """Of the body of a request."""
+MOST_FIELDS = 100
+"""Of a form."""
 LOOK_AGAIN = 50.0
 """Seconds after which it is looked again whether who listens to a stream is still let in."""
 STREAMS = frozenset({"/events"})
+IDLE = "x-gpuyard-idle"
 
 
 class Gate:
@@ -63,14 +66,16 @@ class Gate:
     def _look(self, request: Request, body: bytes) -> Response | None:
         """None: come in."""
         path = request.url.path
-        # A page that is left open is not somebody who uses it.
-        visitor = self._doorman.visitor(request, used=path not in STREAMS)
+        # A page that is left open is not somebody who uses it; client.js says when nobody has touched it.
+        visitor = self._doorman.visitor(request, used=path not in STREAMS and IDLE not in request.headers)
         if visitor is None:
             return self._login(request)
         if request.method not in SAFE:
             if visitor.session is not None:
                 refuse_forged(request, body, visitor, self._doorman.settings.public_url)
             self._doorman.refuse_too_many_writes(visitor.person, "check" if path.endswith("/check") else "write")
+        elif path.startswith("/v1/"):
+            self._doorman.refuse_too_many_reads(visitor.person)
         request.state.visitor = visitor
         return None
 
@@ -133,10 +138,13 @@ def refuse_forged(request: Request, body: bytes, visitor: Visitor, public_url: s
 
 
 def form_of(request: Request, body: bytes) -> dict[str, str]:
-    """The fields of a form, of each the first value; empty when the body is none."""
+    """The fields of a form, of each the first value; empty when the body is none. Raises Refusal."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         return {}
-    fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=100, errors="replace")
+    try:
+        fields = parse_qs(body.decode("utf-8", "replace"), True, max_num_fields=MOST_FIELDS, errors="replace")
+    except ValueError:
+        raise Refusal(413, "too_many_fields", f"The form has more than {MOST_FIELDS} fields.") from None
     return {name: values[0] for name, values in fields.items()}
 
 

@@ -14,12 +14,21 @@ def client_address(request: HTTPConnection, trusted: Sequence[str]) -> str:
     # A client can write anything to the left of what the gateways add.
     hops = [hop.strip() for value in request.headers.getlist("x-forwarded-for") for hop in value.split(",")]
     while address in trusted and hops:
-        address = hops.pop()
+        address = _without_port(hops.pop())
     return address[:64]
 
 
-def is_https(request: HTTPConnection, trusted: Sequence[str]) -> bool:
-    """Whether the browser speaks TLS."""
+def _without_port(hop: str) -> str:
+    """Some gateways write ``192.0.2.1:4711``, or ``[2001:db8::1]:4711``."""
+    if hop.startswith("["):
+        return hop[1:].partition("]")[0]
+    return hop.partition(":")[0] if hop.count(":") == 1 else hop
+
+
+def is_https(request: HTTPConnection, trusted: Sequence[str], public: str = "") -> bool:
+    """Whether the browser speaks TLS: by the `public` URL when there is one."""
+    if public:
+        return public.lower().startswith("https:")
     if request.client is not None and request.client.host in trusted:
         forwarded = request.headers.get("x-forwarded-proto", "").split(",")[-1].strip().lower()
         if forwarded:
@@ -35,13 +44,24 @@ def public_url(request: HTTPConnection, trusted: Sequence[str], public: str) -> 
 
 
 def is_same_site(request: HTTPConnection, public: str) -> bool:
-    """Whether a browser sent this from a page of ours, as far as it says: scripts cannot set these two headers."""
-    if fetched := request.headers.get("sec-fetch-site"):
-        return fetched == "same-origin"
-    origin = request.headers.get("origin")
+    """Whether a browser sent this from a page of ours, as far as it says: scripts cannot set these two headers. With a
+    `public` URL only its pages are ours."""
+    origin, fetched = request.headers.get("origin"), request.headers.get("sec-fetch-site", "same-origin")
+    if fetched != "same-origin":
+        return False
     if origin is None:
         return True  # no browser, or a very old one: the token in the request decides
-    return origin == public.rstrip("/") or urlsplit(origin).netloc == request.headers.get("host")
+    try:
+        return origin == origin_of(public) if public else urlsplit(origin).netloc == request.headers.get("host")
+    except ValueError:  # as for http://[::1
+        return False
+
+
+def origin_of(url: str) -> str:
+    """What browsers say of pages below a URL: ``https://gpus.example.org``."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2].lower()
+    return f"{parts.scheme}://{host.removesuffix(':443' if parts.scheme == 'https' else ':80')}"
 
 
 def up_from(path: str) -> str:

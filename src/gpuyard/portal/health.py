@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpuyard.keeper.driver import LoopStatus
+from gpuyard.keeper.driver import LoopStatus, jumped
 from gpuyard.keeper.yard import YardView
 from gpuyard.portal.presenter import clock_time
 
@@ -42,25 +42,27 @@ def allowed_age(status: LoopStatus) -> float:
     return max(10 * status.period, 10 * status.last_seconds, 30.0)
 
 
-def is_late(status: LoopStatus, now: datetime) -> bool:
+def is_late(status: LoopStatus) -> bool:
     """A loop that has never had a good run is late too."""
-    return status.last_success is None or (now - status.last_success).total_seconds() > allowed_age(status)
+    return status.age is None or status.age > allowed_age(status)
 
 
-def unready(view: YardView | None, loops: Sequence[LoopStatus], now: datetime) -> list[str]:
-    """Why the portal should not be relied on; empty when it can be."""
+def unready(view: YardView | None, loops: Sequence[LoopStatus], errors: bool = True) -> list[str]:
+    """Why the portal should not be relied on; empty when it can be. `errors`: also what loops failed with, in which
+    addresses may stand."""
     reasons = [] if view else ["the cloud has not been seen yet"]
     for loop in loops:
-        if is_late(loop, now):
-            error = f": {loop.error}" if loop.error else ""
-            if loop.last_success is None:
+        if is_late(loop):
+            error = f": {loop.error}" if loop.error and errors else ""
+            if loop.age is None:
                 reasons.append(f"loop {loop.name} has not had a good run yet{error}")
             else:
-                age = (now - loop.last_success).total_seconds()
                 allowed = allowed_age(loop)
                 reasons.append(
-                    f"loop {loop.name} had its last good run {age:.0f} s ago, more than {allowed:.0f} s{error}"
+                    f"loop {loop.name} had its last good run {loop.age:.0f} s ago, more than {allowed:.0f} s{error}"
                 )
+        if loop.jump:
+            reasons.append(f"{jumped(loop.jump)}, and loop {loop.name} has not had a good run since")
     return reasons
 
 
@@ -77,7 +79,7 @@ def _trouble(loop: LoopStatus, now: datetime) -> Trouble | None:
     """A failed run is told at once; a run that never ends is told when the loop is late."""
     if loop.last_success is None:
         return Trouble(f"The cloud has not answered yet: {_short(loop.error)}", True) if loop.error else None
-    since, late = clock_time(loop.last_success, now), is_late(loop, now)
+    since, late = clock_time(loop.last_success, now), is_late(loop)
     if loop.error:
         return Trouble(f"The cloud has not answered since {since}: {_short(loop.error)}", late)
     if late:

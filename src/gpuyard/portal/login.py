@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from datetime import datetime
 from typing import Annotated
 from urllib.parse import quote
 
@@ -11,7 +12,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from gpuyard.cloud.errors import CloudError
-from gpuyard.cloud.people import LoginRefusedError
+from gpuyard.cloud.people import LoginRefusedError, TokenFacts
 from gpuyard.model.errors import UsageError
 from gpuyard.portal.assets import render
 from gpuyard.portal.doorman import Doorman
@@ -22,6 +23,7 @@ from gpuyard.portal.problems import Refusal, unavailable
 from gpuyard.portal.sources import Sources
 
 NEXT = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/?-]{0,2000}")
+FAILED = "logins that failed"
 LOG = logging.getLogger(__name__)
 
 
@@ -80,8 +82,11 @@ def install(app: FastAPI, sources: Sources, doorman: Doorman) -> None:
             return refused(request, refusal, {})
 
     @app.post("/logout", include_in_schema=False)
-    def log_out(request: Request) -> Response:
-        require_visitor(request)
+    def log_out(request: Request, form: Form) -> Response:
+        """Here, or, when the form says so, in all browsers of the user's, and delete their feeds."""
+        visitor = require_visitor(request)
+        if form.get("everywhere"):
+            doorman.end_all(visitor.person.user_id)
         doorman.sessions.end(request.cookies.get(doorman.cookie_name(request), ""))
         answer = RedirectResponse("login", 303)
         doorman.clear_cookie(request, answer)
@@ -106,7 +111,7 @@ def after(next: str) -> str:
     return f"./{next[1:].lstrip('/')}" if NEXT.fullmatch(next) else "./"
 
 
-def _by_password(request: Request, doorman: Doorman, form: dict[str, str]) -> str:
+def _by_password(request: Request, doorman: Doorman, form: dict[str, str]) -> tuple[str, None]:
     """Id of the user who is logging in. Raises Refusal."""
     if not is_same_site(request, doorman.settings.public_url):
         raise Refusal(403, "cross_site", "The login came from a page of another site; log in on this page.")
@@ -114,39 +119,49 @@ def _by_password(request: Request, doorman: Doorman, form: dict[str, str]) -> st
     domain = form.get("domain", "").strip() or doorman.settings.domain
     if not user or not password or len(user) > 255 or len(domain) > 255 or len(password) > 4096:
         raise Refusal(422, "incomplete", "Type your user name and your password.")
+    if not (user.isprintable() and domain.isprintable()) or "\0" in password:
+        raise Refusal(422, "incomplete", "Type the name, the password and the domain without control characters.")
     name, address = f"{domain}\n{user}".lower(), doorman.address(request)
-    doorman.refuse_too_many_logins(name, address)
     try:
-        return doorman.directory.log_in(user, password, domain)
+        user_id = doorman.guess(name, address, FAILED, lambda: doorman.directory.log_in(user, password, domain))
     except LoginRefusedError as error:
-        doorman.note_failed_login(name, address)
         LOG.warning("a login from %s was refused", address)  # not the name: people type passwords into the wrong field
         raise Refusal(403, "refused", str(error)) from None
     except CloudError as error:
         raise unavailable(error) from None
+    assert user_id is not None
+    return user_id, None
 
 
-def _by_token(request: Request, doorman: Doorman, form: dict[str, str]) -> str:
-    """Id of the user whose token Keystone's single sign-on has the browser post. Raises Refusal."""
+def _by_token(request: Request, doorman: Doorman, form: dict[str, str]) -> tuple[str, datetime]:
+    """Id of the user whose token Keystone's single sign-on has the browser post, and when that one ends.
+
+    Raises Refusal, also for other tokens of Keystone's: those may do less than their user, and a session may do all."""
     settings, address = doorman.settings, doorman.address(request)
     if not settings.websso:
         raise Refusal(404, "not_found", "Single sign-on is not switched on here.")
     if request.headers.get("origin") != settings.keystone_origin:
         # Or any page could log somebody in as somebody else.
         raise Refusal(403, "cross_site", "The login did not come from Keystone's page; begin on this page.")
-    doorman.refuse_too_many_logins("", address)
-    try:
+
+    def ask() -> TokenFacts | None:
         facts = doorman.directory.login_token(form.get("token", ""))
+        return facts if facts and facts.federated else None
+
+    try:
+        facts = doorman.guess("", address, FAILED, ask)
     except CloudError as error:
         raise unavailable(error) from None
     if facts is None:
-        doorman.note_failed_login("", address)
-        raise Refusal(403, "refused", "Keystone does not accept the token of the login; try again.")
-    return facts.user_id
+        text = "Keystone does not accept the token of the login, or it is none of its single sign-on; try again."
+        raise Refusal(403, "refused", text)
+    return facts.user_id, facts.expires
 
 
-def _enter(request: Request, doorman: Doorman, user_id: str, next: str) -> Response:
-    """Begin a new session, and end the one that this browser had: its cookie may be known to others."""
+def _enter(request: Request, doorman: Doorman, login: tuple[str, datetime | None], next: str) -> Response:
+    """Begin a new session, and end the one that this browser had: its cookie may be known to others. `login`: id of the
+    user, and when the session ends at the latest."""
+    user_id, until = login
     doorman.directory.logged_in(user_id)
     try:
         account = doorman.directory.account(user_id)
@@ -155,7 +170,7 @@ def _enter(request: Request, doorman: Doorman, user_id: str, next: str) -> Respo
     if account is None:
         raise Refusal(403, "refused", "This user is disabled.")
     old = request.cookies.get(doorman.cookie_name(request), "")
-    cookie = doorman.begin(account, doorman.sessions.find(old))
+    cookie = doorman.begin(account, doorman.sessions.find(old), until)
     doorman.sessions.end(old)
     answer = RedirectResponse(up_from(request.url.path).removeprefix("./") + after(next), 303)
     doorman.set_cookie(request, answer, cookie)

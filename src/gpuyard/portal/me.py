@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 from pydantic import BaseModel, Field
 
-from gpuyard.ledger.policy import BOOKING_ROLES
+from gpuyard.ledger.rights import Verb, may
 from gpuyard.portal.bookings_api import Who
 from gpuyard.portal.problems import documented
 
@@ -49,6 +49,6 @@ def install(app: FastAPI) -> None:
             ],
             roles=current.roles,
             admin=person.admin,
-            may_book=bool(person.roles & BOOKING_ROLES),
+            may_book=bool(may(person, Verb.BOOK)),
             csrf=visitor.csrf,
         )

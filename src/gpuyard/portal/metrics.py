@@ -12,37 +12,36 @@ from gpuyard import __version__
 from gpuyard.keeper.driver import LoopStatus
 from gpuyard.keeper.yard import YardView
 from gpuyard.model.gpu import Gpu, GpuState
-from gpuyard.portal.live import Feed
+from gpuyard.portal.live import LiveFeed
 from gpuyard.portal.presenter import count_states
 from gpuyard.portal.sources import Sources
 
 
 class YardCollector(Collector):
-    def __init__(self, sources: Sources, feed: Feed) -> None:
-        self._sources = sources
-        self._feed = feed
+    def __init__(self, sources: Sources, feed: LiveFeed, hosts: bool) -> None:
+        self._sources, self._feed, self._hosts = sources, feed, hosts
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("gpuyard_build", "The running version.", {"version": __version__})
         view = self._sources.yard.latest()
         if view:  # until then nothing is known, and a zero would say that no GPU is free
-            yield from _of_view(view, self._sources.gpus)
+            yield from _of_view(view, self._sources.gpus, self._hosts)
         yield from _of_loops(self._sources.driver.statuses())
         yield GaugeMetricFamily("gpuyard_portal_streams", "Pages open with a live feed.", self._feed.streams)
 
 
-def registry(sources: Sources, feed: Feed) -> CollectorRegistry:
-    """A registry of its own, so that two apps in one process do not meet."""
+def registry(sources: Sources, feed: LiveFeed, hosts: bool) -> CollectorRegistry:
+    """A registry of its own, so that two apps in one process do not meet. `hosts`: whether hosts are named."""
     own = CollectorRegistry()
-    own.register(YardCollector(sources, feed))
+    own.register(YardCollector(sources, feed, hosts))
     ProcessCollector(registry=own)
     return own
 
 
-def _of_view(view: YardView, gpus: Iterable[Gpu]) -> Iterator[Metric]:
-    groups: dict[tuple[str, str, str], list[GpuState]] = {_labels(gpu): [] for gpu in gpus}
+def _of_view(view: YardView, gpus: Iterable[Gpu], hosts: bool) -> Iterator[Metric]:
+    groups: dict[tuple[str, str, str], list[GpuState]] = {_labels(gpu, hosts): [] for gpu in gpus}
     for status in view.statuses:
-        groups.setdefault(_labels(status.gpu), []).append(status.state)
+        groups.setdefault(_labels(status.gpu, hosts), []).append(status.state)
     metric = GaugeMetricFamily(
         "gpuyard_gpus", "GPUs by state; a state that no GPU is in is 0.", labels=["pool", "host", "model", "state"]
     )
@@ -55,8 +54,8 @@ def _of_view(view: YardView, gpus: Iterable[Gpu]) -> Iterator[Metric]:
     )
 
 
-def _labels(gpu: Gpu) -> tuple[str, str, str]:
-    return gpu.pool, gpu.host, gpu.model
+def _labels(gpu: Gpu, hosts: bool) -> tuple[str, str, str]:
+    return gpu.pool, gpu.host if hosts else "", gpu.model
 
 
 def _of_loops(loops: Iterable[LoopStatus]) -> Iterator[Metric]:

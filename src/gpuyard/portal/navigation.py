@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fastapi import Request
 
 from gpuyard.cloud.people import Membership
-from gpuyard.ledger.policy import BOOKING_ROLES
+from gpuyard.ledger.rights import BOOKING_ROLES, Verb, may
 from gpuyard.portal.people import Visitor, find_visitor
 
 PAGES = {"/": "Map", "/calendar": "Calendar", "/bookings": "My bookings"}
@@ -45,7 +45,7 @@ def navigation(request: Request) -> Navigation | None:
 
 def navigation_of(visitor: Visitor, path: str) -> Navigation:
     person = visitor.person
-    pages = PAGES | ADMIN_PAGES if person.admin else PAGES
+    pages = PAGES | ADMIN_PAGES if may(person, Verb.ADMINISTER) else PAGES
     bookable = [member for member in visitor.projects if member.roles & BOOKING_ROLES]
     return Navigation(
         links=[PageLink(f".{href}", text, href == path) for href, text in pages.items()],

@@ -7,17 +7,22 @@ from fastapi.responses import HTMLResponse, Response
 
 from gpuyard.portal import health
 from gpuyard.portal.assets import assets, render
-from gpuyard.portal.live import Feed, FeedResponse
+from gpuyard.portal.gateway import client_address
+from gpuyard.portal.live import FeedResponse, LiveFeed
 from gpuyard.portal.navigation import navigation
+from gpuyard.portal.others import hidden_view, hides
+from gpuyard.portal.people import find_visitor
 from gpuyard.portal.presenter import LEGEND, present
 from gpuyard.portal.problems import Refusal
 from gpuyard.portal.sources import Sources
 
 
-def install(app: FastAPI, sources: Sources, feed: Feed) -> None:
+def install(app: FastAPI, sources: Sources, feed: LiveFeed) -> None:
     @app.get("/", include_in_schema=False)
     def gpu_map(request: Request) -> HTMLResponse:
         view, now = sources.yard.latest(), sources.now()
+        if view and hides(sources.settings.others, find_visitor(request)):
+            view = hidden_view(view, sources.settings.others)
         html = render(
             "page.html",
             site=sources.site_name,
@@ -29,11 +34,18 @@ def install(app: FastAPI, sources: Sources, feed: Feed) -> None:
         return HTMLResponse(html)
 
     @app.get("/events", include_in_schema=False)
-    async def events() -> Response:
+    async def events(request: Request) -> Response:
+        visitor = find_visitor(request)
+        shares = feed.shares(client_address(request, feed.gateways), visitor.person.user_id if visitor else "")
         if feed.full:
             raise Refusal(503, "too_many_pages", "Too many pages are open; try again later.", retry_after=30)
+        if most := feed.exhausted(shares):
+            text = f"You have {most} pages open; close some, and load this one again."
+            raise Refusal(429, "too_many_pages", text, retry_after=30)
+        stream = feed.stream(shares, hidden=hides(sources.settings.others, visitor))
+        await anext(stream)  # or many that ask at once would all be let in before the first one counts
         # Proxies that collect a response before they pass it on would make the feed useless; nginx heeds the header.
-        return FeedResponse(feed.stream(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        return FeedResponse(stream, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     @app.get("/static/{name}", include_in_schema=False)
     def static(name: str) -> Response:

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from fastapi import Request
 
 from gpuyard.cloud.people import Membership
-from gpuyard.ledger.records import Session
 from gpuyard.model.booking import Person
 from gpuyard.portal.problems import Refusal
+from gpuyard.portal.store import Session
 
 __all__ = [
     "LoginNeeded",
     "Membership",
     "Visitor",
     "find_visitor",
+    "refuse_lent",
     "require_page_person",
     "require_page_visitor",
     "require_person",
@@ -36,6 +37,8 @@ class Visitor:
     """What pages send back as X-CSRF-Token, or as the field ``csrf`` of a form; empty for programs with a token."""
     session: Session | None = None
     """None for programs with a token."""
+    lent: bool = False
+    """A program with a token of an application credential, a trust or OAuth."""
 
 
 class LoginNeeded(Exception):
@@ -55,6 +58,15 @@ def require_visitor(request: Request) -> Visitor:
     if visitor is None:
         raise Refusal(401, "unauthorized", "Log in first, or send a token of Keystone as X-Auth-Token.")
     return visitor
+
+
+def refuse_lent(visitor: Visitor) -> None:
+    """For what outlives a token, or reaches beyond it. Raises Refusal 403."""
+    if visitor.lent:
+        text = (
+            "A token of an application credential or a trust may not do this; use one of your own login, or a browser."
+        )
+        raise Refusal(403, "lent_token", text)
 
 
 def require_person(request: Request) -> Person:

@@ -8,7 +8,7 @@ from fastapi import Request
 
 from gpuyard.portal.problems import Refusal
 
-TAG = re.compile(r'\s*(?:W/)?"([^"]*)"\s*')
+TAG = re.compile(r'"([^"]*)"')  # nothing before the first quote: findall tries that at every place
 NO_VERSION = 0
 """Bookings begin at 1."""
 
@@ -31,7 +31,7 @@ def wanted_version(request: Request, *, required: bool = False) -> int | None:
         return None
     if header.strip() == "*":
         return None
-    found = TAG.fullmatch(header)
+    found = TAG.fullmatch(header.strip().removeprefix("W/"))
     return int(found.group(1)) if found and re.fullmatch(r"[0-9]{1,18}", found.group(1)) else NO_VERSION
 
 

@@ -21,7 +21,7 @@ MEDIA_TYPE = "application/problem+json"
 LOG = logging.getLogger(__name__)
 
 
-class Problem(BaseModel):
+class ProblemDocument(BaseModel, title="Problem"):
     """Why a request was refused (RFC 9457)."""
 
     type: str = Field("about:blank", description="The kind of problem; about:blank: what the status code says.")
@@ -73,7 +73,7 @@ def unavailable(error: Exception) -> Refusal:
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """For the OpenAPI document: the problems that an operation may answer with."""
-    content = {MEDIA_TYPE: {"schema": Problem.model_json_schema()}}
+    content = {MEDIA_TYPE: {"schema": ProblemDocument.model_json_schema()}}
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
 
 
@@ -133,7 +133,7 @@ def _response(
     headers: Mapping[str, str],
     members: Mapping[str, Any] | None = None,
 ) -> Response:
-    problem = Problem(
+    problem = ProblemDocument(
         type="about:blank",
         title=HTTPStatus(status).phrase,
         status=status,

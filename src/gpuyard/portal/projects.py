@@ -5,17 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuyard.cloud.people import People
-from gpuyard.ledger.policy import BOOKING_ROLES
+from gpuyard.ledger.rights import BOOKING_ROLES
 from gpuyard.model.booking import Booking, Person
+from gpuyard.portal.doorman import Doorman
 from gpuyard.portal.people import Visitor
 from gpuyard.portal.problems import Refusal
-
-
-def refuse_readers(person: Person) -> None:
-    """Raise Refusal 403 for those who may only look in the project that they act for."""
-    if not person.roles & BOOKING_ROLES:
-        text = f"{person.user} needs the role member in project {person.project} for that"
-        raise Refusal(403, "no_role", f"{text}; ask its administrator.")
 
 
 def acting_for(visitor: Visitor, name: str, people: People) -> Person:
@@ -44,27 +38,25 @@ def acting_for(visitor: Visitor, name: str, people: People) -> Person:
     return replace(person, project_id=id, project=project, roles=roles)
 
 
-def giving_back(visitor: Visitor, booking: Booking) -> Person:
-    """The person who cancels or ends a booking. Who has logged in may always give back what is his own, also when he
-    has no role in its project any more; a program no more than the roles of its token let it."""
-    if visitor.session is not None and booking.user_id == visitor.person.user_id:
-        return visitor.person
-    return acting_on(visitor, booking)
-
-
-def acting_on(visitor: Visitor, booking: Booking) -> Person:
-    """The person who changes a booking: its owner with the roles that he has in its project today, or an admin.
-
-    Raises Refusal 403 for an owner who has left the project or may only look there, or whose token is for another one.
-    """
-    person = visitor.person
-    if person.admin or booking.user_id != person.user_id or booking.project_id == person.project_id:
-        refuse_readers(person)
+def colleague(name: str, person: Person, doorman: Doorman) -> Person:
+    """Whom `person` books for: a user by name or id, in the same project; empty is `person`. Raises Refusal 422 when
+    nobody of that name may book there."""
+    if not name or name in (person.user_id, person.user):
         return person
-    for one in visitor.projects:
-        if one.project_id == booking.project_id:
-            person = replace(person, project_id=one.project_id, project=one.project, roles=one.roles)
-            refuse_readers(person)
-            return person
-    where = "you have no role there" if visitor.session else "your token is for another one"
-    raise Refusal(403, "no_role", f"Booking {booking.id} is of project {booking.project}, and {where}.")
+    for user_id in doorman.people.users(name):
+        account = doorman.directory.account(user_id)
+        for one in account.memberships if account else ():
+            if one.project_id == person.project_id and one.roles & BOOKING_ROLES:
+                assert account is not None
+                return replace(person, user_id=account.user_id, user=account.user, email=account.email, roles=one.roles)
+    raise Refusal(422, "no_such_user", f"No user {name} has the role member in project {person.project}.")
+
+
+def in_project_of(visitor: Visitor, booking: Booking) -> Person:
+    """The person with the roles that they have today in the booking's project; admins of the project that they look at
+    are admins everywhere, and of others nowhere. ledger/rights.py says what these let them do."""
+    person = visitor.person
+    if person.admin or booking.project_id == person.project_id:
+        return person
+    roles = next((one.roles - {"admin"} for one in visitor.projects if one.project_id == booking.project_id), None)
+    return replace(person, project_id=booking.project_id, project=booking.project, roles=roles or frozenset())

@@ -7,8 +7,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-MOST = 20_000
-"""Buckets that are kept; the one that was not used for the longest time goes first."""
+MOST = 200_000
+"""Buckets that are kept. Only full ones are forgotten; when there are so many others, nobody new gets in."""
 
 
 class RateLimit:
@@ -28,20 +28,35 @@ class RateLimit:
         """The same, but nothing is taken."""
         return self._look(key, 0)
 
+    def give_back(self, key: str) -> None:
+        """A token that was taken."""
+        with self._lock:
+            now = self._clock()
+            tokens = self._tokens(key, now) + 1
+            if tokens < self._burst:
+                self._buckets[key] = tokens, now
+            else:
+                self._buckets.pop(key, None)
+
     def _look(self, key: str, take: int) -> int:
         with self._lock:
             now = self._clock()
-            tokens, at = self._buckets.get(key, (float(self._burst), now))
-            tokens = min(self._burst, tokens + (now - at) / self._seconds)
+            self._forget(now)
+            if key not in self._buckets and len(self._buckets) >= MOST:
+                return math.ceil(self._seconds)
+            tokens = self._tokens(key, now)
             if tokens < 1:
-                self._keep(key, tokens, now)
                 return math.ceil((1 - tokens) * self._seconds)
             if take:
-                self._keep(key, tokens - take, now)
+                self._buckets[key] = tokens - take, now
+                self._buckets.move_to_end(key)
             return 0
 
-    def _keep(self, key: str, tokens: float, now: float) -> None:
-        self._buckets[key] = tokens, now
-        self._buckets.move_to_end(key)
-        while len(self._buckets) > MOST:
-            self._buckets.popitem(last=False)
+    def _tokens(self, key: str, now: float) -> float:
+        tokens, at = self._buckets.get(key, (float(self._burst), now))
+        return min(self._burst, tokens + (now - at) / self._seconds)
+
+    def _forget(self, now: float) -> None:
+        """Full buckets, from the one that was used first: none needs longer to fill than from empty."""
+        while self._buckets and self._tokens(key := next(iter(self._buckets)), now) >= self._burst:
+            del self._buckets[key]

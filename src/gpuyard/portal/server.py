@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
+import re
 import signal
 import socket
 import threading
@@ -22,9 +22,19 @@ from gpuyard.keeper.yard import Yard
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.model.errors import GpuyardError, UsageError
 from gpuyard.portal.app import create_app
-from gpuyard.portal.live import Feed
+from gpuyard.portal.connections import (
+    BACKLOG,
+    Connection,
+    Connections,
+    is_loopback,
+    most_connections,
+    raise_file_limit,
+    tell,
+)
+from gpuyard.portal.live import LiveFeed
 from gpuyard.portal.security import LOOPBACK_NAMES
 from gpuyard.portal.settings import PortalSettings
+from gpuyard.portal.store import PortalStore
 
 if TYPE_CHECKING:
     from gpuyard.site.load import LoadedSite
@@ -46,10 +56,14 @@ def run(
     public: bool = False,
     names: Sequence[str] = (),
     ledger: Ledger | None = None,
+    store: PortalStore | None = None,
     people: People | None = None,
     settings: PortalSettings | None = None,
-) -> None:
-    """Serve the portal of a site, and run the loops of the driver, until SIGINT or SIGTERM.
+    listener: socket.socket | None = None,
+    ends: threading.Event | None = None,
+) -> bool:
+    """Serve the portal of a site, and run the loops of the driver, until SIGINT or SIGTERM, or until `ends` is set:
+    True then. A `listener` is used instead of an own one, and stays open.
 
     `names` are further host names to answer to: those of a gateway that stands before the portal. Raises UsageError
     for an address beyond loopback unless `public`, and GpuyardError when the address cannot be had. With a `ledger`
@@ -57,6 +71,8 @@ def run(
     """
     if not public:
         refuse_public(host, login=ledger is not None)
+    if ledger is not None and settings is not None:
+        refuse_no_gateway(settings)
     gpus = site.compiled.gpus
     app = create_app(
         yard,
@@ -65,8 +81,10 @@ def run(
         gpus,
         ["*"] if public else [*LOOPBACK_NAMES, *names],
         ledger=ledger,
+        store=store,
         people=people,
         settings=settings,
+        flavors=site.compiled.flavors,
     )
 
     def start(url: str) -> None:
@@ -79,7 +97,7 @@ def run(
         driver.start()
 
     try:
-        serve(app, host, port, started=start)
+        return serve(app, host, port, started=start, listener=listener, ends=ends)
     finally:
         driver.stop(timeout=PATIENCE / 2)
 
@@ -91,17 +109,22 @@ def serve(
     *,
     started: Callable[[str], None] = lambda url: None,
     access_log: bool = False,
-) -> None:
-    """Serve an app of `create_app` until SIGINT or SIGTERM. Port 0 is any free one.
+    listener: socket.socket | None = None,
+    ends: threading.Event | None = None,
+) -> bool:
+    """Serve an app of `create_app` until SIGINT or SIGTERM, or until `ends` is set: True then. Port 0 is any free one.
 
     `started` gets the URL once the address is ours, so that nothing is begun that could not be shown.
     """
-    with bind(host, port) as listener:
-        started(url_of(listener))
-        server_of(app, access_log).run(sockets=[listener])
+    with listener.dup() if listener else bind(host, port) as own:
+        started(url_of(own))
+        server = server_of(app, access_log)
+        server.ends = ends or server.ends
+        server.run(sockets=[own])
+        return not server.should_exit
 
 
-def server_of(app: FastAPI, access_log: bool = False) -> Server:
+def server_of(app: FastAPI, access_log: bool = False) -> PortalServer:
     """A server that is not running yet."""
     config = uvicorn.Config(
         app,
@@ -109,21 +132,33 @@ def server_of(app: FastAPI, access_log: bool = False) -> Server:
         log_level="info" if access_log else "warning",
         access_log=access_log,
         server_header=False,
+        http=Connection,
+        backlog=BACKLOG,
         proxy_headers=False,  # gateway.py believes only those that are named
         ws="none",
         timeout_graceful_shutdown=PATIENCE,
     )
     feed = app.state.feed
-    assert isinstance(feed, Feed)
-    return Server(config, feed)
+    assert isinstance(feed, LiveFeed)
+    return PortalServer(config, feed, Connections(most_connections(raise_file_limit()), feed.gateways))
 
 
-class Server(uvicorn.Server):
+class PortalServer(uvicorn.Server):
     """uvicorn, which on its own would wait for open pages to go away before it stops."""
 
-    def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
+    def __init__(self, config: uvicorn.Config, feed: LiveFeed, connections: Connections) -> None:
         super().__init__(config)
         self._feed = feed
+        self.server_state = self._connections = connections
+        self.ends = threading.Event()
+        """Ends it as a signal does, but leaves `should_exit` as it is."""
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self.ends.is_set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        tell(asyncio.get_running_loop(), self._connections.say)
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._feed.close()
@@ -157,13 +192,16 @@ def refuse_public(host: str, login: bool = False) -> None:
         raise UsageError(f"{host or 'every address'} can be reached from other machines, and {why}")
 
 
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, which may mean another address tomorrow
-        return False
+def refuse_no_gateway(settings: PortalSettings) -> None:
+    """Raise UsageError for a URL that is none, or that somebody else has to serve who is not named."""
+    url = settings.public_url
+    if url and not re.match(r"https?://[^/]", url):
+        raise UsageError(f"--url {url!r} is no address of pages; write one as in https://gpus.example.org")
+    if url.startswith("https:") and not settings.trusted_gateways:
+        raise UsageError(
+            f"--url {url} needs a gateway that speaks TLS: name its address with --gateway, or everybody who comes "
+            "through it counts as one address when logins fail"
+        )
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -173,7 +211,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         raise _cannot_bind(host, port, error) from None
 

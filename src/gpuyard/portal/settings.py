@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from urllib.parse import urlsplit
+from enum import StrEnum
+
+from gpuyard.portal.gateway import origin_of
+
+
+class OthersShown(StrEnum):
+    """What people see of the bookings and servers of other projects; admins see all."""
+
+    NAMES = "names"
+    PROJECTS = "projects"
+    NOTHING = "nothing"
 
 
 @dataclass(frozen=True)
@@ -16,20 +26,30 @@ class PortalSettings:
     """Name of the Keystone domain that the login page suggests."""
     longest_session: timedelta = timedelta(hours=12)
     """After that time one has to log in again, whatever was done in it."""
-    idle_session: timedelta = timedelta(hours=2)
-    """A session that nobody uses ends after that time."""
+    idle_session: timedelta = timedelta(hours=1)
+    """A session that nobody uses ends after that time. Keystone forgets after an hour and a half that a password was
+    changed, so it is less."""
     trusted_gateways: Sequence[str] = ()
     """IP addresses of gateways whose X-Forwarded-For and X-Forwarded-Proto are believed."""
     public_url: str = ""
-    """Where browsers find the portal, as in ``https://gpu.example.org``; empty: as the request says."""
+    """Where browsers find the portal, as in ``https://gpu.example.org``; empty: as the request says. Then cookies are
+    for TLS as it says, and only its pages change anything."""
+    anonymous_details: bool = False
+    """Whether who has not logged in sees the names of hosts, and the errors of loops."""
+    others: OthersShown = OthersShown.NAMES
+    """What people see of others."""
     websso: str = ""
     """Protocol of Keystone's single sign-on (``openid``, ``saml2``); empty when there is none."""
     websso_url: str = ""
     """Keystone as browsers find it, as in ``https://keystone.example.org/v3``; single sign-on needs it."""
     login_tries: int = 10
-    """Logins of one user that may fail at once; one more every half minute."""
+    """Logins of one user from one place that may fail at once, and one more every half minute; from everywhere, 5 times
+    that."""
     address_tries: int = 50
-    """Logins and tokens from one address that may fail at once; ten more every minute."""
+    """Logins and tokens from one place (an IPv4 address, a /64 of IPv6) that may fail at once, and ten more every
+    minute; from a /24 or a /48, 5 times that."""
+    reads: int = 600
+    """Looks at the API of one person at once; ten more every second."""
     writes: int = 120
     """Changes of one person at once; two more every second."""
 
@@ -42,5 +62,4 @@ class PortalSettings:
     @property
     def keystone_origin(self) -> str:
         """What browsers say of pages of Keystone's."""
-        parts = urlsplit(self.websso_url)
-        return f"{parts.scheme}://{parts.netloc}".lower()
+        return origin_of(self.websso_url)

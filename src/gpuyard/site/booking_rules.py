@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, available_timezones
 
 from pydantic import (
@@ -18,12 +18,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     StringConstraints,
     WithJsonSchema,
+    create_model,
     model_validator,
 )
 
-from gpuyard.model.booking import QuietHours, ReclaimAction, Rules
+from gpuyard.model.booking import RULES, QuietHours, ReclaimAction, Rules, rule_text
 from gpuyard.model.events import EVENTS
 
 UNITS = {
@@ -54,6 +56,15 @@ def parse_duration(value: object) -> timedelta:
     return duration
 
 
+def _as_stated(value: timedelta | bool) -> str | bool:
+    """15 days -> ``"15 days"``, for `parse_duration`."""
+    if isinstance(value, bool):
+        return value
+    minutes = value // timedelta(minutes=1)
+    size, unit = next((size, unit) for size, unit in ((1440, "days"), (60, "h"), (1, "min")) if minutes % size == 0)
+    return f"{minutes // size} {unit}"
+
+
 def _positive(value: timedelta) -> timedelta:
     if not value:
         raise ValueError("must be more than nothing; write '15 min' or more")
@@ -73,20 +84,22 @@ def parse_quiet_hours(value: object) -> QuietHours:
     raise ValueError(f"{value!r} is not a part of a day; write it as in '22:00-06:00'")
 
 
-def _known_zone(name: str) -> str:
+def known_zone(name: str) -> str:
     if name not in available_timezones():
         raise ValueError(f"there is no time zone {name!r}; write one as in 'Europe/Rome' or 'UTC'")
     return name
 
 
 _DURATION_SCHEMA = {"type": "string", "pattern": r"^\d+\s*(min|h|d|w|[a-z]+)$", "examples": ["15 days", "30 min"]}
-Duration = Annotated[timedelta, BeforeValidator(parse_duration), WithJsonSchema(_DURATION_SCHEMA)]
+_STATED = PlainSerializer(_as_stated, when_used="json")
+Duration = Annotated[timedelta, BeforeValidator(parse_duration), _STATED, WithJsonSchema(_DURATION_SCHEMA)]
 SomeTime = Annotated[
-    timedelta, BeforeValidator(parse_duration), AfterValidator(_positive), WithJsonSchema(_DURATION_SCHEMA)
+    timedelta, BeforeValidator(parse_duration), AfterValidator(_positive), _STATED, WithJsonSchema(_DURATION_SCHEMA)
 ]
 Quiet = Annotated[
     QuietHours,
     BeforeValidator(parse_quiet_hours),
+    PlainSerializer(str, when_used="json"),
     WithJsonSchema({"type": "string", "pattern": HOURS.pattern, "examples": ["22:00-06:00"]}),
 ]
 
@@ -99,59 +112,44 @@ def parse_no_show(value: object) -> timedelta | bool:
 NoShow = Annotated[
     timedelta | bool,
     BeforeValidator(parse_no_show),
+    _STATED,
     WithJsonSchema({"anyOf": [_DURATION_SCHEMA, {"type": "boolean"}]}),
 ]
-Number = Annotated[int, Field(ge=0, le=10**9, strict=True)]
+INPUTS: dict[str, Any] = {
+    "bool": bool,
+    "timedelta": Duration,
+    "Optional[timedelta]": NoShow,
+    "Optional[FrozenSet[str]]": list[str],
+    "Tuple[QuietHours, ...]": list[Quiet],
+    "ReclaimAction": ReclaimAction,
+}
+"""Type of a rule -> how the site file spells it; numbers have bounds besides."""
 
 
-class BookingRules(BaseModel):
+def _fields() -> dict[str, Any]:
+    found = {}
+    for key, rule in RULES.items():
+        text, least, most = (rule.metadata[name] for name in ("text", "least", "most"))
+        if rule.type in ("int", "Optional[int]"):
+            kind: Any = Annotated[int, Field(ge=least, le=most, strict=True)]
+        else:
+            kind = SomeTime if rule.type == "timedelta" and least else INPUTS[str(rule.type)]
+        description = f"{text[0].upper()}{text[1:]}. Default: {rule_text(key, rule.default)}."
+        found[key] = (kind | None, Field(None, description=description))
+    return found
+
+
+class BookingRules(create_model("_Rules", **_fields())):  # type: ignore[misc]
     """Rules of bookings. What is left out: as in the pool, in the site, and then the default that is named here."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    must_book: bool | None = Field(
-        None, description="GPUs are only for those who have booked them; otherwise a project may also use as many as "
-        "its 'gpus' says without a booking, until somebody has booked them. Default: true."
-    )  # fmt: skip
-    longest: SomeTime | None = Field(None, description="Longest booking. Default: 15 days.")
-    most_active: Annotated[int, Field(ge=1, le=10**6, strict=True)] | None = Field(
-        None, description="Most bookings that a user may have in a pool that have not ended. Default: 2."
-    )
-    ahead: SomeTime | None = Field(None, description="How far ahead a booking may start. Default: 60 days.")
-    notice: Duration | None = Field(
-        None, description="How long before its start a booking must be made. Default: 0 min."
-    )
-    gpu_hours_per_month: Number | None = Field(
-        None, description="GPU-hours of a pool that a project may book in a month (UTC). Default: any number."
-    )
-    may_book: bool | None = Field(None, description="Whether bookings can be made at all. Default: true.")
-    users: list[str] | None = Field(
-        None, description="Names of the users who may book. Default: everybody with the role member in the project."
-    )
-    priority: Annotated[int, Field(ge=-1000, le=1000, strict=True)] | None = Field(
-        None, description="The highest comes first on the waitlist. Default: 0."
-    )
-    quiet_hours: list[Quiet] | None = Field(
-        None,
-        description="Parts of the day, in the site's time zone, in which no booking starts or ends. Default: none.",
-    )
-    approval: bool | None = Field(None, description="An admin must approve each booking. Default: false.")
-    no_show: NoShow | None = Field(
-        None, description="A booking without a server is released after this time; false is never. Default: 4 h."
-    )
-    offer: SomeTime | None = Field(None, description="How long an offer to the waitlist stands. Default: 2 h.")
-    hold: Duration | None = Field(None, description="How long before the start GPUs are kept free. Default: 10 min.")
-    window: SomeTime | None = Field(
-        None, description="With unbooked use: how long booked GPUs are released for their owner. Default: 15 min."
-    )
-    end_soon: Duration | None = Field(None, description="How long before the end to remind the owner. Default: 4 h.")
-    grace: Duration | None = Field(
-        None, description="How long after the warning a server without a booking keeps its GPU. Default: 1 h."
-    )
-    reclaim: ReclaimAction | None = Field(
-        None, description="What then happens to it. 'stop' frees nothing: a server that is off keeps its GPU. Default: "
-        "shelve."
-    )  # fmt: skip
+    @classmethod
+    def of(cls, rules: Rules) -> BookingRules:
+        """All of them stated, so that `resolve` makes the same of it."""
+        stated = {key: getattr(rules, key) for key in RULES}
+        users = None if rules.users is None else sorted(rules.users)
+        return cls(**{**stated, "no_show": rules.no_show or False, "users": users})
 
 
 class Mail(BaseModel):
@@ -202,9 +200,23 @@ class Webhook(BaseModel):
 class SiteBooking(BookingRules):
     """Bookings of the site: with this key, even empty, GPUs can be booked."""
 
-    timezone: Annotated[str, AfterValidator(_known_zone)] = Field("UTC", description="For quiet hours and messages.")
+    timezone: Annotated[str, AfterValidator(known_zone)] = Field("UTC", description="For quiet hours and messages.")
     dry_run: bool = Field(
         True, description="Only say what would be reclaimed, in the audit log and to the owners; reclaim nothing."
+    )
+    domains: list[str] = Field(
+        default_factory=list,
+        description="Names of further Keystone domains whose projects are let in and may book, as those of the "
+        "default domain and those under 'projects' are.",
+    )
+    anonymous_details: bool = Field(
+        False,
+        description="Tell also who has not logged in which hosts there are (/metrics) and why a loop fails (/readyz).",
+    )
+    others: Literal["names", "projects", "nothing"] = Field(
+        "names",
+        description="What people see of bookings and servers of projects that are not theirs: names and comments, only "
+        "the project, or nothing but that a GPU is taken, and until when. Admins see all.",
     )
     mail: Mail | None = None
     webhooks: list[Webhook] = Field(default_factory=list)
@@ -214,18 +226,20 @@ class SiteBooking(BookingRules):
         return ZoneInfo(self.timezone)
 
 
-def resolve(*layers: BookingRules | None) -> Rules:
-    """Complete rules; what a later layer states goes before what an earlier one states."""
+def resolve(**layers: BookingRules | None) -> Rules:
+    """Complete rules; what a later layer states goes before what an earlier one states. The layers have the names that
+    people know them by."""
     stated: dict[str, Any] = {}
-    for layer in layers:
-        if layer is not None:
-            stated |= {
-                name: getattr(layer, name) for name in BookingRules.model_fields if getattr(layer, name) is not None
-            }
+    origins: dict[str, str] = {}
+    for name, layer in layers.items():
+        said = {key: getattr(layer, key, None) for key in RULES}
+        said = {key: value for key, value in said.items() if value is not None}
+        stated |= said
+        origins |= dict.fromkeys(said, name)
     if "no_show" in stated:
         stated["no_show"] = {False: None, True: Rules.no_show}.get(stated["no_show"], stated["no_show"])
     if "users" in stated:
         stated["users"] = frozenset(stated["users"])
     if "quiet_hours" in stated:
         stated["quiet_hours"] = tuple(stated["quiet_hours"])
-    return Rules(**stated)
+    return Rules(**stated, origins=origins)

@@ -63,7 +63,7 @@ class CompiledSite:
 
 
 def compile_site(site: Site, inventories: Mapping[str, Inventory]) -> tuple[CompiledSite, list[Problem]]:
-    """Compile; with problems, the result is what would come out without the offending parts, and must not be used."""
+    """Compile. With problems, the result must not be used: it may be empty."""
     encoded, problems = encode(site, inventories)
     problems += site_problems(site, inventories, encoded)
     if problems:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, SequenceNode
 
 from gpuyard.host.recording import replay_file
 from gpuyard.model.errors import UsageError
@@ -19,6 +20,9 @@ from gpuyard.site.problems import Problem, SiteError, located, of_validation
 from gpuyard.site.schema import Site
 
 MAX_DEPTH = 20
+MAX_MIB = 4
+MAX_VALUES = 200_000
+"""With every alias written out: a few anchors that name each other stand for billions."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,11 @@ def load_site(path: Path) -> LoadedSite:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            text = file.read((MAX_MIB << 20) + 1)
+        if len(text) > MAX_MIB << 20:
+            raise UsageError(f"{path}: larger than {MAX_MIB} MiB, which no site file is; is it the right file?")
+        return text.decode("utf-8")
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file; name the site file with --site or GPUYARD_SITE") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -60,7 +68,7 @@ def _read(path: Path) -> str:
 def _parse(path: Path, text: str, places: bool = False) -> Any:
     """The document; with `places`, which takes longer, it knows the line of each of its parts."""
     try:
-        document = YAML(typ="rt").load(text) if places else YAML(typ="safe", pure=True).load(text)
+        document = YAML(typ="rt").load(text) if places else _values(path, text)
     except DuplicateKeyError as error:
         key = str(error.problem).split('"')[1] if '"' in str(error.problem) else "a key"
         raise SiteError([f"{path}:{_line(error)}: {key!r} stands here for the second time; keep one of them"]) from None
@@ -73,21 +81,39 @@ def _parse(path: Path, text: str, places: bool = False) -> Any:
     return document
 
 
+def _values(path: Path, text: str) -> Any:
+    """The document without places. Raises SiteError for loops, and for more than MAX_VALUES, before they are made."""
+    yaml = YAML(typ="safe", pure=True)
+    root = yaml.compose(text)
+    seen, waiting = 0, [(root, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        seen += 1
+        if depth > MAX_DEPTH:
+            raise SiteError([f"{path}:1: nested more than {MAX_DEPTH} deep; an anchor that contains itself?"])
+        if seen > MAX_VALUES:
+            too_many = f"more than {MAX_VALUES} values once its aliases are written out; use fewer aliases"
+            raise SiteError([f"{path}:1: {too_many}"])
+        if isinstance(node, SequenceNode):
+            waiting += [(part, depth + 1) for part in node.value]
+        elif isinstance(node, MappingNode):
+            waiting += [(part, depth + 1) for pair in node.value for part in pair]
+    return None if root is None else yaml.constructor.construct_document(root)
+
+
 def _line(error: MarkedYAMLError) -> int:
     return error.problem_mark.line + 1 if error.problem_mark is not None else 1
 
 
-def _plain(path: Path, node: Any, depth: int = 0) -> Any:
-    """The document with text for keys. Raises SiteError for keys that are the same as text, and for loops."""
-    if depth > MAX_DEPTH:
-        raise SiteError([f"{path}:1: nested more than {MAX_DEPTH} deep; an anchor that contains itself?"])
+def _plain(path: Path, node: Any) -> Any:
+    """The document with text for keys. Raises SiteError for keys that are the same as text."""
     if isinstance(node, dict):
         keys = [str(key) for key in node]
         if twice := sorted({key for key in keys if keys.count(key) > 1}) if len(set(keys)) < len(keys) else []:
             raise SiteError([f"{path}:1: the key {twice[0]} is there twice, once with quotes; keep one of them"])
-        return {str(key): _plain(path, value, depth + 1) for key, value in node.items()}
+        return {str(key): _plain(path, value) for key, value in node.items()}
     if isinstance(node, list):
-        return [_plain(path, value, depth + 1) for value in node]
+        return [_plain(path, value) for value in node]
     return node
 
 

@@ -7,25 +7,17 @@ matches, never that another device does. All aliases go to every Nova service; d
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from gpuyard.model.gpu import GpuRole
+from gpuyard.nova.filters import AGGREGATE_FILTER, DEFAULTS, NUMA_FILTER, PCI_FILTER
+from gpuyard.nova.options import name_in
+from gpuyard.nova.release import RELEASES, Release
 from gpuyard.site.capacity import cpu_ratio
 from gpuyard.site.encoding import EncodedGpu, count_class, peer_class, pool_class, set_trait
 from gpuyard.site.options import Option, ServiceOptions, compact_json
-from gpuyard.site.release import RELEASES
 from gpuyard.site.schema import Host, Site
 
-# Nova's own default list, which setting the option replaces as a whole, and the two that GPUs need.
-ENABLED_FILTERS = (
-    "ComputeFilter",
-    "ComputeCapabilitiesFilter",
-    "ImagePropertiesFilter",
-    "ServerGroupAntiAffinityFilter",
-    "ServerGroupAffinityFilter",
-    "PciPassthroughFilter",
-    "NUMATopologyFilter",
-)
-AGGREGATE_FILTER = "AggregateInstanceExtraSpecsFilter"
 # From this many GPUs of a pool on one host, or in one flavor, Placement's search for candidates takes seconds to
 # minutes unless it is bounded.
 WIDE_HOST = 8
@@ -59,12 +51,22 @@ def nova_options(site: Site, encoded: Sequence[EncodedGpu]) -> tuple[ServiceOpti
     for item in encoded:
         if item.offered and item.gpu.host in by_host:
             by_host[item.gpu.host].append(item)
+    release = RELEASES[site.release]
     return (
-        ServiceOptions("nova", None, tuple(_common(site, encoded))),
-        ServiceOptions("nova-scheduler", None, tuple(_scheduler(site))),
+        ServiceOptions("nova", None, _named(_common(site, encoded), release)),
+        ServiceOptions("nova-scheduler", None, _named(_scheduler(site), release)),
         ServiceOptions("placement", None, tuple(_placement(site, encoded))),
-        *(ServiceOptions("nova-compute", name, tuple(_compute(site, name, mine))) for name, mine in by_host.items()),
+        *(
+            ServiceOptions("nova-compute", name, _named(_compute(site, name, mine), release))
+            for name, mine in by_host.items()
+        ),
     )
+
+
+def _named(options: Iterable[Option], release: Release) -> tuple[Option, ...]:
+    """The options under the names that they have in a release."""
+    names = ((option, *name_in((option.section, option.key), release)) for option in options)
+    return tuple(replace(option, section=section, key=key) for option, section, key in names)
 
 
 def _common(site: Site, encoded: Sequence[EncodedGpu]) -> Iterable[Option]:
@@ -81,7 +83,7 @@ def _common(site: Site, encoded: Sequence[EncodedGpu]) -> Iterable[Option]:
         reason = "Placement knows each GPU, and limits count them"
         yield Option("filter_scheduler", "pci_in_placement", "true", reason)
     reason = "Nova's defaults, and the filters for PCI devices and NUMA"
-    wanted = (*ENABLED_FILTERS, *([AGGREGATE_FILTER] if site.aggregates else []), *site.extra_filters)
+    wanted = (*DEFAULTS, PCI_FILTER, NUMA_FILTER, *([AGGREGATE_FILTER] if site.aggregates else []), *site.extra_filters)
     yield Option("filter_scheduler", "enabled_filters", ",".join(dict.fromkeys(wanted)), reason)
     if site.isolated:
         reason = "the site's hosts take only servers whose flavor asks for the site's trait"

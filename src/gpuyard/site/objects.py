@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from gpuyard.nova.alias_spec import ALIAS_SPEC
 from gpuyard.site.capacity import HostCapacity, size_of
 from gpuyard.site.encoding import EncodedGpu, count_class, peer_class, pool_class
 from gpuyard.site.nova import alias, leader_alias, limited_classes, peer_alias
@@ -55,6 +56,8 @@ class FlavorObject:
     description: str = ""
     pool: str | None = None
     gpus: int = 0
+    set_letter: str | None = None
+    """Of the IOMMU groups that it takes as a whole, for a flavor with ``same_group``."""
     foreign: bool = False
     """Wanted as it is, but not ours to make or change."""
 
@@ -70,6 +73,14 @@ class LimitObject:
     description: str = ""
     """The owner's mark, on limits of the site's own classes and on those of projects. Defaults for servers, CPU and the
     like are the cloud's, whoever set them."""
+
+    @property
+    def kind(self) -> str:
+        return "registered limit" if self.project is None else "project limit"
+
+    @property
+    def name(self) -> str:
+        return self.resource if self.project is None else f"{self.project} {self.resource}"
 
 
 @dataclass(frozen=True)
@@ -109,7 +120,7 @@ def _expand(site: Site, name: str, flavor: Flavor, sets: SetSizes) -> Iterable[F
         return
     for letter in sets_of_size(sets, pool, count):
         aliases = f"{leader_alias(site, pool, letter)}:1,{peer_alias(site, pool, letter)}:{count - 1}"
-        yield _flavor(site, f"{name}-{letter.lower()}", flavor, aliases)
+        yield replace(_flavor(site, f"{name}-{letter.lower()}", flavor, aliases), set_letter=letter)
 
 
 SetSizes = Mapping[tuple[str, str], frozenset[int]]
@@ -133,7 +144,7 @@ def sets_of_size(sets: SetSizes, pool: str, size: int) -> list[str]:
 def _flavor(site: Site, name: str, flavor: Flavor, aliases: str | None) -> FlavorObject:
     specs = dict(flavor.properties) if flavor.foreign else {**_site_specs(site, flavor), **flavor.properties}
     if aliases:
-        specs["pci_passthrough:alias"] = aliases
+        specs[ALIAS_SPEC] = aliases
     projects = flavor.projects
     if projects is None and flavor.gpus and not flavor.foreign:
         projects = site.pools[next(iter(flavor.gpus))].projects

@@ -13,26 +13,22 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from gpuyard.model.plan import Plan, Step, Verb
+from gpuyard.model.plan import StepVerb
+from gpuyard.nova.alias_spec import ALIAS_SPEC
 from gpuyard.site.compile import CompiledSite
-from gpuyard.site.objects import FlavorObject, SeenFlavor, SeenLimit, SeenObjects, owner_mark
+from gpuyard.site.objects import FlavorObject, ImageObject, SeenFlavor, SeenImage, SeenLimit, SeenObjects, owner_mark
 from gpuyard.site.plan_aggregates import plan_aggregates
-from gpuyard.site.plan_images import plan_images
 from gpuyard.site.plan_limits import plan_limits, split_revoked, unwanted_limits
-from gpuyard.site.step_values import ACCESS, PROPERTY, differences, with_prefix
+from gpuyard.site.steps import FlavorStep, ImageStep, LimitStep, SitePlan
 
-# Nova cannot change these on a flavor that exists; servers keep the flavor that they were made with.
-FIXED = ("vcpus", "ram", "disk", "ephemeral", "public")
-RESOURCES = f"{PROPERTY}resources:"
-TRAIT = f"{PROPERTY}trait:"
-ALIAS = "pci_passthrough:alias"
+RESOURCES = "resources:"
+TRAIT = "trait:"
 UNDEPLOYED = "provider.yaml of"
 """How a plan begins to say what a host's nova-compute has not read, or must not lose."""
 
 
-def plan_site(compiled: CompiledSite, seen: SeenObjects, prune: bool = False) -> Plan:
+def plan_site(compiled: CompiledSite, seen: SeenObjects, prune: bool = False) -> SitePlan:
     """The steps from what is seen to what is wanted; without `prune`, what is no longer wanted is only noted."""
     mark = owner_mark(compiled.site.site)
     ours = [flavor for flavor in compiled.flavors if not flavor.foreign]
@@ -43,12 +39,12 @@ def plan_site(compiled: CompiledSite, seen: SeenObjects, prune: bool = False) ->
     taken = {item.flavor.name for item in seen.flavors} - found.keys()  # what is somebody else's is refused below
     parts += [_plan_flavor(one, found.get(one.name), unreported) for one in ours if one.name not in taken]
     aggregates = plan_aggregates(compiled, seen, unreported, prune)
-    parts = [aggregates.opening, *parts, aggregates.closing, plan_images(compiled.images, seen.images)]
+    parts = [aggregates.opening, *parts, aggregates.closing, _plan_images(compiled.images, seen.images)]
     # Limits last: as long as a flavor asks for a class, somebody could have it without bound.
     booked = compiled.site.booking is not None
-    unwanted = [*_unwanted_flavors(ours, found.values()), *unwanted_limits(compiled.limits, seen.limits, mark, booked)]
-    revoked, unwanted = split_revoked(unwanted)
-    parts.append(Plan(tuple(revoked)))
+    revoked, limits = split_revoked(unwanted_limits(compiled.limits, seen.limits, mark, booked))
+    unwanted: list[FlavorStep | LimitStep] = [*_unwanted_flavors(ours, found.values()), *limits]
+    parts.append(SitePlan(tuple(revoked)))
     notes: list[str] = [*compiled.notes, *foreign_differences(compiled.flavors, seen)]
     waits = (*_undeployed(compiled, seen), *_still_in_use(seen))
     if not prune:
@@ -59,11 +55,11 @@ def plan_site(compiled: CompiledSite, seen: SeenObjects, prune: bool = False) ->
         *_foreign_flavors(ours, seen.flavors, mark),
         *_no_server_limit(compiled, seen.limits),
     )
-    return _joined([*parts, Plan(tuple(unwanted if prune else ()), refusals, tuple(notes), waits=waits)])
+    return _joined([*parts, SitePlan(tuple(unwanted if prune else ()), refusals, tuple(notes), waits=waits)])
 
 
-def _joined(parts: Sequence[Plan]) -> Plan:
-    return Plan(
+def _joined(parts: Sequence[SitePlan]) -> SitePlan:
+    return SitePlan(
         steps=tuple(step for part in parts for step in part.steps),
         refusals=tuple(text for part in parts for text in part.refusals),
         notes=tuple(text for part in parts for text in part.notes),
@@ -95,8 +91,7 @@ def _foreign_flavors(wanted: Sequence[FlavorObject], seen: Sequence[SeenFlavor],
         if item.flavor.description == mark or ours is None:
             continue
         owner = item.flavor.description or "somebody else"
-        before, after = describe_flavor(item.flavor), describe_flavor(ours)
-        replaced = [key for key in FIXED if before[key] != after[key]]
+        replaced = FlavorStep("", item.flavor, ours).fixed
         means = "is then changed to what the site file says"
         if replaced:
             means = f"is then replaced, because it differs in {', '.join(replaced)}"
@@ -117,9 +112,7 @@ def foreign_differences(wanted: Sequence[FlavorObject], seen: SeenObjects) -> It
         if found is None:
             yield f"flavor {flavor.name} is foreign, and the cloud does not have it"
             continue
-        now = describe_flavor(replace(found, description=""))
-        different = differences(now, describe_flavor(replace(flavor, description="")))
-        if different:
+        if different := FlavorStep("", replace(found, description=flavor.description), flavor).changes:
             yield f"flavor {flavor.name} is foreign and is not as the site file says: {'; '.join(different)}"
 
 
@@ -160,52 +153,34 @@ def flavor_id(name: str) -> str:
     return name.replace("+", "_")
 
 
-def describe_flavor(flavor: FlavorObject) -> dict[str, Any]:
-    """A flavor as the flat mapping that steps compare and print. RAM in MiB, disks in GiB."""
-    flat: dict[str, Any] = {key: getattr(flavor, key) for key in FIXED}
-    flat["description"] = flavor.description
-    flat |= with_prefix(PROPERTY, flavor.extra_specs)
-    flat |= with_prefix(ACCESS, flavor.projects)
-    return flat
-
-
-def _plan_flavor(wanted: FlavorObject, found: SeenFlavor | None, unreported: Mapping[str, frozenset[str]]) -> Plan:
-    after = describe_flavor(wanted)
+def _plan_flavor(wanted: FlavorObject, found: SeenFlavor | None, unreported: Mapping[str, frozenset[str]]) -> SitePlan:
     if found is None:
-        return Plan((Step(Verb.CREATE, "flavor", wanted.name, "the site wants it", {}, after),))
-    before = describe_flavor(found.flavor)
-    unmet = (asked(after) - asked(before)) & unreported.keys()
+        return SitePlan((FlavorStep("the site wants it", None, wanted),))
+    now = found.flavor
+    unmet = (asked(wanted) - asked(now)) & unreported.keys()
     # One without its alias was left unfinished by an apply that was killed, and is in nobody's use.
-    finished = ALIAS in found.flavor.extra_specs or ALIAS not in wanted.extra_specs
+    finished = ALIAS_SPEC in now.extra_specs or ALIAS_SPEC not in wanted.extra_specs
     waits: tuple[str, ...] = ()
     if unmet and finished:
         hosts = some_of(frozenset().union(*(unreported[name] for name in unmet)))
         what = f"it would ask for {', '.join(sorted(unmet))}, which {hosts} do not report yet"
         waits = (f"flavor {wanted.name}: {what}, and no server of it would start there",)
-        after = _only_access(before, after)
-    if before == after:
-        return Plan(waits=waits)
-    fixed = [key for key in FIXED if before[key] != after[key]]
-    if fixed:
-        reason = f"Nova cannot change {', '.join(fixed)} of a flavor; running servers keep theirs"
-        return Plan((Step(Verb.REPLACE, "flavor", wanted.name, reason, before, after),), waits=waits)
-    return Plan((Step(Verb.UPDATE, "flavor", wanted.name, "differs from the site file", before, after),), waits=waits)
+        # Who may use it need not wait. The rest belongs together.
+        wanted = replace(now, projects=wanted.projects)
+    step = FlavorStep("differs from the site file", now, wanted)
+    if step.verb is StepVerb.REPLACE:
+        step = replace(
+            step, reason=f"Nova cannot change {', '.join(step.fixed)} of a flavor; running servers keep theirs"
+        )
+    return SitePlan((step,) if step.changes else (), waits=waits)
 
 
-def _only_access(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a change that need not wait: who may use the flavor. The rest belongs together."""
-    access = {key: value for key, value in after.items() if key.startswith(ACCESS)}
-    return {**{key: value for key, value in before.items() if not key.startswith(ACCESS)}, **access}
-
-
-def asked(flat: Mapping[str, Any]) -> frozenset[str]:
+def asked(flavor: FlavorObject) -> frozenset[str]:
     """The resource classes and traits that a flavor requires by name."""
-    classes = {key.removeprefix(RESOURCES) for key in flat if key.startswith(RESOURCES)}
-    return frozenset(classes | {key.removeprefix(TRAIT) for key, value in flat.items() if _requires(key, value)})
-
-
-def _requires(key: str, value: object) -> bool:
-    return key.startswith(TRAIT) and value == "required"
+    specs = flavor.extra_specs
+    classes = {key.removeprefix(RESOURCES) for key in specs if key.startswith(RESOURCES)}
+    traits = {key.removeprefix(TRAIT) for key in specs if key.startswith(TRAIT) and specs[key] == "required"}
+    return frozenset(classes | traits)
 
 
 def unreported_by(compiled: CompiledSite, seen: SeenObjects) -> dict[str, frozenset[str]]:
@@ -237,9 +212,28 @@ def _still_in_use(seen: SeenObjects) -> Iterable[str]:
         )
 
 
-def _unwanted_flavors(wanted: Sequence[FlavorObject], ours: Iterable[SeenFlavor]) -> Iterable[Step]:
+def _unwanted_flavors(wanted: Sequence[FlavorObject], ours: Iterable[SeenFlavor]) -> Iterable[FlavorStep]:
     names = {flavor.name for flavor in wanted}
     for item in ours:
         if item.flavor.name not in names:
-            before = describe_flavor(item.flavor)
-            yield Step(Verb.DELETE, "flavor", item.flavor.name, "no longer in the site file", before, {})
+            yield FlavorStep("no longer in the site file", item.flavor, None)
+
+
+def _plan_images(wanted: Sequence[ImageObject], seen: Sequence[SeenImage]) -> SitePlan:
+    """Only what the site file states is compared, and images are never made: one that Glance does not have, or has
+    twice, refuses the plan."""
+    steps: list[ImageStep] = []
+    refusals: list[str] = []
+    for image in wanted:
+        found = [item for item in seen if item.image.name == image.name]
+        if not found:
+            refusals.append(f"image {image.name} does not exist in Glance; create it, or take it out of the site file")
+        elif len(found) > 1:
+            ids = ", ".join(item.id for item in found)
+            refusals.append(f"image {image.name} exists {len(found)} times ({ids}); rename all but one")
+        else:
+            now = found[0].image.properties
+            before = {key: now[key] for key in image.properties if key in now}
+            if before != image.properties:
+                steps.append(ImageStep("differs from the site file", ImageObject(image.name, before), image))
+    return SitePlan(tuple(steps), tuple(refusals))

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from gpuyard.model.plan import Plan, Step, Verb
+from gpuyard.model.plan import StepVerb
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import OWNER_KEY, AggregateObject, SeenAggregate, SeenObjects
-from gpuyard.site.step_values import HOST, PROPERTY, part, with_prefix
+from gpuyard.site.steps import AggregateStep, SitePlan
 
-KIND = "aggregate"
 ISOLATES = "trait:"
-ZONE = "availability_zone"
 
 
 @dataclass(frozen=True)
 class AggregatePlans:
     """What must come before flavors change, because it opens hosts, and what after, because it closes them."""
 
-    opening: Plan
-    closing: Plan
+    opening: SitePlan
+    closing: SitePlan
 
 
 def plan_aggregates(
@@ -31,14 +28,17 @@ def plan_aggregates(
     wanted = {one.name: replace(one, hosts=_ready(one, seen, prune)) for one in compiled.aggregates}
     ours = {item.aggregate.name: item for item in seen.aggregates if _is_ours(item.aggregate, compiled.site.site)}
     unfinished = {item.aggregate.name: item for item in seen.aggregates if _unfinished(item.aggregate)}
-    opening: list[Step] = []
-    closing: list[Step] = []
+    opening: list[AggregateStep] = []
+    closing: list[AggregateStep] = []
     waits: list[str] = []
     for name, aggregate in wanted.items():
         step = _step(aggregate, ours.get(name) or unfinished.get(name))
         if step is None:
             continue
-        closes = [key.removeprefix(ISOLATES) for key in part(step.after, PROPERTY) if _newly_isolates(step, key)]
+        was = step.before.metadata if step.before else {}
+        closes = sorted(
+            key.removeprefix(ISOLATES) for key in aggregate.metadata if key.startswith(ISOLATES) and key not in was
+        )
         if unmet := [trait for trait in closes if trait in unreported]:
             hosts = ", ".join(sorted(unreported[unmet[0]]))
             waits.append(f"aggregate {name}: {hosts} do not report {unmet[0]} yet, and no server would start there")
@@ -54,7 +54,8 @@ def plan_aggregates(
             notes += note
     refusals = [*_foreign(wanted, seen, ours, unfinished), *_zones(wanted, seen)]
     refusals += [text for step in (*opening, *closing) for text in _moves_servers(step, seen)]
-    return AggregatePlans(Plan(tuple(opening)), Plan(tuple(closing), tuple(refusals), tuple(notes), waits=tuple(waits)))
+    left = SitePlan(tuple(closing), tuple(refusals), tuple(notes), tuple(waits))
+    return AggregatePlans(SitePlan(tuple(opening)), left)
 
 
 def _ready(aggregate: AggregateObject, seen: SeenObjects, prune: bool) -> frozenset[str]:
@@ -76,25 +77,15 @@ def _kept(compiled: CompiledSite, wanted: Mapping[str, AggregateObject]) -> Iter
             yield f"host {host} is no longer in the site file and stays in aggregate {one.name}; --prune takes it out"
 
 
-def _newly_isolates(step: Step, key: str) -> bool:
-    return key.startswith(ISOLATES) and PROPERTY + key not in step.before
-
-
 def _isolating(aggregate: AggregateObject) -> bool:
     return any(key.startswith(ISOLATES) for key in aggregate.metadata)
 
 
-def _older_servers(step: Step) -> str:
+def _older_servers(step: AggregateStep) -> str:
     return (
         f"{step.kind} {step.name}: servers keep the flavor that they were made with, so those that are there already "
         "cannot be migrated to its hosts until they have been resized to one of the flavors as they are now"
     )
-
-
-def describe_aggregate(aggregate: AggregateObject) -> dict[str, Any]:
-    """An aggregate as the flat mapping that steps compare and print."""
-    flat: dict[str, Any] = {ZONE: aggregate.availability_zone} if aggregate.availability_zone else {}
-    return {**flat, **with_prefix(PROPERTY, aggregate.metadata), **with_prefix(HOST, aggregate.hosts)}
 
 
 def _is_ours(aggregate: AggregateObject, site: str) -> bool:
@@ -106,26 +97,24 @@ def _unfinished(aggregate: AggregateObject) -> bool:
     return not aggregate.metadata and not aggregate.hosts
 
 
-def _step(wanted: AggregateObject, found: SeenAggregate | None) -> Step | None:
-    after = describe_aggregate(wanted)
+def _step(wanted: AggregateObject, found: SeenAggregate | None) -> AggregateStep | None:
     if found is None:
-        return Step(Verb.CREATE, KIND, wanted.name, "the site wants it", {}, after)
-    before = describe_aggregate(found.aggregate)
-    if before == after:
-        return None
-    if ZONE in before and ZONE not in after:
+        return AggregateStep("the site wants it", None, wanted)
+    step = AggregateStep("differs from the site file", found.aggregate, wanted)
+    if step.verb is StepVerb.REPLACE:
         reason = (
             "Nova cannot take an aggregate out of its availability zone, nor anything while servers run on its hosts"
         )
-        return Step(Verb.REPLACE, KIND, wanted.name, reason, before, after)
-    return Step(Verb.UPDATE, KIND, wanted.name, "differs from the site file", before, after)
+        step = replace(step, reason=reason)
+    return step if step.changes else None
 
 
-def _moves_servers(step: Step, seen: SeenObjects) -> Iterable[str]:
+def _moves_servers(step: AggregateStep, seen: SeenObjects) -> Iterable[str]:
     """Nova does not change the availability zone of a host that has servers."""
-    before, after = part(step.before, HOST).keys(), part(step.after, HOST).keys()
-    old, new = step.before.get(ZONE), step.after.get(ZONE)
-    moved = before | after if old != new else before ^ after if new else frozenset()
+    nothing = AggregateObject("")
+    old, new = step.before or nothing, step.after or nothing
+    zones = (old.availability_zone, new.availability_zone)
+    moved = old.hosts | new.hosts if zones[0] != zones[1] else old.hosts ^ new.hosts if zones[1] else frozenset()
     for host in sorted(moved & seen.busy):
         yield (
             f"{step}: it changes the availability zone of {host}, which has servers, and Nova does not do that: "
@@ -133,19 +122,17 @@ def _moves_servers(step: Step, seen: SeenObjects) -> Iterable[str]:
         )
 
 
-def _unwanted(item: SeenAggregate, prune: bool) -> tuple[list[Step], list[str]]:
+def _unwanted(item: SeenAggregate, prune: bool) -> tuple[list[AggregateStep], list[str]]:
     """One of ours that the site no longer has. What isolates must go at once: the flavors no longer ask for it."""
     aggregate = item.aggregate
-    before = describe_aggregate(aggregate)
     if prune:
-        return [Step(Verb.DELETE, KIND, aggregate.name, "no longer in the site file", before, {})], []
+        return [AggregateStep("no longer in the site file", aggregate, None)], []
     kept = {key: value for key, value in aggregate.metadata.items() if not key.startswith(ISOLATES)}
     note = [f"aggregate {aggregate.name} is no longer wanted; --prune deletes it"]
     if kept == aggregate.metadata:
         return [], note
-    after = describe_aggregate(replace(aggregate, metadata=kept))
     reason = "the site no longer keeps others off its hosts, and its flavors will not ask for the trait"
-    return [Step(Verb.UPDATE, KIND, aggregate.name, reason, before, after)], note
+    return [AggregateStep(reason, aggregate, replace(aggregate, metadata=kept))], note
 
 
 def _no_service(compiled: CompiledSite, seen: SeenObjects) -> Iterable[str]:

@@ -3,87 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
-from gpuyard.model.plan import Plan, Step, Verb
+from gpuyard.model.plan import StepVerb
 from gpuyard.site.objects import LimitObject, SeenLimit
+from gpuyard.site.steps import LimitStep, SitePlan
 
 CLASS = "class:CUSTOM_"
-PROJECT_LIMIT = "project limit"
 
 Key = tuple[str | None, str]
 """Project (None for a registered limit) and resource."""
 
 
-def plan_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit]) -> Plan:
+def plan_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit]) -> SitePlan:
     """Steps for the limits that the site states; one on a class of ours that somebody else made refuses the plan."""
     found = {(item.limit.project, item.limit.resource): item for item in seen}
     own = {(limit.project, limit.resource) for limit in wanted}
-    steps: list[Step] = []
+    steps: list[LimitStep] = []
     refusals = [*_foreign(wanted, found), *_without_default(wanted, found)]
     for limit in wanted:
         step = _step(limit, found.get((limit.project, limit.resource)))
         if step is None:
             continue
-        if limit.project is None and step.verb is Verb.UPDATE:
+        if limit.project is None and step.verb is StepVerb.UPDATE:
             depends = [item for item in seen if item.limit.project and item.limit.resource == limit.resource]
             refusals += [_in_the_way(item) for item in depends if (item.limit.project, limit.resource) not in own]
             for item in depends:
                 steps.append(_delete(item.limit, "Keystone changes a default only while no project's limit is on it"))
                 found.pop((item.limit.project, limit.resource))
         steps.append(step)
-    return Plan(tuple(steps), tuple(refusals))
+    return SitePlan(tuple(steps), tuple(refusals))
 
 
 def unwanted_limits(
     wanted: Sequence[LimitObject], seen: Sequence[SeenLimit], mark: str, booked: bool = False
-) -> Iterable[Step]:
+) -> Iterable[LimitStep]:
     """Deletions of those of ours that the site file does not name. Projects' own first: Keystone keeps a registered
     limit that others depend on. `booked`: GPUs can be booked, and projects' limits on them follow the bookings."""
-    names = {limit_name(limit) for limit in wanted}
+    names = {(limit.project, limit.resource) for limit in wanted}
     unwanted = [
         i.limit
         for i in seen
         if i.limit.description == mark
-        and limit_name(i.limit) not in names
+        and (i.limit.project, i.limit.resource) not in names
         and not (booked and i.limit.project is not None and i.limit.resource.startswith(CLASS))
     ]
-    for limit in sorted(unwanted, key=lambda limit: (limit.project is None, limit_name(limit))):
+    for limit in sorted(unwanted, key=lambda limit: (limit.project is None, limit.name)):
         yield _delete(limit, "no longer in the site file")
 
 
-def split_revoked(unwanted: Iterable[Step]) -> tuple[list[Step], list[Step]]:
+def split_revoked(unwanted: Iterable[LimitStep]) -> tuple[list[LimitStep], list[LimitStep]]:
     """Those that take GPUs from a project that the site file gives none, which must not wait for a prune; the rest."""
     steps = list(unwanted)
-    revoked = [step for step in steps if step.kind == PROJECT_LIMIT and CLASS in step.name]
+    revoked = [step for step in steps if step.object.project is not None and step.object.resource.startswith(CLASS)]
     return revoked, [step for step in steps if step not in revoked]
 
 
-def limit_name(limit: LimitObject) -> tuple[str, str]:
-    """Kind and name of a limit in a step."""
-    if limit.project is None:
-        return "registered limit", limit.resource
-    return PROJECT_LIMIT, f"{limit.project} {limit.resource}"
-
-
-def _step(wanted: LimitObject, found: SeenLimit | None) -> Step | None:
-    kind, name = limit_name(wanted)
-    after: dict[str, Any] = {"limit": wanted.value}
-    if wanted.description:
-        after["description"] = wanted.description
+def _step(wanted: LimitObject, found: SeenLimit | None) -> LimitStep | None:
     if found is None:
         reason = "every project's default" if wanted.project is None else "what this project may use"
         if wanted.project is None and wanted.resource.startswith(CLASS):
             reason = "a class without a limit is unlimited for everybody"
-        return Step(Verb.CREATE, kind, name, reason, {}, after)
+        return LimitStep(reason, None, wanted)
     if found.limit.value != wanted.value:
-        before = {**after, "limit": found.limit.value}
-        return Step(Verb.UPDATE, kind, name, "differs from the site file", before, after)
+        return LimitStep("differs from the site file", replace(wanted, value=found.limit.value), wanted)
     return None
 
 
-def _delete(limit: LimitObject, reason: str) -> Step:
-    return Step(Verb.DELETE, *limit_name(limit), reason, {"limit": limit.value}, {})
+def _delete(limit: LimitObject, reason: str) -> LimitStep:
+    return LimitStep(reason, replace(limit, description=""), None)
 
 
 def _foreign(wanted: Iterable[LimitObject], found: Mapping[Key, SeenLimit]) -> Iterable[str]:
@@ -91,10 +79,10 @@ def _foreign(wanted: Iterable[LimitObject], found: Mapping[Key, SeenLimit]) -> I
     for limit in wanted:
         item = found.get((limit.project, limit.resource))
         if limit.resource.startswith(CLASS) and item is not None and item.limit.description != limit.description:
-            kind, name = limit_name(limit)
             command = "registered limit" if limit.project is None else "limit"
+            owner = item.limit.description or "somebody else"
             yield (
-                f"{kind} {name} exists already and is not of this site ({item.limit.description or 'somebody else'}): "
+                f"{limit.kind} {limit.name} exists already and is not of this site ({owner}): "
                 f"delete it, or hand it over: openstack {command} set --description '{limit.description}' {item.id}"
             )
 

@@ -83,6 +83,8 @@ def _message(item: Any, place: Place, document: Any) -> str:
     if kind == "string_pattern_mismatch":
         return f"{given!r} does not look right; write {_PATTERN_HINTS.get(context['pattern'], context['pattern'])}"
     if kind == "literal_error":
+        if not isinstance(given, str) and f"'{given}'" in context["expected"]:
+            return f"{given} without quotes is a number; quote it: '{given}'"
         return f"{given!r} is not supported; write {context['expected']}"
     if kind in ("bool_parsing", "bool_type"):
         return f"{given!r} is neither true nor false; write one of them"

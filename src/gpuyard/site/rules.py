@@ -8,12 +8,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gpuyard.model.gpu import GpuRole
 from gpuyard.model.host import HostFacts, Inventory
+from gpuyard.nova.alias import schema_problems
+from gpuyard.nova.alias_spec import ALIAS_SPEC
+from gpuyard.nova.device_spec import ANY, DeviceSpecError, matchers_of
+from gpuyard.nova.release import RELEASES
 from gpuyard.site.capacity import aggregates_of, may_run_on, parse_cpu_set
 from gpuyard.site.encoding import EncodedGpu
 from gpuyard.site.nova import alias
 from gpuyard.site.objects import set_sizes
 from gpuyard.site.problems import Place, Problem
-from gpuyard.site.release import RELEASES
 from gpuyard.site.schema import Flavor, Site
 
 SET_ALIAS = re.compile(r"-(set|peer)-\d*[a-z]+$")
@@ -138,7 +141,7 @@ def _owned_properties(site: Site) -> Iterable[Problem]:
     """Properties that follow from the rest of the site: a flavor that sets one itself would escape quota or reserve."""
     for name, flavor in site.flavors.items():
         for key in flavor.properties if not flavor.foreign else ():
-            if key == "pci_passthrough:alias":
+            if key == ALIAS_SPEC:
                 yield Problem(("flavors", name, "properties", key), "is made from 'gpus'; write that instead")
             elif OWNED.match(key):
                 yield Problem(("flavors", name, "properties", key), "is gpuyard's to set; leave it out")
@@ -147,16 +150,20 @@ def _owned_properties(site: Site) -> Iterable[Problem]:
 def _other_devices(site: Site) -> Iterable[Problem]:
     """Entries for devices that are no GPUs: Nova takes one that names no device for all devices."""
     for index, alias_ in enumerate(site.extra_aliases):
-        name = alias_.get("name")
-        if not name:
-            yield Problem(("extra_aliases", index), "has no 'name'; add one")
-        elif name in {alias(site, pool) for pool in site.pools}:
-            yield Problem(("extra_aliases", index), f"{name!r} is the alias of a pool; give it another name")
+        place = ("extra_aliases", index)
+        yield from (Problem(place, f"{reason}; {fix}") for reason, fix in schema_problems(alias_))
+        if alias_.get("name") in {alias(site, pool) for pool in site.pools}:
+            yield Problem(place, f"{alias_['name']!r} is the alias of a pool; give it another name")
     for host, wish in site.hosts.items():
         for index, spec in enumerate(wish.extra_device_specs):
-            place = ("hosts", host, "extra_device_specs", index)
-            if "address" not in spec and "devname" not in spec and not {"vendor_id", "product_id"} <= spec.keys():
-                yield Problem(place, "would match every device of the host; name it by 'address' or by both ids")
+            entry = ("hosts", host, "extra_device_specs", index)
+            try:
+                vendor, product, address = matchers_of(spec)
+            except DeviceSpecError as error:
+                yield Problem(entry, f"nova-compute would not start: {error}; mend it")
+                continue
+            if address is not None and address.everything and ANY in (vendor, product):
+                yield Problem(entry, "would match every device of the host; name it by 'address' or by both ids")
 
 
 def _zones(site: Site) -> Iterable[Problem]:

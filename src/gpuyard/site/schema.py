@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from gpuyard.model.booking import Rules
+from gpuyard.nova.release import NEWEST, ReleaseName
 from gpuyard.site.booking_rules import BookingRules, SiteBooking, resolve
 
 UNITS_MIB = {"MiB": 1, "GiB": 1024, "TiB": 1024 * 1024}
@@ -249,9 +250,7 @@ class Site(Strict):
     site: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=60)] = Field(
         description="Name of the site; what gpuyard makes in OpenStack is tagged with it."
     )
-    release: Literal["2025.1", "2025.2", "2026.1", "2026.2"] = Field(
-        "2026.2", description="OpenStack release of the cloud."
-    )
+    release: ReleaseName = Field(NEWEST, description="OpenStack release of the cloud.")
     pci_in_placement: Literal["off", "report", "on"] = Field(
         "on",
         description="How far PCI devices in Placement are rolled out: 'off'; 'report' (nova-computes report GPUs, the "
@@ -282,7 +281,7 @@ class Site(Strict):
     def rules(self, pool: str, project: str = "") -> Rules:
         """What holds for bookings of a project in a pool."""
         own = self.projects.get(project)
-        return resolve(self.booking, self.pools[pool].booking, own.booking if own else None)
+        return resolve(site=self.booking, pool=self.pools[pool].booking, project=own.booking if own else None)
 
     @property
     def isolated(self) -> bool:

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpuyard.model.errors import BlockedError, UsageError
-from gpuyard.model.plan import Plan, Step, Verb
+from gpuyard.model.plan import differences
+from gpuyard.site.steps import SitePlan, Values
 
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class StoredPlan:
-    """The steps of a plan, and what it was made for."""
+    """The steps of a plan as people read them, and what it was made for."""
 
     site: str
     cloud: str
     prune: bool
-    steps: tuple[Step, ...]
+    steps: list[dict[str, Any]]
+
+
+def store_plan(site: str, cloud: str, prune: bool, plan: SitePlan) -> StoredPlan:
+    """The plan as it goes into a file."""
+    steps = []
+    for step in plan.steps:
+        before, after = step.values
+        row = {"verb": step.verb.value, "kind": step.kind, "name": step.name, "reason": step.reason}
+        steps.append({**row, "before": before, "after": after})
+    return StoredPlan(site, cloud, prune, steps)
 
 
 def render_plan(stored: StoredPlan) -> str:
@@ -34,27 +44,30 @@ def parse_plan(text: str, name: str) -> StoredPlan:
         document: dict[str, Any] = json.loads(text)
         if document["format"] != FORMAT:
             raise UsageError(f"{name}: is a plan of another version of gpuyard; make it again: gpuyard site plan -o")
-        steps = tuple(_step(row) for row in document["steps"])
-        return StoredPlan(str(document["site"]), str(document["cloud"]), bool(document["prune"]), steps)
-    except (ValueError, KeyError, TypeError) as error:
+        stored = StoredPlan(str(document["site"]), str(document["cloud"]), bool(document["prune"]), document["steps"])
+        for before, after in _by_name(stored).values():
+            differences(before, after)
+        return stored
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{name}: is no plan that 'gpuyard site plan -o' wrote ({error!r})") from None
 
 
-def _step(row: Mapping[str, Any]) -> Step:
-    return Step(Verb(row["verb"]), row["kind"], row["name"], row["reason"], row["before"], row["after"])
+def _by_name(stored: StoredPlan) -> dict[str, tuple[Values, Values]]:
+    return {f"{row['verb']} {row['kind']} {row['name']}": (row["before"], row["after"]) for row in stored.steps}
 
 
-def require_same(stored: StoredPlan, site: str, cloud: str, now: Plan) -> None:
+def require_same(approved: StoredPlan, now: StoredPlan) -> None:
     """Raise BlockedError unless the steps are those that would be planned now, too."""
-    if (stored.site, stored.cloud) != (site, cloud):
+    if (approved.site, approved.cloud) != (now.site, now.cloud):
         raise UsageError(
-            f"the plan was made for site {stored.site} on cloud {stored.cloud}, and this is site {site} on {cloud}"
+            f"the plan was made for site {approved.site} on cloud {approved.cloud}, and this is site {now.site} on "
+            f"{now.cloud}"
         )
-    then, again = _by_name(stored.steps), _by_name(now.steps)
+    then, again = _by_name(approved), _by_name(now)
     moved = [
         *(f"{name} is no longer to be done, or not like this" for name in then if name not in again),
         *(f"{name} is new" for name in again if name not in then),
-        *(f"{name} differs: {_differs(then[name], again[name])}" for name in then if _moved(then, again, name)),
+        *(f"{name} differs: {text}" for name in then if name in again and (text := _differs(then[name], again[name]))),
     ]
     if moved:
         lines = "\n".join(f"- {text}" for text in moved)
@@ -63,15 +76,6 @@ def require_same(stored: StoredPlan, site: str, cloud: str, now: Plan) -> None:
         )
 
 
-def _by_name(steps: Iterable[Step]) -> dict[str, Step]:
-    return {str(step): step for step in steps}
-
-
-def _moved(then: Mapping[str, Step], again: Mapping[str, Step], name: str) -> bool:
-    return name in again and (then[name].before, then[name].after) != (again[name].before, again[name].after)
-
-
-def _differs(then: Step, now: Step) -> str:
-    old = Step(then.verb, "", "", "", then.before, now.before).changes
-    new = Step(then.verb, "", "", "", then.after, now.after).changes
+def _differs(then: tuple[Values, Values], now: tuple[Values, Values]) -> str:
+    old, new = map(differences, then, now)
     return "; ".join([*(f"was {text}" for text in old), *(f"wanted {text}" for text in new)])

@@ -37,7 +37,7 @@ author: The gpuyard developers
 """
 RETURN = r"""
 findings:
-  description: What C(check) and C(verify) found; check, level, reason and remedy of each.
+  description: What C(check) and C(verify) found; code, severity, object, reason, remedy and payload of each.
   type: list
   elements: dict
 problems:
@@ -108,11 +108,11 @@ def facts(result: dict, planned: bool) -> dict:
     """What the module returns: a plan counts as the change that it would make."""
     steps = result.get("steps", [])
     answer = {key: result[key] for key in ("findings", "steps", "refusals", "notes") if key in result}
-    problems = [finding for finding in result.get("findings", []) if finding["level"] != "ok"]
+    problems = [finding for finding in result.get("findings", []) if finding["severity"] != "ok"]
     return {
         **answer,
         "changed": bool(steps) if planned else bool(result.get("changed", False)),
-        "problems": ["{level}: {check}: {reason} {remedy}".format(**finding).strip() for finding in problems],
+        "problems": ["{severity}: {code}: {reason} {remedy}".format(**finding).strip() for finding in problems],
         "reboot": result.get("reboot", []),
     }
 
@@ -126,7 +126,7 @@ def changes(steps: list) -> str:
 
 
 def why(result: dict, answer: dict) -> str:
-    blocked = [finding["reason"] for finding in answer.get("findings", []) if finding["level"] == "blocked"]
+    blocked = [finding["reason"] for finding in answer.get("findings", []) if finding["severity"] in ("alarm", "error")]
     return result.get("error") or "; ".join([*answer.get("refusals", []), *blocked]) or f"exit code {result['exit']}"
 
 

@@ -6,7 +6,7 @@ configuration space, which only root may read.
 
 from __future__ import annotations
 
-import os
+import re
 import struct
 from dataclasses import dataclass
 from typing import Optional, Tuple
@@ -16,6 +16,7 @@ from gpuyard.host.tree import FileTree, Tree
 
 RECORDED = "acs"
 """A file of recordings only: the whole configuration space has a serial number in it."""
+AS_RECORDED = re.compile(r"(-|[0-9]{1,2})(?: ([0-9a-f]{4}) ([0-9a-f]{4}))?", re.ASCII)
 HEADER, CONVENTIONAL = 64, 256
 STATUS, HAS_CAPABILITIES, FIRST_CAPABILITY = 0x06, 0x10, 0x34
 CAPABILITY_EXPRESS, EXTENDED_ACS = 0x10, 0x000D
@@ -53,10 +54,11 @@ class Acs:
 
 def acs_of(tree: Tree, address: str) -> Optional[Acs]:
     """The registers of a bridge; None when they are not to be seen."""
-    recorded = (tree.read(f"{DEVICES}/{address}/{RECORDED}") or "").split()
+    recorded = AS_RECORDED.fullmatch((tree.read(f"{DEVICES}/{address}/{RECORDED}") or "").strip())
     if recorded:
-        kind = None if recorded[0] == "-" else int(recorded[0])
-        return Acs(kind, (int(recorded[1], 16), int(recorded[2], 16)) if len(recorded) == 3 else None)
+        kind, capability, control = recorded.groups()
+        registers = None if capability is None else (int(capability, 16), int(control, 16))
+        return Acs(None if kind == "-" else int(kind), registers)
     config = _config(tree, address)
     return parse(config) if len(config) > HEADER else None
 
@@ -65,11 +67,7 @@ def _config(tree: Tree, address: str) -> bytes:
     """Binary, so it is not read as text through the tree."""
     if not isinstance(tree, FileTree):
         return b""
-    try:
-        with open(os.path.join(tree.root, DEVICES, address, "config"), "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
+    return tree.read_bytes(f"{DEVICES}/{address}/config") or b""
 
 
 def parse(config: bytes) -> Acs:

@@ -35,7 +35,7 @@ def text_console(tree: Tree) -> Optional[Tuple[str, str]]:
     """(address, node of the frame buffer) that the text console is shown on: the first one, unless someone moved it."""
     consoles = [f"sys/class/vtconsole/{name}" for name in tree.names("sys/class/vtconsole")]
     bound = [path for path in consoles if tree.read(f"{path}/bind") == "1"]
-    buffers = [name for name in tree.names("sys/class/graphics") if re.fullmatch(r"fb\d+", name)]
+    buffers = [name for name in tree.names("sys/class/graphics") if re.fullmatch(r"fb[0-9]{1,3}", name)]
     if not buffers or not any("frame buffer" in (tree.read(f"{path}/name") or "") for path in bound):
         return None
     first = min(buffers, key=lambda name: int(name[2:]))
@@ -51,7 +51,8 @@ def usb_devices(tree: Tree, controller: PciFunction) -> List[Tuple[str, str]]:
     while waiting:
         folder = waiting.pop(0)
         for name in tree.names(folder):
-            if USB_DEVICE.fullmatch(name):
+            # A device is a folder here; a link could lead back up, and there would be no end to it.
+            if USB_DEVICE.fullmatch(name) and tree.link(f"{folder}/{name}") is None:
                 found.append((f"{folder}/{name}", tree.read(f"{folder}/{name}/product") or f"device {name}"))
                 waiting.append(f"{folder}/{name}")
     return found

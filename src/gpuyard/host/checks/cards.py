@@ -8,7 +8,7 @@ from typing import Dict, List
 from gpuyard.host.checks.acs import acs_of
 from gpuyard.host.judge import capacity
 from gpuyard.host.machine import Answer, Machine, by_model, named
-from gpuyard.model.finding import Level
+from gpuyard.model.finding import Severity
 from gpuyard.model.pci import PciFunction
 from gpuyard.model.slot import Slot
 
@@ -22,24 +22,29 @@ CONSUMER = re.compile(r"GeForce|TITAN|NVS|Quadro (FX|K)?\d", re.IGNORECASE)
 
 def gpus(machine: Machine) -> Answer:
     gpus = machine.inventory.gpus
+    for reason in machine.inventory.unreadable:
+        remedy = "look again on the machine itself; if it is so there too, dmesg may say what the card or the bus has"
+        yield Severity.ERROR, reason, remedy
+    if not machine.inventory.functions:
+        return
     if not gpus:
         remedy = "if there should be one, look at its seat and its power, and whether the firmware shows it"
-        yield Level.BLOCKED, "no GPU of NVIDIA, AMD or Intel is on the PCI bus: nothing to give away", remedy
+        yield Severity.ERROR, "no GPU of NVIDIA, AMD or Intel is on the PCI bus: nothing to give away", remedy
         return
     models: Dict[str, int] = {}
     for gpu in gpus:
         models[f"{gpu.model} [{gpu.ids}]"] = models.get(f"{gpu.model} [{gpu.ids}]", 0) + 1
-    yield Level.OK, ", ".join(f"{count} x {model}" for model, count in models.items()), ""
+    yield Severity.OK, ", ".join(f"{count} x {model}" for model, count in models.items()), ""
 
 
 def groups(machine: Machine) -> Answer:
-    for slot in machine.slots:
+    for slot in machine.slots if machine.inventory.iommu_on else ():
         gpus = ", ".join(gpu.short_address for gpu in slot.gpus)
         name = f"group {slot.group}" if slot.group is not None else "no group"
         if not slot.usable:
             for reason in slot.reasons:
                 yield (
-                    Level.BLOCKED,
+                    Severity.ERROR,
                     f"{name} ({gpus}): {reason}",
                     "keep it with the host, or move the card to another PCIe slot",
                 )
@@ -47,10 +52,10 @@ def groups(machine: Machine) -> Answer:
             remedy = (
                 "nothing to do: gpuyard offers them as leader and peers; another PCIe slot, or ACS, may separate them"
             )
-            yield Level.OK, f"{name} is shared by {len(slot.gpus)} GPUs ({gpus}): they go to one VM together", remedy
+            yield Severity.OK, f"{name} is shared by {len(slot.gpus)} GPUs ({gpus}): they go to one VM together", remedy
     room = capacity(machine.slots)
     if room.gpus:
-        yield Level.OK, f"{room.gpus} GPUs can be given away, to at most {room.single_gpu_vms} VMs at once", ""
+        yield Severity.OK, f"{room.gpus} GPUs can be given away, to at most {room.single_gpu_vms} VMs at once", ""
 
 
 def isolation(machine: Machine) -> Answer:
@@ -66,7 +71,7 @@ def isolation(machine: Machine) -> Answer:
         causes = [f"{named(bridges)} ({weakness})" for weakness, bridges in weak.items() if weakness]
         if causes:
             reason = f"group {slot.group} ({named(members)}) is one because of {', '.join(causes)}"
-            yield Level.OK, reason, "nothing to do; behind another root port each card may have a group of its own"
+            yield Severity.OK, reason, "nothing to do; behind another root port each card may have a group of its own"
 
 
 def _bridges_above(machine: Machine, members: List[PciFunction], slot: Slot) -> List[PciFunction]:
@@ -75,10 +80,9 @@ def _bridges_above(machine: Machine, members: List[PciFunction], slot: Slot) -> 
     above: List[PciFunction] = []
     for member in members:
         function = member
-        while function.parent in bridges:
+        while function.parent in bridges and bridges[function.parent] not in above:
             function = bridges[function.parent]
-            if function not in above:
-                above.append(function)
+            above.append(function)
     return sorted(above, key=machine.inventory.functions.index)
 
 
@@ -92,14 +96,14 @@ def reserved_memory(machine: Machine) -> Answer:
         if any(line.split()[-1:] == ["direct"] for line in regions.splitlines()):
             reason = f"the firmware keeps memory mapped for group {slot.group} ({named(slot.gpus)}): a platform RMRR"
             remedy = "VFIO refuses the group: switch off management of this slot in the firmware, or move the card"
-            yield Level.BLOCKED, reason, remedy
+            yield Severity.ERROR, reason, remedy
 
 
 def reset(machine: Machine) -> Answer:
     stuck = [gpu for gpu in machine.inventory.gpus if not any(method in RESET_WORKS for method in gpu.reset_methods)]
     for cards in by_model(stuck):
         remedy = "a VM may find it as the last one left it; test starting a second VM on it"
-        yield Level.WARNING, f"no way to reset {cards} is shown", remedy
+        yield Severity.WARNING, f"no way to reset {cards} is shown", remedy
 
 
 def bars(machine: Machine) -> Answer:
@@ -112,14 +116,14 @@ def bars(machine: Machine) -> Answer:
                 "big_bars: true for its pool in site.yaml (hw:maxphysaddr_mode=passthrough in flavors); "
                 "images need hw_machine_type=q35 and hw_firmware_type=uefi"
             )
-            yield Level.WARNING, f"{cards}: a BAR of {size // GIB} GiB", remedy
+            yield Severity.WARNING, f"{cards}: a BAR of {size // GIB} GiB", remedy
 
 
 def sriov(machine: Machine) -> Answer:
     capable = [gpu for gpu in machine.inventory.gpus if gpu.sriov_total_vfs]
     if capable:
         names = ", ".join(gpu.short_address for gpu in capable)
-        yield Level.OK, f"SR-IOV is on in the firmware of {names}: Nova sees them as type-PF", ""
+        yield Severity.OK, f"SR-IOV is on in the firmware of {names}: Nova sees them as type-PF", ""
 
 
 def guests(machine: Machine) -> Answer:
@@ -127,11 +131,11 @@ def guests(machine: Machine) -> Answer:
     for cards in by_model(gpu for gpu in machine.inventory.gpus if is_consumer(gpu)):
         reason = f"{cards}: NVIDIA's drivers before 465 refuse to run on it in a VM, on Windows with code 43"
         remedy = "for guests with such drivers: hide_hypervisor: true for its pool in site.yaml (hw:hide_hypervisor_id)"
-        yield Level.OK, reason, remedy
+        yield Severity.OK, reason, remedy
     companions = [companion for slot in machine.slots if slot.usable for companion in slot.companions]
     if companions:
         what = ", ".join(f"{f.short_address} {f.class_name}" for f in companions)
-        yield Level.OK, f"companions, with a VFIO driver but not offered to guests: {what}", ""
+        yield Severity.OK, f"companions, with a VFIO driver but not offered to guests: {what}", ""
 
 
 def is_consumer(gpu: PciFunction) -> bool:

@@ -6,11 +6,12 @@ import re
 from typing import Dict, Iterable, List, Tuple
 
 from gpuyard.host.checks.attached import CLASS_USB, frame_buffers, text_console, usb_devices
-from gpuyard.host.holders import USUAL_HOLDERS, Holder
+from gpuyard.host.holders import USUAL_HOLDERS, DeviceHolder
 from gpuyard.host.judge import PASSTHROUGH_DRIVERS
 from gpuyard.host.machine import Answer, Machine, by_model, named
 from gpuyard.host.modules import canonical, ids_by_option, is_available, is_builtin, kept_out
-from gpuyard.model.finding import Level
+from gpuyard.host.preparation.passthrough import is_vfio
+from gpuyard.model.finding import Severity
 from gpuyard.model.pci import PciFunction
 
 # Names in /proc/iomem of who has the firmware's frame buffer -> the option that keeps it from that.
@@ -22,7 +23,7 @@ VFIO_TAKES_CONSOLE_AWAY = (6, 0)
 def drivers(machine: Machine) -> Answer:
     bound = [f for f in machine.members if f.driver and is_vfio(f.driver)]
     if bound:
-        yield Level.OK, f"{len(bound)} of {len(machine.members)} functions are with {bound[0].driver}", ""
+        yield Severity.OK, f"{len(bound)} of {len(machine.members)} functions are with {bound[0].driver}", ""
     others: Dict[str, List[PciFunction]] = {}
     for function in machine.members:
         if function.driver and not is_vfio(function.driver):
@@ -30,15 +31,10 @@ def drivers(machine: Machine) -> Answer:
     for driver, functions in others.items():
         for cards in by_model(functions):
             if driver in PASSTHROUGH_DRIVERS:
-                yield Level.WARNING, f"{cards}: with {driver}, which QEMU cannot pass on", "use vfio-pci"
+                yield Severity.WARNING, f"{cards}: with {driver}, which QEMU cannot pass on", "use vfio-pci"
             else:
                 remedy = "bind it to vfio-pci before Nova offers it: gpuyard host plan shows how"
-                yield Level.WARNING, f"{cards}: with {driver}, a driver of the host", remedy
-
-
-def is_vfio(driver: str) -> bool:
-    """vfio-pci, or a variant: ``nvgrace_gpu_vfio_pci``."""
-    return canonical(driver).endswith("vfio_pci")
+                yield Severity.WARNING, f"{cards}: with {driver}, a driver of the host", remedy
 
 
 def in_use(machine: Machine) -> Answer:
@@ -49,27 +45,35 @@ def in_use(machine: Machine) -> Answer:
     for holder, functions in _by_holder(machine):
         held = True
         if holder.is_vm:
-            yield Level.OK, f"a VM ({holder}) has {named(functions)}", ""
+            yield Severity.OK, f"a VM ({holder}) has {named(functions)}", ""
         else:
             reason = f"{named(functions)} held through {holder.device} by {holder}: a driver would wait for it"
-            yield Level.WARNING, reason, USUAL_HOLDERS.get(holder.command, "end it before the GPU is prepared for VMs")
+            yield (
+                Severity.WARNING,
+                reason,
+                USUAL_HOLDERS.get(holder.command, "end it before the GPU is prepared for VMs"),
+            )
     if seen.hidden:
-        yield Level.WARNING, "which processes hold a GPU is not to be seen", "look again on the machine itself, as root"
+        yield (
+            Severity.UNKNOWN,
+            "which processes hold a GPU cannot be seen",
+            "look again on the machine itself, as root",
+        )
     elif seen.unseen:
         suspects = sorted({*seen.unseen.values()} & USUAL_HOLDERS.keys())
         among = f"; among them {', '.join(suspects)}" if suspects else ""
         yield (
-            Level.WARNING,
+            Severity.UNKNOWN,
             f"not all processes could be looked at, and one may hold a GPU{among}",
             "look again as root",
         )
     elif not held:
-        yield Level.OK, "no process holds a GPU or a companion", ""
+        yield Severity.OK, "no process holds a GPU or a companion", ""
 
 
-def _by_holder(machine: Machine) -> Iterable[Tuple[Holder, List[PciFunction]]]:
+def _by_holder(machine: Machine) -> Iterable[Tuple[DeviceHolder, List[PciFunction]]]:
     """Each process once, with one of the device nodes that it has open and the members that it holds."""
-    found: Dict[int, Tuple[Holder, List[PciFunction]]] = {}
+    found: Dict[int, Tuple[DeviceHolder, List[PciFunction]]] = {}
     for member in machine.members:
         for holder in machine.processes.holders.get(member.address, ()):
             functions = found.setdefault(holder.pid, (holder, []))[1]
@@ -85,23 +89,23 @@ def console(machine: Machine) -> Answer:
     if shown and shown[0] in members:
         gpu, device = members[shown[0]], shown[1]
         reason = f"the text console ({device}) is on {gpu.short_address} {gpu.model}, and goes dark with it"
-        yield Level.WARNING, reason, "make another display the primary one in the firmware"
+        yield Severity.WARNING, reason, "make another display the primary one in the firmware"
     for address, name in frame_buffers(machine.tree):
         if address not in members:
             continue
         gpu = members[address]
         reason = f"the console's frame buffer ({name}) is in the memory of {gpu.short_address} {gpu.model}"
         if kernel_version(machine.inventory.facts.kernel) >= VFIO_TAKES_CONSOLE_AWAY:
-            yield Level.OK, f"{reason}; this kernel's vfio-pci takes it away", "the screen stays dark from then on"
+            yield Severity.OK, f"{reason}; this kernel's vfio-pci takes it away", "the screen stays dark from then on"
         else:
             option = FRAME_BUFFERS.get(name, "initcall_blacklist=sysfb_init")
             remedy = f"make another display the primary one in the firmware, or boot with {option} and without a screen"
-            yield Level.WARNING, reason, remedy
+            yield Severity.WARNING, reason, remedy
 
 
 def kernel_version(release: str) -> Tuple[int, ...]:
     """``6.1.0-56-amd64`` -> (6, 1); empty when it is unknown."""
-    found = re.match(r"(\d+)\.(\d+)", release)
+    found = re.match(r"([0-9]{1,9})\.([0-9]{1,9})", release)
     return (int(found.group(1)), int(found.group(2))) if found else ()
 
 
@@ -114,7 +118,7 @@ def usb(machine: Machine) -> Answer:
             reason = (
                 f"{member.short_address} USB controller shares the group of a GPU, and the host loses what is on it"
             )
-            yield Level.WARNING, f"{reason}: {what}", "plug it in elsewhere"
+            yield Severity.WARNING, f"{reason}: {what}", "plug it in elsewhere"
 
 
 def native_drivers(machine: Machine) -> Answer:
@@ -128,28 +132,28 @@ def native_drivers(machine: Machine) -> Answer:
                 open_doors.setdefault(module, []).append(machine.inventory.function(address).short_address)
     for module, addresses in sorted(open_doors.items()):
         remedy = f"gpuyard host apply lets VFIO come first; by hand: softdep {module} pre: vfio-pci"
-        yield Level.WARNING, f"{module} would take {', '.join(addresses)} at boot", remedy
+        yield Severity.WARNING, f"{module} would take {', '.join(addresses)} at boot", remedy
     closed = sorted({module for modules in found.values() for module in modules} & kept.keys())
     if closed:
-        yield Level.OK, f"kept out: {', '.join(f'{module} ({kept[module]})' for module in closed)}", ""
+        yield Severity.OK, f"kept out: {', '.join(f'{module} ({kept[module]})' for module in closed)}", ""
 
 
 def vfio(machine: Machine) -> Answer:
     available = is_available(machine.tree, "vfio_pci")
     if available is None:
-        yield Level.WARNING, "whether the kernel has vfio-pci is not to be seen", "try modprobe vfio-pci"
+        yield Severity.UNKNOWN, "whether the kernel has vfio-pci cannot be seen", "try modprobe vfio-pci"
     elif not available:
-        yield Level.BLOCKED, "the kernel has no vfio-pci", "install the kernel package with all modules"
+        yield Severity.ERROR, "the kernel has no vfio-pci", "install the kernel package with all modules"
     else:
         builtin = is_builtin(machine.tree, "vfio_pci")
         how = "part of the kernel: options in modprobe.d do not reach it" if builtin else "a module"
-        yield Level.OK, f"vfio-pci is {how}", ""
+        yield Severity.OK, f"vfio-pci is {how}", ""
     for ids, where in ids_by_option(machine.tree, machine.inventory.facts.command_line).items():
         taken = [f.short_address for f in machine.inventory.functions if f.ids == ids]
         if taken:
             reason = f"ids={ids} in {where} takes every device with that id: {', '.join(taken)}"
             yield (
-                Level.WARNING,
+                Severity.WARNING,
                 reason,
                 "bind by address instead, so that a GPU of the same model can stay with the host",
             )
@@ -166,4 +170,4 @@ def variants(machine: Machine) -> Answer:
         for cards in by_model(functions):
             reason = f"{cards}: has a driver of its own for VFIO, {module}"
             remedy = f"bind {module} instead of vfio-pci, and set managed=no for it in Nova (libvirt 10.0, QEMU 8.2.2)"
-            yield Level.WARNING, reason, remedy
+            yield Severity.WARNING, reason, remedy

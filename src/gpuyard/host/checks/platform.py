@@ -8,7 +8,8 @@ from typing import Iterable, List, Tuple
 from gpuyard.host.checks.software import has_qemu, libvirt_version, qemu_version, text_of
 from gpuyard.host.machine import Answer, Machine
 from gpuyard.host.preparation import pending
-from gpuyard.model.finding import Level
+from gpuyard.host.tree import number
+from gpuyard.model.finding import Severity
 
 # What nova-compute of 2026.2 refuses to start below.
 LEAST_LIBVIRT = (8, 0, 0)
@@ -22,47 +23,49 @@ def virtualisation(machine: Machine) -> Answer:
     found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
     flags = found.group(1).split() if found else []
     if "svm" in flags or "vmx" in flags:
-        yield Level.OK, f"the CPU can run VMs ({'AMD-V' if 'svm' in flags else 'VT-x'})", ""
+        yield Severity.OK, f"the CPU can run VMs ({'AMD-V' if 'svm' in flags else 'VT-x'})", ""
     elif not found:
-        yield Level.WARNING, "the CPU's flags are not to be seen", "look for svm or vmx in /proc/cpuinfo on the machine"
+        yield (
+            Severity.UNKNOWN,
+            "the CPU's flags are not to be seen",
+            "look for svm or vmx in /proc/cpuinfo on the machine",
+        )
     elif "hypervisor" in flags:
         reason = "this machine is a VM itself and is shown no hardware virtualisation (svm, vmx)"
-        yield Level.BLOCKED, reason, "switch nested virtualisation on where it runs, or use a machine of metal"
+        yield Severity.ERROR, reason, "switch nested virtualisation on where it runs, or use a machine of metal"
     else:
         where = {"AMD": "SVM Mode", "Intel": "VT-x"}.get(machine.vendor, "SVM or VT-x")
-        yield Level.BLOCKED, "the CPU shows no hardware virtualisation (svm, vmx)", f"enable {where} in the firmware"
+        yield Severity.ERROR, "the CPU shows no hardware virtualisation (svm, vmx)", f"enable {where} in the firmware"
 
 
 def iommu(machine: Machine) -> Answer:
     """By its units and groups. Never by dmesg, which says "IOMMU enabled" also where there is no IOMMU hardware."""
     units, groups = machine.tree.names("sys/class/iommu"), machine.inventory.groups()
-    if units and groups:
+    if groups:
         kind = machine.tree.read(f"sys/kernel/iommu_groups/{next(iter(groups))}/type") or "of unknown type"
-        yield Level.OK, f"the IOMMU is on: units {', '.join(units)}; {len(groups)} groups ({kind})", ""
+        yield Severity.OK, f"the IOMMU is on: units {', '.join(units) or 'unknown'}; {len(groups)} groups ({kind})", ""
         return
-    command_line = machine.inventory.facts.command_line.split()
-    if "hypervisor" in (machine.tree.read("proc/cpuinfo") or ""):
-        remedy = "this machine is a VM: give it an emulated IOMMU where it runs, or use a machine of metal"
-    elif machine.vendor == "Intel" and "intel_iommu=on" not in command_line:
+    remedy = machine.firmware_first or "take what switches it off from the kernel command line and reboot"
+    if not machine.firmware_first and machine.vendor == "Intel" and not machine.switched_off:
         remedy = "enable VT-d in the firmware and boot with intel_iommu=on"
-    else:
-        remedy = {"AMD": "enable IOMMU (AMD-Vi) in the firmware", "Intel": "enable VT-d in the firmware"}.get(
-            machine.vendor, "enable the IOMMU in the firmware"
-        )
-    yield Level.BLOCKED, "the IOMMU is off: there are no IOMMU groups", remedy
+    yield Severity.ERROR, "the IOMMU is off: there are no IOMMU groups", remedy
 
 
 def command_line(machine: Machine) -> Answer:
     words = machine.inventory.facts.command_line.split()
     if "amd_iommu=on" in words:
-        yield Level.WARNING, "amd_iommu=on is no option that Linux knows: the AMD IOMMU is on by default", "take it out"
+        yield (
+            Severity.WARNING,
+            "amd_iommu=on is no option that Linux knows: the AMD IOMMU is on by default",
+            "take it out",
+        )
     for word in words:
-        if word in ("intel_iommu=off", "amd_iommu=off", "iommu=off"):
-            yield Level.BLOCKED, f"{word} is on the kernel command line", "take it out and reboot"
+        if word in machine.switched_off:
+            yield Severity.ERROR, f"{word} is on the kernel command line", "take it out and reboot"
         if word.startswith("pcie_acs_override="):
             reason = f"{word} makes the kernel show groups that the hardware does not keep apart"
             remedy = "take it out: a VM could reach a GPU of another; gpuyard gives shared groups to one VM whole"
-            yield Level.WARNING, reason, remedy
+            yield Severity.WARNING, reason, remedy
 
 
 def interrupts(machine: Machine) -> Answer:
@@ -76,18 +79,18 @@ def interrupts(machine: Machine) -> Answer:
     if not machine.inventory.iommu_on:
         return
     if table is None:
-        yield Level.WARNING, "whether interrupts are remapped is not to be seen", "look for IR- in /proc/interrupts"
+        yield Severity.UNKNOWN, "whether interrupts are remapped cannot be seen", "look for IR- in /proc/interrupts"
     elif "IR-" in table:
-        yield Level.OK, "interrupts are remapped", ""
+        yield Severity.OK, "interrupts are remapped", ""
         if unsafe:
-            yield Level.WARNING, "allow_unsafe_interrupts is set and not needed here", "take it out"
+            yield Severity.WARNING, "allow_unsafe_interrupts is set and not needed here", "take it out"
     elif unsafe:
         reason = f"interrupts are not remapped, and allow_unsafe_interrupts lets VFIO go on: {danger}"
-        yield Level.WARNING, reason, f"{firmware}; until then give GPUs to trusted guests only"
+        yield Severity.WARNING, reason, f"{firmware}; until then give GPUs to trusted guests only"
     else:
         reason = "interrupts are not remapped, and VFIO refuses devices then"
         yield (
-            Level.BLOCKED,
+            Severity.ERROR,
             reason,
             f"{firmware}; where that cannot be, allow_unsafe_interrupts=1 and trusted guests only",
         )
@@ -98,19 +101,19 @@ def memory(machine: Machine) -> Answer:
     if not machine.inventory.gpus:
         return
     meminfo = machine.tree.read("proc/meminfo") or ""
-    swap = re.search(r"^SwapTotal:\s+(\d+)", meminfo, re.MULTILINE)
+    swap = re.search(r"^SwapTotal: +([0-9]{1,18})\b", meminfo, re.MULTILINE)
     if swap and int(swap.group(1)):
         reason = (
             f"{int(swap.group(1)) // GIB_IN_KIB} GiB of swap: the memory of a VM with a GPU is pinned and never swapped"
         )
-        yield Level.OK, reason, "keep ram_allocation_ratio at 1.0 on this host; gpuyard writes it so"
+        yield Severity.OK, reason, "keep ram_allocation_ratio at 1.0 on this host; gpuyard writes it so"
     overcommit = machine.tree.read("proc/sys/vm/overcommit_memory")
     if overcommit == "1":
         reason = (
             "vm.overcommit_memory is 1: the kernel promises memory that it does not have, and a VM pins all of its own"
         )
         yield (
-            Level.WARNING,
+            Severity.WARNING,
             f"{reason}; then something is killed",
             "set it to 0, the default, and ram_allocation_ratio to 1.0",
         )
@@ -119,23 +122,23 @@ def memory(machine: Machine) -> Answer:
             "vm.overcommit_memory is 2: the kernel promises CommitLimit at most, half of the memory if nobody raised it"
         )
         yield (
-            Level.WARNING,
+            Severity.WARNING,
             reason,
             "set it to 0, the default, or CommitLimit (vm.overcommit_ratio) above what VMs need",
         )
     for size, total, free in _huge_pages(machine):
         reserved = f"{total} huge pages of {_size(size)} ({_size(total * size)}) are set aside, {free} of them free"
         remedy = "Nova counts them as memory for every VM: add what they take to reserved_host_memory_mb"
-        yield Level.OK, f"{reserved}: only VMs whose flavor has hw:mem_page_size get them", remedy
+        yield Severity.OK, f"{reserved}: only VMs whose flavor has hw:mem_page_size get them", remedy
 
 
 def _huge_pages(machine: Machine) -> Iterable[Tuple[int, int, int]]:
     """(size in KiB, number, free) of each size that there are pages of."""
     for name in machine.tree.names(HUGE_PAGES):
-        size = re.fullmatch(r"hugepages-(\d+)kB", name)
-        counts = [machine.tree.read(f"{HUGE_PAGES}/{name}/{kind}_hugepages") or "0" for kind in ("nr", "free")]
-        if size and counts[0] != "0":
-            yield int(size.group(1)), int(counts[0]), int(counts[1])
+        size = number(name[len("hugepages-") : -len("kB")])
+        total, free = (number(machine.tree.read(f"{HUGE_PAGES}/{name}/{kind}_hugepages")) for kind in ("nr", "free"))
+        if size and total:
+            yield size, total, free or 0
 
 
 def _size(kib: int) -> str:
@@ -152,20 +155,20 @@ def software(machine: Machine) -> Answer:
         found.append("QEMU, whose version cannot be told without running it,")
     if not found:
         reason = "no libvirt or QEMU is to be seen on the host itself: right where they run in containers (Kolla)"
-        yield Level.OK, reason, "otherwise install them with nova-compute"
+        yield Severity.OK, reason, "otherwise install them with nova-compute"
         return
     for name, seen, least in (("libvirt", libvirt, LEAST_LIBVIRT), ("QEMU", qemu, LEAST_QEMU)):
         if seen and seen < least[: len(seen)]:
             reason = f"{name} {text_of(seen)} is installed, and Nova 2026.2 wants {text_of(least)} or newer"
-            yield Level.WARNING, reason, "update it, unless Nova's runs in a container"
-    yield Level.OK, f"{' and '.join(found)} {'are' if len(found) > 1 else 'is'} installed", ""
+            yield Severity.WARNING, reason, "update it, unless Nova's runs in a container"
+    yield Severity.OK, f"{' and '.join(found)} {'are' if len(found) > 1 else 'is'} installed", ""
 
 
 def pending_reboot(machine: Machine) -> Answer:
     """What gpuyard has set and does not run yet, or the other way round."""
     found = pending.seen(machine.tree, machine.inventory)
     for setting in pending.needs_reboot(found):
-        yield Level.WARNING, f"{setting.name}: {setting.state.value}", "reboot, then gpuyard host verify"
+        yield Severity.WARNING, f"{setting.name}: {setting.state.value}", "reboot, then gpuyard host verify"
     running = sum(setting.state is pending.State.ACTIVE for setting in found)
     if running:
-        yield Level.OK, f"{running} settings of gpuyard's are in force", ""
+        yield Severity.OK, f"{running} settings of gpuyard's are in force", ""

@@ -22,7 +22,7 @@ Version = Tuple[int, ...]
 def libvirt_version(tree: Tree) -> Optional[Version]:
     """By the name that the library's link leads to: ``libvirt.so.0.9000.0`` is 9.0.0. None when there is none."""
     for folder in LIBRARY_FOLDERS:
-        found = re.search(r"libvirt\.so\.0\.(\d+)\.(\d+)$", tree.link(f"{folder}/{LIBVIRT}") or "")
+        found = re.search(r"libvirt\.so\.0\.([0-9]{1,9})\.([0-9]{1,9})$", tree.link(f"{folder}/{LIBVIRT}") or "")
         if found:
             number = int(found.group(1))
             return number // 1000, number % 1000, int(found.group(2))
@@ -36,7 +36,7 @@ def has_qemu(tree: Tree) -> bool:
 def qemu_version(tree: Tree) -> Optional[Version]:
     """By dpkg's list of packages; None when it is not there (rpm's database is not for reading) or has none."""
     text = qemu_package(tree)
-    found = re.search(r"^Version: (?:\d+:)?(\d+(?:\.\d+)*)", text, re.MULTILINE)
+    found = re.search(r"^Version: (?:[0-9]{1,9}:)?([0-9]{1,9}(?:\.[0-9]{1,9})*)", text, re.MULTILINE)
     return tuple(int(part) for part in found.group(1).split(".")) if found else None
 
 

@@ -14,13 +14,12 @@ from datetime import datetime
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from gpuyard.host.holders import holders
-from gpuyard.host.local_host import CommandFailed, Host
+from gpuyard.host.local_host import STATE_FOLDER, CommandFailed, HostAccess
 from gpuyard.host.modules import canonical
 from gpuyard.host.preparation import bind
 from gpuyard.host.preparation.journal import (
     JOURNAL_FILE,
     ORIGINALS,
-    STATE_FOLDER,
     Before,
     Journal,
     Run,
@@ -36,13 +35,15 @@ from gpuyard.host.preparation.wishes import Wishes
 from gpuyard.host.tree import Tree
 from gpuyard.model.errors import BlockedError, GpuyardError
 from gpuyard.model.host import Inventory
-from gpuyard.model.plan import Plan, Step, Verb
+from gpuyard.model.plan import Plan, Step, StepVerb
 
 OnStep = Callable[[int, Step], None]
 """Called before each step with its number from 1."""
 
 
-def apply_plan(host: Host, plan: Plan, inventory: Inventory, wishes: Wishes, now: datetime, on_step: OnStep) -> None:
+def apply_plan(
+    host: HostAccess, plan: Plan, inventory: Inventory, wishes: Wishes, now: datetime, on_step: OnStep
+) -> None:
     """Raises BlockedError when the plan has refusals, GpuyardError with the step that failed."""
     if plan.refusals:
         raise BlockedError(plan.refused)
@@ -83,7 +84,7 @@ def _groups(inventory: Inventory, addresses: Sequence[str]) -> Dict[str, Optiona
     }
 
 
-def apply_undo(host: Host, plan: Plan, on_step: OnStep) -> None:
+def apply_undo(host: HostAccess, plan: Plan, on_step: OnStep) -> None:
     """Carry out a plan of plan_undo.py, then remove what gpuyard keeps on the host. Raises as apply_plan does.
 
     A driver that does not come back (it is no longer there, say) keeps nothing else from being undone; it is told last.
@@ -105,7 +106,7 @@ def apply_undo(host: Host, plan: Plan, on_step: OnStep) -> None:
         raise GpuyardError(f"undone, but {'; '.join(problems)}")
 
 
-def _carry_out(host: Host, plan: Plan, journal: Journal, on_step: OnStep) -> Tuple[Journal, List[str]]:
+def _carry_out(host: HostAccess, plan: Plan, journal: Journal, on_step: OnStep) -> Tuple[Journal, List[str]]:
     """The journal afterwards, and what did not work but stopped nothing."""
     problems: List[str] = []
     for number, step in enumerate(plan.steps, 1):
@@ -125,14 +126,14 @@ def _titles(steps: Sequence[Step]) -> Tuple[str, ...]:
     return tuple(str(step) for step in steps)
 
 
-def _step(host: Host, step: Step, journal: Journal, problems: List[str]) -> Journal:
+def _step(host: HostAccess, step: Step, journal: Journal, problems: List[str]) -> Journal:
     path = step.name[1:]
     if step.kind == "group":
         # Minutes may have passed since the plan: an initramfs was made, or somebody was asked.
         busy = list(in_use([step], holders(host.tree)))
         if busy:
             raise GpuyardError("; ".join(busy))
-        if step.verb is Verb.BIND:
+        if step.verb is StepVerb.BIND:
             bind.bind(host, step.after)
         else:
             problems += bind.release(host, {address: journal.functions[address] for address in step.after})
@@ -142,9 +143,9 @@ def _step(host: Host, step: Step, journal: Journal, problems: List[str]) -> Jour
     elif step.kind == "command":
         host.run(step.after["command"])
         return _ran(host, step, journal)
-    elif step.verb is Verb.DELETE:
+    elif step.verb is StepVerb.DELETE:
         host.remove_file(path)
-    elif step.verb is Verb.RESTORE:
+    elif step.verb is StepVerb.RESTORE:
         host.copy_file(copy_of(path), path)
     else:
         host.write_file(path, step.after["text"], step.after["mode"])
@@ -153,7 +154,7 @@ def _step(host: Host, step: Step, journal: Journal, problems: List[str]) -> Jour
     return journal
 
 
-def _ran(host: Host, step: Step, journal: Journal) -> Journal:
+def _ran(host: HostAccess, step: Step, journal: Journal) -> Journal:
     """Remember what a command left, to know later whether somebody else has changed it since."""
     if step.name not in journal.runs:
         return journal
@@ -161,20 +162,20 @@ def _ran(host: Host, step: Step, journal: Journal) -> Journal:
     return with_run(journal, step.name, run)
 
 
-def digests(host: Host, patterns: Sequence[str]) -> Dict[str, str]:
+def digests(host: HostAccess, patterns: Sequence[str]) -> Dict[str, str]:
     """Path -> SHA-256 of every file that matches."""
     found = {path: host.digest(path) for path in matching(host.tree, patterns)}
     return {path: digest for path, digest in found.items() if digest is not None}
 
 
-def _remember(host: Host, journal: Journal, plan: Plan) -> Journal:
+def _remember(host: HostAccess, journal: Journal, plan: Plan) -> Journal:
     """Copy what the plan will change and nothing has changed yet, and note it. Nothing of the host is touched."""
     for step in plan.steps:
         if step.kind == "file":
             journal = _remember_file(journal, step.name[1:])
         elif step.kind == "command":
             journal = _remember_outputs(host, journal, step)
-        elif step.verb is Verb.BIND:
+        elif step.verb is StepVerb.BIND:
             journal = _remember_modules(host.tree, journal, step)
     return journal
 
@@ -184,7 +185,7 @@ def _remember_file(journal: Journal, path: str) -> Journal:
     return journal if path in journal.files else replace(journal, files=(*journal.files, path))
 
 
-def _remember_outputs(host: Host, journal: Journal, step: Step) -> Journal:
+def _remember_outputs(host: HostAccess, journal: Journal, step: Step) -> Journal:
     """Copies are made before the first run only: later there would be something of ours in them."""
     run, now, after = journal.runs.get(step.name), digests(host, step.after["outputs"]), step.after
     if run is None:
@@ -202,7 +203,7 @@ def _options(journal: Journal, after: Mapping[str, Any]) -> Tuple[str, ...]:
     return tuple(dict.fromkeys([*journal.options, *after.get("options", ())]))
 
 
-def _remember_functions(host: Host, journal: Journal, inventory: Inventory, addresses: Iterable[str]) -> Journal:
+def _remember_functions(host: HostAccess, journal: Journal, inventory: Inventory, addresses: Iterable[str]) -> Journal:
     known: Dict[str, Before] = dict(journal.functions)
     for address in addresses:
         function = inventory.function(address)
@@ -242,7 +243,7 @@ def matching(tree: Tree, patterns: Sequence[str]) -> Tuple[str, ...]:
     return tuple(found)
 
 
-def _forget(host: Host, journal: Journal) -> None:
+def _forget(host: HostAccess, journal: Journal) -> None:
     """Remove what gpuyard keeps on a host. The journal goes last, so that the rest can be done after a crash."""
     for path in journal.files:
         host.remove_file(path)  # also what a crash in the middle of writing it has left
@@ -253,7 +254,7 @@ def _forget(host: Host, journal: Journal) -> None:
     host.remove_folder(STATE_FOLDER)
 
 
-def _remove_below(host: Host, folder: str) -> None:
+def _remove_below(host: HostAccess, folder: str) -> None:
     for name in host.tree.names(folder):
         path = f"{folder}/{name}"
         if host.digest(path) is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional
 
-from gpuyard.host.local_host import AttributeHangs, Host
+from gpuyard.host.local_host import AttributeHangs, HostAccess
 from gpuyard.host.preparation.journal import Before
 from gpuyard.host.tree import Tree
 from gpuyard.model.errors import GpuyardError
@@ -37,7 +37,7 @@ def before(tree: Tree, address: str, ids: str, group: Optional[int]) -> Before:
     )
 
 
-def bind(host: Host, targets: Mapping[str, str]) -> None:
+def bind(host: HostAccess, targets: Mapping[str, str]) -> None:
     """Give functions of one group to VFIO drivers. Raises GpuyardError; what was taken is given back then."""
     for driver in sorted(set(targets.values())):
         host.run(["modprobe", driver])
@@ -60,7 +60,7 @@ def bind(host: Host, targets: Mapping[str, str]) -> None:
         raise GpuyardError(f"{str(error) or 'interrupted'}{left}") from None
 
 
-def release(host: Host, originals: Mapping[str, Before]) -> List[str]:
+def release(host: HostAccess, originals: Mapping[str, Before]) -> List[str]:
     """Give functions of one group back to the drivers that they had. Answers which did not get theirs.
 
     Raises GpuyardError when one cannot be taken from VFIO.
@@ -70,20 +70,20 @@ def release(host: Host, originals: Mapping[str, Before]) -> List[str]:
     return [problem for address, original in originals.items() for problem in _restore(host, address, original)]
 
 
-def _take_back(host: Host, address: str, original: Before) -> None:
+def _take_back(host: HostAccess, address: str, original: Before) -> None:
     """With its name as override the very driver gets it, also where ids= would give it to vfio-pci again."""
     host.write_attribute(f"{device(address)}/driver_override", original.driver or original.override)
     _unbind(host, address, unless=original.driver)
 
 
-def _unbind(host: Host, address: str, unless: Optional[str]) -> None:
+def _unbind(host: HostAccess, address: str, unless: Optional[str]) -> None:
     driver = driver_of(host.tree, address)
     if driver is None or driver == unless:
         return
     host.write_attribute(f"{device(address)}/driver/unbind", address)
 
 
-def _probe(host: Host, address: str, driver: str) -> None:
+def _probe(host: HostAccess, address: str, driver: str) -> None:
     """Have the kernel look for a driver. That the write succeeds says nothing, so the result is read back."""
     host.write_attribute(f"{BUS}/drivers_probe", address)
     now = driver_of(host.tree, address)
@@ -91,7 +91,7 @@ def _probe(host: Host, address: str, driver: str) -> None:
         raise GpuyardError(f"{address} is with {now or 'no driver'} and did not get {driver}: 'dmesg' has the reason")
 
 
-def _restore(host: Host, address: str, original: Before) -> List[str]:
+def _restore(host: HostAccess, address: str, original: Before) -> List[str]:
     """The driver of before, then the override of before. Answers what did not work."""
     problems: List[str] = []
     if original.driver is not None and driver_of(host.tree, address) != original.driver:
@@ -106,7 +106,7 @@ def _restore(host: Host, address: str, original: Before) -> List[str]:
     return problems
 
 
-def _put_back(host: Host, earlier: Dict[str, Before]) -> str:
+def _put_back(host: HostAccess, earlier: Dict[str, Before]) -> str:
     """After a failure in the middle: the group as it was, as far as that works. Answers what to add to the error."""
     left: List[str] = []
     for address, original in earlier.items():

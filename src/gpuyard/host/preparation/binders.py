@@ -61,13 +61,17 @@ def _driverctl(tree: Tree, addresses: Collection[str]) -> Iterable[str]:
 
 def _udev_rules(tree: Tree, addresses: Collection[str]) -> Iterable[str]:
     """Of files with one name in several folders, udev reads the first folder's only."""
-    files = {name: f"{folder}/{name}" for folder in reversed(UDEV_FOLDERS) for name in tree.names(folder)}
-    for name, file in sorted(files.items()):
-        lines = (tree.read(file) or "").splitlines() if name.endswith(".rules") else []
-        for number, line in enumerate(lines, 1):
+    for file in udev_rules(tree):
+        for number, line in enumerate((tree.read(file) or "").splitlines(), 1):
             # driverctl's own rule does nothing without a file in its folder, and those are looked at above
             if OVERRIDE in _code(line) and "driverctl" not in line and _concerns(line, addresses):
                 yield f"/{file}:{number}: a udev rule sets {OVERRIDE}: take it out if it means one of these GPUs"
+
+
+def udev_rules(tree: Tree) -> List[str]:
+    """The files that udev reads, in the order of their names."""
+    files = {name: f"{folder}/{name}" for folder in reversed(UDEV_FOLDERS) for name in tree.names(folder)}
+    return [file for name, file in sorted(files.items()) if name.endswith(".rules")]
 
 
 def _modprobe_lines(tree: Tree) -> Iterable[str]:
@@ -86,19 +90,23 @@ def _modprobe_lines(tree: Tree) -> Iterable[str]:
 
 
 def _scripts(tree: Tree, addresses: Collection[str]) -> Iterable[str]:
-    """Scripts of the initramfs, rc.local and services that speak of vfio-pci, but for our own."""
-    scripts = [
-        f"{INITRAMFS_SCRIPTS}/{stage}/{name}"
-        for stage in tree.names(INITRAMFS_SCRIPTS)
-        for name in tree.names(f"{INITRAMFS_SCRIPTS}/{stage}")
-    ]
-    units = [f"{UNITS}/{name}" for name in tree.names(UNITS) if name.endswith(".service")]
-    for file in (*scripts, RC_LOCAL, *units):
+    """Those that speak of vfio-pci, but for our own."""
+    for file in boot_scripts(tree):
         text = tree.read(file) or ""
         code = "\n".join(map(_code, text.splitlines()))
         if MARK not in text and (OVERRIDE in code or VFIO_PCI in canonical(code)) and _concerns(code, addresses):
             remedy = "; then make the initramfs again" if file.startswith(INITRAMFS_SCRIPTS) else ""
             yield f"/{file} seems to give devices to vfio-pci at boot: take that out of it{remedy}"
+
+
+def boot_scripts(tree: Tree) -> List[str]:
+    """Scripts of the initramfs, rc.local and services."""
+    scripts = [
+        f"{INITRAMFS_SCRIPTS}/{stage}/{name}"
+        for stage in tree.names(INITRAMFS_SCRIPTS)
+        for name in tree.names(f"{INITRAMFS_SCRIPTS}/{stage}")
+    ]
+    return [*scripts, RC_LOCAL, *(f"{UNITS}/{name}" for name in tree.names(UNITS) if name.endswith(".service"))]
 
 
 def _code(line: str) -> str:

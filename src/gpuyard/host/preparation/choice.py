@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Iterable, List, Tuple
 
+from gpuyard.host.judge import companions_of
 from gpuyard.host.machine import Machine
 from gpuyard.host.preparation.wishes import Wishes
-from gpuyard.model.pci import CLASSES_COMPANION, PciFunction
+from gpuyard.model.pci import PciFunction
 from gpuyard.model.slot import Slot
 
 
@@ -53,8 +54,8 @@ def _unknown(machine: Machine, wishes: Wishes) -> Tuple[List[str], List[str]]:
     """Wishes about GPUs that are not there. One to be given away is missed; one to be kept may have been taken out."""
     there = {gpu.address for gpu in machine.inventory.gpus}
     seen = ", ".join(sorted(there)) or "none"
-    missing = [address for address in wishes.only or () if address not in there]
-    refusals = [f"{address} is to be given away, but there is no GPU at it; GPUs are at: {seen}" for address in missing]
+    missing = ", ".join(address for address in wishes.only or () if address not in there)
+    refusals = [f"there is no GPU at {missing}, to be given away; GPUs are at: {seen}"] if missing else []
     return refusals, [
         f"{address} is to be kept, but there is no GPU at it" for address in wishes.keep if address not in there
     ]
@@ -71,7 +72,7 @@ def _wanted(slot: Slot, wishes: Wishes) -> bool:
 def _strangers(machine: Machine, slot: Slot, wishes: Wishes) -> List[str]:
     """Disks, network ports and the like in the group. Whether the host needs one cannot be known for certain from
     here (a disk of a storage cluster is neither mounted nor quiet), so such a one goes only if somebody names it."""
-    found = [f for f in _members(machine, slot) if not f.is_gpu and f.class_id not in CLASSES_COMPANION]
+    found = [f for f in _members(machine, slot) if f not in slot.gpus and f not in slot.companions]
     return [
         f"{f.short_address} {f.class_name} {f.model} shares the group, and the host would lose it: --give "
         f"{f.short_address} if that is meant"
@@ -90,7 +91,8 @@ def _members(machine: Machine, slot: Slot) -> Iterable[PciFunction]:
 def _card(machine: Machine, slot: Slot) -> Tuple[List[PciFunction], List[str]]:
     """While the IOMMU is off nobody knows the groups: the functions of the same card, unless the host needs one."""
     inventory, cards = machine.inventory, {gpu.card for gpu in slot.gpus}
-    members = [f for f in inventory.functions if f.card in cards and (f.is_gpu or f.class_id in CLASSES_COMPANION)]
+    companions = companions_of(slot.gpus, inventory.functions, inventory)
+    members = [f for f in inventory.functions if (f.is_gpu and f.card in cards) or f.address in companions]
     reasons = [
         f"{f.short_address} is needed by the host: {inventory.needed_by_host[f.address]}"
         for f in members

@@ -9,7 +9,10 @@ from typing import Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from gpuyard.host.tree import Tree
 
+PROGRAMS = {"update-grub", "grubby", "update-initramfs", "dracut"}
 PROGRAM_FOLDERS = ("usr/sbin", "usr/bin", "sbin", "bin")
+INITRAMFS_TOOLS = "etc/initramfs-tools"
+OSTREE_BOOTED = "run/ostree-booted"
 GRUB_DEFAULTS = "etc/default/grub"
 GRUB_FOLDER = "etc/default/grub.d"
 GRUB_VARIABLE = re.compile(r"^\s*(?:export\s+)?GRUB_CMDLINE_LINUX(?:_DEFAULT)?\+?=(.*)$")
@@ -96,7 +99,9 @@ def why_not_grubby(tree: Tree) -> Optional[str]:
         return f"grubby needs boot loader entries, and there is none to be read in /{ENTRIES} (that takes root)"
     if re.search(r"^GRUB_ENABLE_BLSCFG=[\"']?false", tree.read(GRUB_DEFAULTS) or "", re.MULTILINE):
         return f"grubby changes the entries in /{ENTRIES}, which GRUB_ENABLE_BLSCFG=false in /{GRUB_DEFAULTS} turns off"
-    if "kernelopts" not in _environment(tree) and any("$kernelopts" in _options(tree, name) for name in _entries(tree)):
+    if "kernelopts" not in _environment(tree) and any(
+        "$kernelopts" in _options(tree, name) for name in entry_files(tree)
+    ):
         return (
             f"the entries in /{ENTRIES} take their options from $kernelopts, which is not in /{GRUBENV} "
             "(grub2-mkconfig -o /boot/grub2/grub.cfg puts it there)"
@@ -105,7 +110,7 @@ def why_not_grubby(tree: Tree) -> Optional[str]:
 
 
 def is_ostree(tree: Tree) -> bool:
-    return "ostree-booted" in tree.names("run")
+    return tree.read(OSTREE_BOOTED) is not None
 
 
 def has_program(tree: Tree, name: str) -> bool:
@@ -118,7 +123,7 @@ def has_grub_folder(tree: Tree) -> bool:
 
 
 def initramfs_tool(tree: Tree) -> Optional[Tool]:
-    if has_program(tree, "update-initramfs") and tree.names("etc/initramfs-tools"):
+    if has_program(tree, "update-initramfs") and tree.names(INITRAMFS_TOOLS):
         return UPDATE_INITRAMFS
     return DRACUT if has_program(tree, "dracut") else None
 
@@ -126,7 +131,7 @@ def initramfs_tool(tree: Tree) -> Optional[Tool]:
 def configured_options(tree: Tree, but: str) -> Dict[str, str]:
     """Kernel option -> ``FILE:LINE`` where the boot loader's configuration has it; the file `but` is left out."""
     files = [GRUB_DEFAULTS, *(f"{GRUB_FOLDER}/{name}" for name in tree.names(GRUB_FOLDER) if name.endswith(".cfg"))]
-    if has_program(tree, "grubby") and _entries(tree) and grubby_spoils_defaults(tree):
+    if has_program(tree, "grubby") and entry_files(tree) and grubby_spoils_defaults(tree):
         files = []  # the entries are what counts, and nothing changes that file
     found: Dict[str, str] = {}
     for file in files:
@@ -135,21 +140,21 @@ def configured_options(tree: Tree, but: str) -> Dict[str, str]:
             if match and file != but:
                 for option in _words(match.group(1)):
                     found.setdefault(option, f"/{file}:{number}")
-    for name, options in entry_options(tree).items():
+    for path, options in entry_options(tree).items():
         for option in options:
-            found.setdefault(option, f"/{ENTRIES}/{name}")
-    for option in (tree.read(COMMAND_LINE) or "").split() if _entries(tree) else []:
+            found.setdefault(option, f"/{path}")
+    for option in (tree.read(COMMAND_LINE) or "").split() if entry_files(tree) else []:
         found.setdefault(option, f"/{COMMAND_LINE}:1")
     return found
 
 
 def entry_options(tree: Tree) -> Dict[str, List[str]]:
-    """Kernel options of each boot loader entry (BLS), with what GRUB's environment block has for ``$NAME``."""
+    """Path -> kernel options of each boot loader entry (BLS), with what GRUB's environment block has for ``$NAME``."""
     environment = _environment(tree)
     entries: Dict[str, List[str]] = {}
-    for name in _entries(tree):
-        words = [environment.get(word[1:], "") if word[0] == "$" else word for word in _options(tree, name)]
-        entries[name] = " ".join(words).split()
+    for path in entry_files(tree):
+        words = [environment.get(word[1:], "") if word[0] == "$" else word for word in _options(tree, path)]
+        entries[path] = " ".join(words).split()
     return entries
 
 
@@ -159,7 +164,7 @@ def options_everywhere(tree: Tree) -> Set[str]:
     Not counting the rescue entry: it is there to boot when the others do not.
     """
     entries = entry_options(tree)
-    found = [words for name, words in entries.items() if RESCUE not in name] or list(entries.values())
+    found = [words for path, words in entries.items() if RESCUE not in path] or list(entries.values())
     later = tree.read(COMMAND_LINE)
     found += [later.split()] if later is not None and found else []
     return set.intersection(*(set(words) for words in found)) if found else set()
@@ -167,16 +172,17 @@ def options_everywhere(tree: Tree) -> Set[str]:
 
 def tuned_options(tree: Tree) -> Set[str]:
     """Those that entries have by ``$tuned_params``: tuned's, and nothing that grubby could take out."""
-    used = any("$tuned_params" in _options(tree, name) for name in _entries(tree))
+    used = any("$tuned_params" in _options(tree, name) for name in entry_files(tree))
     return set(_environment(tree).get("tuned_params", "").split()) if used else set()
 
 
-def _entries(tree: Tree) -> List[str]:
-    return [name for name in tree.names(ENTRIES) if name.endswith(".conf")]
+def entry_files(tree: Tree) -> List[str]:
+    """The boot loader's entries."""
+    return [f"{ENTRIES}/{name}" for name in tree.names(ENTRIES) if name.endswith(".conf")]
 
 
-def _options(tree: Tree, name: str) -> List[str]:
-    lines: List[str] = re.findall(r"^options\s+(.*)$", tree.read(f"{ENTRIES}/{name}") or "", re.MULTILINE)
+def _options(tree: Tree, path: str) -> List[str]:
+    lines: List[str] = re.findall(r"^options\s+(.*)$", tree.read(path) or "", re.MULTILINE)
     return " ".join(lines).split()
 
 

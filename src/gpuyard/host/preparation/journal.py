@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
+from gpuyard.host.local_host import STATE_FOLDER, HostAccess
 from gpuyard.host.preparation.distribution import UPDATE_GRUB, initramfs_tool
 from gpuyard.host.preparation.files import GRUB_FILE, MARK, OUR_FILES
 from gpuyard.host.preparation.passthrough import read_list
@@ -17,10 +18,6 @@ from gpuyard.host.preparation.wishes import Wishes
 from gpuyard.host.tree import Tree
 from gpuyard.model.errors import GpuyardError
 
-if TYPE_CHECKING:
-    from gpuyard.host.local_host import Host
-
-STATE_FOLDER = "var/lib/gpuyard"
 JOURNAL_FILE = f"{STATE_FOLDER}/journal.json"
 ORIGINALS = f"{STATE_FOLDER}/originals"
 FORMAT = 1
@@ -95,7 +92,7 @@ def load(tree: Tree) -> Optional[Journal]:
     """The host's journal, None when gpuyard has changed nothing. Raises GpuyardError when it cannot be read."""
     text = tree.read(JOURNAL_FILE)
     if text is None:
-        if "journal.json" in tree.names(STATE_FOLDER):
+        if tree.is_hidden(STATE_FOLDER) or "journal.json" in tree.names(STATE_FOLDER):
             raise GpuyardError(f"/{JOURNAL_FILE} cannot be read: run this as root")
         return None
     try:
@@ -144,7 +141,7 @@ def _from_dict(data: Dict[str, Any]) -> Journal:
     return Journal(functions=functions, runs=runs, wishes=wishes, **data)
 
 
-def save(host: Host, journal: Journal) -> None:
+def save(host: HostAccess, journal: Journal) -> None:
     """Make it last. Only root may read it: it shows how the host is set up."""
     host.write_file(JOURNAL_FILE, json.dumps({"gpuyard_journal": FORMAT, **asdict(journal)}, indent=1) + "\n", 0o600)
 

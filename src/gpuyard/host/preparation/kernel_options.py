@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
-from gpuyard.host.machine import Machine
+from gpuyard.host.machine import IOMMU_OFF, Machine
 from gpuyard.host.modules import is_builtin
 from gpuyard.host.preparation.distribution import (
     ADD,
@@ -28,7 +28,6 @@ from gpuyard.host.preparation.files import GRUB_FILE
 from gpuyard.host.preparation.journal import Journal
 from gpuyard.host.preparation.wishes import Wishes
 
-OFF = ("iommu=off", "intel_iommu=off", "amd_iommu=off")
 LEGACY = re.compile(r"^(vfio[-_]pci|pci[-_]stub)\.ids=")
 USELESS = ("amd_iommu=on",)
 OSTREE = (
@@ -75,20 +74,23 @@ def _inverse(journal: Optional[Journal]) -> Tuple[str, ...]:
 
 def kernel_options(machine: Machine, wishes: Wishes, journal: Optional[Journal]) -> KernelOptions:
     """What is needed and what is in the way, by the boot loader's configuration and the running kernel's options."""
+    # By GPU: which group one is in may be known only once the options are there.
+    wanted_at_all = any(wishes.wants(gpu.address) for gpu in machine.inventory.gpus)
+    needed = _needed(machine, wishes) if wanted_at_all else []
     mine = ours(machine, journal)
     foreign = configured_options(machine.tree, but=GRUB_FILE)
     if has_grub_folder(machine.tree):
-        wanted = [word for word in _needed(machine, wishes) if not _is_given(word, foreign)]
+        wanted = [word for word in needed if not _is_given(word, foreign)]
         unwanted, refusals, notes = _in_the_way(machine, wishes, foreign)
         return KernelOptions(tuple(wanted), tuple(unwanted), foreign, tuple(refusals), tuple(notes))
     foreign = {word: where for word, where in foreign.items() if word not in mine}
     unwanted, refusals, notes = _in_the_way(machine, wishes, foreign)
     # One of several kernels with an option is not enough.
     others = (options_everywhere(machine.tree) if entry_options(machine.tree) else {*foreign}) - {*mine}
-    wanted = [word for word in _needed(machine, wishes) if not _is_given(word, others)]
+    wanted = [word for word in needed if not _is_given(word, others)]
     found = KernelOptions(tuple(wanted), tuple(unwanted), foreign, tuple(refusals), tuple(notes))
     if is_ostree(machine.tree):
-        return replace(found, wanted=(), unwanted=(), refusals=(*refusals, OSTREE))
+        return replace(found, wanted=(), unwanted=(), refusals=(*refusals, *([OSTREE] if wanted_at_all else [])))
     why_not = why_not_grubby(machine.tree)
     return _by_hand(machine, found, why_not) if why_not else _with_grubby(machine, wishes, found, mine, journal)
 
@@ -150,7 +152,7 @@ def _is_given(option: str, words: Iterable[str]) -> bool:
 
 
 def _is_legacy(word: str) -> bool:
-    return word in OFF or word in USELESS or bool(LEGACY.match(word))
+    return word in IOMMU_OFF or word in USELESS or bool(LEGACY.match(word))
 
 
 def _needed(machine: Machine, wishes: Wishes) -> List[str]:
@@ -170,6 +172,8 @@ def _in_the_way(machine: Machine, wishes: Wishes, foreign: Dict[str, str]) -> Tu
     refusals: List[str] = []
     notes: List[str] = []
     tuned = tuned_options(machine.tree)
+    if not machine.inventory.gpus:
+        return unwanted, refusals, notes
     for word, where in foreign.items():
         if not _is_legacy(word):
             continue
@@ -177,7 +181,7 @@ def _in_the_way(machine: Machine, wishes: Wishes, foreign: Dict[str, str]) -> Tu
             refusals.append(f"{word} is set by tuned ($tuned_params): take it out of tuned's profile, then plan again")
         elif wishes.replace_legacy:
             unwanted.append(word)
-        elif word in OFF:
+        elif word in IOMMU_OFF:
             refusals.append(f"{word} in {where} keeps the IOMMU off: take it out, or let --replace-legacy leave it out")
         elif word in USELESS:
             notes.append(f"{word} in {where} does nothing: the AMD IOMMU is on by default")
@@ -186,10 +190,9 @@ def _in_the_way(machine: Machine, wishes: Wishes, foreign: Dict[str, str]) -> Tu
                 f"{word} in {where} takes every card with these ids, also one that the host keeps; binding by address "
                 "replaces it: --replace-legacy leaves it out"
             )
-    running = machine.inventory.facts.command_line.split()
     refusals += [
         f"the kernel was started with {word}, which is not in the boot configuration: find out who set it"
-        for word in running
-        if word in OFF and word not in foreign
+        for word in machine.switched_off
+        if word not in foreign
     ]
     return unwanted, refusals, notes

@@ -40,26 +40,24 @@ from gpuyard.host.preparation.passthrough import LIST_FILE, VFIO_DRIVER, Passthr
 from gpuyard.host.preparation.wishes import Wishes
 from gpuyard.host.tree import Tree
 from gpuyard.model.pci import PciFunction
-from gpuyard.model.plan import Plan, Step, Verb
+from gpuyard.model.plan import Plan, Step, StepVerb
 
 if TYPE_CHECKING:
-    from gpuyard.host.holders import Holder
+    from gpuyard.host.holders import DeviceHolder
 
 IN_INITRAMFS = (LIST_FILE, SCRIPT_FILE, MODPROBE_FILE, OPTIONS_FILE, HOOK_FILE, DRACUT_FILE)
 
-Held = Mapping[str, Sequence["Holder"]]
+Held = Mapping[str, Sequence["DeviceHolder"]]
 
 
-def plan_preparation(
-    machine: Machine, wishes: Wishes, journal: Optional[Journal], held: Held, live: bool = True
-) -> Plan:
-    """`held`: address -> who has the device open. Without `live` drivers change at the next boot only."""
+def plan_preparation(machine: Machine, wishes: Wishes, journal: Optional[Journal], held: Held) -> Plan:
+    """`held`: address -> who has the device open."""
     choice, options = choose(machine, wishes), kernel_options(machine, wishes, journal)
     wanted = [Passthrough(f.address, f.ids, _vfio_driver(f)) for f in choice.functions]
     files = wanted_files(machine, wishes, choice.functions, wanted, options)
     changed = list(_file_steps(machine.tree, files))
     commands = [*_initramfs_steps(machine.tree, files, journal), *_boot_steps(machine, files, options, journal)]
-    moves = list(_driver_steps(machine, wanted, journal)) if live and machine.inventory.iommu_on else []
+    moves = list(_driver_steps(machine, wanted, journal)) if wishes.live and machine.inventory.iommu_on else []
     refusals = [
         *choice.refusals,
         *options.refusals,
@@ -70,7 +68,8 @@ def plan_preparation(
         *_dangerous(machine, moves),
     ]
     reboot = _after_a_reboot(machine, options, wanted, moves)
-    notes = [*choice.notes, *options.notes, *_gone(machine), *other_binders(machine.tree, _addresses(machine))]
+    notes = [*machine.inventory.unreadable] if machine.inventory.functions else []
+    notes += [*choice.notes, *options.notes, *_gone(machine), *other_binders(machine.tree, _addresses(machine))]
     notes += [f"the text console goes dark with {f.short_address}" for f in _darkened(machine, moves)]
     return Plan((*changed, *commands, *moves), tuple(refusals), tuple(notes), tuple(reboot))
 
@@ -93,15 +92,17 @@ def _addresses(machine: Machine) -> List[str]:
 
 def _dangerous(machine: Machine, moves: Iterable[Step]) -> Iterable[str]:
     """Displays that the kernel itself holds: an unbind would never return, and the host not shut down."""
+    reasons: Dict[str, List[str]] = {}
     for step in moves:
-        for address in step.after:
-            reason = busy_display(machine.tree, machine.inventory.function(address)) if step.verb is Verb.BIND else ""
-            if reason:
-                yield f"{address}: {reason}: use --no-live and reboot"
+        for address in step.after if step.verb is StepVerb.BIND else ():
+            reasons.setdefault(busy_display(machine.tree, machine.inventory.function(address)), []).append(address)
+    for reason, addresses in reasons.items():
+        if reason:
+            yield f"{', '.join(addresses)}: {reason}: use --no-live and reboot"
 
 
 def _darkened(machine: Machine, moves: Iterable[Step]) -> List[PciFunction]:
-    moved = {address for step in moves if step.verb is Verb.BIND for address in step.after}
+    moved = {address for step in moves if step.verb is StepVerb.BIND for address in step.after}
     return [f for f in machine.members if f.address in moved and console_on(machine.tree, f)]
 
 
@@ -155,14 +156,14 @@ def _file_steps(tree: Tree, files: Sequence[HostFile]) -> Iterable[Step]:
         now = tree.read(file.path)
         after = {"text": file.text, "mode": file.mode}
         if now is None:
-            yield Step(Verb.CREATE, "file", f"/{file.path}", file.reason, {}, after)
+            yield Step(StepVerb.CREATE, "file", f"/{file.path}", file.reason, {}, after)
         elif now != file.text.rstrip("\n"):
-            yield Step(Verb.UPDATE, "file", f"/{file.path}", file.reason, {"text": f"{now}\n"}, after)
+            yield Step(StepVerb.UPDATE, "file", f"/{file.path}", file.reason, {"text": f"{now}\n"}, after)
     wanted = {file.path for file in files}
     for path in OUR_FILES:
         now = tree.read(path)
         if path not in wanted and now is not None:
-            yield Step(Verb.DELETE, "file", f"/{path}", "no longer needed", {"text": f"{now}\n"}, {})
+            yield Step(StepVerb.DELETE, "file", f"/{path}", "no longer needed", {"text": f"{now}\n"}, {})
 
 
 def _initramfs_steps(tree: Tree, files: Sequence[HostFile], journal: Optional[Journal]) -> Iterable[Step]:
@@ -199,7 +200,7 @@ def _run(
 def _run_step(tool: Tool, inputs: str, reason: str, options: Sequence[str] = ()) -> Step:
     after = {"command": tool.command, "inputs": inputs, "outputs": tool.outputs, "inverse": tool.inverse}
     after.update({"options": tuple(options)} if options else {})
-    return Step(Verb.RUN, "command", tool.name, reason, {}, after)
+    return Step(StepVerb.RUN, "command", tool.name, reason, {}, after)
 
 
 def _digest(files: Iterable[HostFile]) -> str:
@@ -216,7 +217,7 @@ def _driver_steps(machine: Machine, wanted: Sequence[Passthrough], journal: Opti
         if moved:
             before: Dict[str, Optional[str]] = {f.address: f.driver for f in moved}
             after = {f.address: target[f.address] for f in moved}
-            yield Step(Verb.BIND, "group", str(number), "a VM can have the group", before, after)
+            yield Step(StepVerb.BIND, "group", str(number), "a VM can have the group", before, after)
         others = [f for f in members if f.address not in target]
         back = {f.address: f.driver for f in others if can_go_back(machine.tree, f, journal)}
         if back:
@@ -241,30 +242,32 @@ def release_step(
     """Back to the drivers of before."""
     assert journal is not None
     after = {address: journal.functions[address].driver for address in now}
-    return Step(Verb.RELEASE, "group", "none" if group is None else str(group), reason, now, after)
+    return Step(StepVerb.RELEASE, "group", "none" if group is None else str(group), reason, now, after)
 
 
 def in_use(steps: Iterable[Step], held: Held) -> Iterable[str]:
-    """Why drivers cannot change now: somebody has a device open, and taking it away would hang or hurt."""
+    """Why drivers cannot change now: somebody has a device open, and taking it away would hang or hurt.
+
+    Each holder once, with all that it holds.
+    """
+    found: Dict[str, Dict[str, None]] = {}
     for step in steps:
         for address in step.before:
             for holder in held.get(address, ()):
-                if holder.is_vm:
-                    yield f"{address} is in use by a VM ({holder}): wait for its end, or use --no-live and reboot"
-                else:
-                    yield f"{address} is in use by {holder}: end it, or use --no-live and reboot"
+                who = f"a VM ({holder}): wait for its end" if holder.is_vm else f"{holder}: end it"
+                found.setdefault(who, {})[address] = None
+    for who, addresses in found.items():
+        are = "is" if len(addresses) == 1 else "are"
+        yield f"{', '.join(addresses)} {are} in use by {who}, or use --no-live and reboot"
 
 
 def _impossible(machine: Machine, choice: Choice) -> Iterable[str]:
-    inventory = machine.inventory
     if choice.functions and is_available(machine.tree, "vfio_pci") is False:
         yield "the kernel has no vfio-pci: install the kernel package with all modules"
-    if choice.functions and not inventory.iommu_on:
-        tables = machine.tree.names("sys/firmware/acpi/tables")
-        table = {"AMD": "IVRS", "Intel": "DMAR"}.get(machine.vendor)
-        if table and tables and table not in tables:
-            where = "AMD-Vi (IOMMU)" if table == "IVRS" else "VT-d"
-            yield f"the firmware offers no IOMMU (no ACPI table {table}): enable {where} in it first"
+    if choice.functions and machine.firmware_first:
+        yield f"the IOMMU is off, and that comes first: {machine.firmware_first}; then plan again"
+    if not machine.inventory.functions:
+        yield from machine.inventory.unreadable
 
 
 def _not_ours(tree: Tree) -> Iterable[str]:

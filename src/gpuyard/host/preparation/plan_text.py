@@ -7,9 +7,9 @@ import hashlib
 import json
 from typing import Any, Dict, List, Mapping
 
-from gpuyard.model.plan import Plan, Step, Verb
+from gpuyard.model.plan import Plan, Step, StepVerb
 
-SIGNS = {Verb.CREATE: "+", Verb.DELETE: "-"}
+SIGNS = {StepVerb.CREATE: "+", StepVerb.DELETE: "-"}
 
 
 def lines(plan: Mapping[str, Any]) -> List[str]:
@@ -37,7 +37,7 @@ def title(step: Step) -> str:
 
 def diff(step: Step) -> List[str]:
     """A unified diff of a file; empty for other steps, and for files that only a copy is known of."""
-    if step.kind != "file" or "digest" in step.before or step.verb is Verb.RESTORE:
+    if step.kind != "file" or "digest" in step.before or step.verb is StepVerb.RESTORE:
         return []
     before, after = (str(side.get("text", "")).splitlines() for side in (step.before, step.after))
     old, new = (step.name if text else "/dev/null" for text in (before, after))

@@ -14,7 +14,7 @@ from gpuyard.host.preparation.journal import Journal, Run, copy_of
 from gpuyard.host.preparation.plan import Held, can_go_back, in_use, release_step
 from gpuyard.host.tree import Tree
 from gpuyard.model.host import Inventory
-from gpuyard.model.plan import Plan, Step, Verb
+from gpuyard.model.plan import Plan, Step, StepVerb
 
 REASON = "as it was before gpuyard"
 
@@ -35,7 +35,7 @@ def plan_undo(
         return Plan()
     # The last first: what others depend on, such as the list, goes after them.
     files = [
-        Step(Verb.DELETE, "file", f"/{path}", REASON, {"text": f"{tree.read(path)}\n"})
+        Step(StepVerb.DELETE, "file", f"/{path}", REASON, {"text": f"{tree.read(path)}\n"})
         for path in reversed(journal.files)
         if tree.read(path) is not None
     ]
@@ -68,14 +68,16 @@ def _outputs(tree: Tree, name: str, run: Run, digests: Mapping[str, str], notes:
     if same_files and copies and not run.stale and all(digest in ours[path] for path, digest in now.items()):
         for path, digest in now.items():
             if path in made:
-                yield Step(Verb.DELETE, "file", f"/{path}", REASON, {"digest": digest})
+                yield Step(StepVerb.DELETE, "file", f"/{path}", REASON, {"digest": digest})
             elif digest != run.originals[path]:
-                yield Step(Verb.RESTORE, "file", f"/{path}", REASON, {"digest": digest})
+                yield Step(StepVerb.RESTORE, "file", f"/{path}", REASON, {"digest": digest})
         return
     notes.append(
         f"{name}: not certain that only gpuyard has changed it, so it is made anew, not byte for byte as before"
     )
-    yield Step(Verb.RUN, "command", name, REASON, {}, {"command": run.inverse, "inputs": "", "outputs": run.patterns})
+    yield Step(
+        StepVerb.RUN, "command", name, REASON, {}, {"command": run.inverse, "inputs": "", "outputs": run.patterns}
+    )
 
 
 def _drivers(tree: Tree, inventory: Inventory, journal: Journal, notes: List[str]) -> Iterable[Step]:
@@ -95,4 +97,4 @@ def _modules(tree: Tree, inventory: Inventory, journal: Journal, drivers: Sequen
     for module in journal.modules:
         users = [f for f in inventory.functions if canonical(f.driver or "") == module and f.address not in back]
         if tree.names(f"sys/module/{module}") and not users:
-            yield Step(Verb.DELETE, "module", module, "was not loaded before gpuyard")
+            yield Step(StepVerb.DELETE, "module", module, "was not loaded before gpuyard")

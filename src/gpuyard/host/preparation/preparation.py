@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Dict, List, Optional
 
-from gpuyard.host.holders import Holder, holders
+from gpuyard.host.holders import DeviceHolder, holders
 from gpuyard.host.judge import judge
-from gpuyard.host.local_host import Host
+from gpuyard.host.local_host import HostAccess
 from gpuyard.host.machine import Machine
 from gpuyard.host.pci_ids import PciIds
 from gpuyard.host.preparation.apply import OnStep, apply_plan, apply_undo, digests
@@ -22,21 +22,21 @@ from gpuyard.model.plan import Plan
 class Preparation:
     """One look at a host, and what can be planned from it."""
 
-    def __init__(self, host: Host, names: PciIds) -> None:
+    def __init__(self, host: HostAccess, names: PciIds) -> None:
         """Raises GpuyardError when the journal of earlier changes cannot be read."""
         self.host = host
         inventory = scan(host.tree, names)
         self.machine = Machine(host.tree, inventory, judge(inventory))
         self.journal: Optional[Journal] = current(host.tree)
-        self.held: Dict[str, List[Holder]] = holders(host.tree)
+        self.held: Dict[str, List[DeviceHolder]] = holders(host.tree)
 
     @property
     def wishes(self) -> Wishes:
         """Those of the last apply."""
         return self.journal.wishes if self.journal else Wishes()
 
-    def plan(self, wishes: Wishes, live: bool = True) -> Plan:
-        return plan_preparation(self.machine, wishes, self.journal, self.held, live)
+    def plan(self, wishes: Wishes) -> Plan:
+        return plan_preparation(self.machine, wishes, self.journal, self.held)
 
     def apply(self, plan: Plan, wishes: Wishes, now: datetime, on_step: OnStep) -> None:
         apply_plan(self.host, plan, self.machine.inventory, wishes, now, on_step)

@@ -25,6 +25,12 @@ class Wishes:
     """Let VFIO go on without interrupt remapping: a guest could then send any interrupt to the host."""
     replace_legacy: bool = False
     """Take ``vfio-pci.ids=``, ``pci-stub.ids=`` and options that do nothing out of the boot configuration."""
+    live: bool = True
+    """Change drivers while the machine runs; otherwise at the next boot only."""
+
+    def wants(self, address: str) -> bool:
+        """Whether a GPU shall go to VMs, as far as that is up to itself."""
+        return address not in self.keep and (self.only is None or address in self.only)
 
     @staticmethod
     def from_dict(data: Dict[str, Any]) -> Wishes:

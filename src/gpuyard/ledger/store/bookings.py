@@ -9,11 +9,12 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, or_, select
 
 from gpuyard.ledger.records import Occupied, Query
-from gpuyard.ledger.store.engine import Database
-from gpuyard.ledger.store.rows import BOOKING, USED, lane_ids, moment, seconds, to_booking
+from gpuyard.ledger.store.rows import BOOKING, USED, lane_ids, to_booking
 from gpuyard.ledger.store.schema import BOOKINGS
 from gpuyard.model.booking import Booking
 from gpuyard.model.errors import UsageError
+from gpuyard.store.engine import Database
+from gpuyard.store.times import moment, seconds
 
 
 class Bookings:
@@ -72,6 +73,8 @@ def _conditions(query: Query) -> list[ColumnElement[bool]]:
         "series": query.series,
     }
     conditions: list[ColumnElement[bool]] = [BOOKINGS.c[name] == value for name, value in equal.items() if value]
+    if query.id:
+        conditions.append(BOOKINGS.c.id.startswith(query.id, autoescape=True))
     if query.kinds:
         conditions.append(BOOKINGS.c.kind.in_(_values(query.kinds)))
     if query.states:

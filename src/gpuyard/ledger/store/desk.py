@@ -1,18 +1,18 @@
-"""What the store keeps beside bookings: audit log, sessions, feeds, reclaim cases, enforcement's memory."""
+"""What the store keeps beside bookings: audit log, reclaim cases, enforcement's memory."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, exists, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, exists, insert, or_, select, update
 
-from gpuyard.ledger.records import AuditEntry, Case, Feed, Session
-from gpuyard.ledger.store.engine import Database
-from gpuyard.ledger.store.rows import maybe_moment, maybe_seconds, moment, seconds
-from gpuyard.ledger.store.schema import AUDIT, CASES, DELIVERIES, ENFORCEMENT, EVENTS, FEEDS, KEYS, SESSIONS
-from gpuyard.ledger.store.upsert import insert_new, put
+from gpuyard.ledger.records import AuditEntry, AuditQuery, Case
+from gpuyard.ledger.store.schema import AUDIT, BOOKINGS, CASES, DELIVERIES, ENFORCEMENT, EVENTS, KEYS
 from gpuyard.model.booking import ReclaimAction
+from gpuyard.store.engine import Database
+from gpuyard.store.times import maybe_moment, maybe_seconds, moment, seconds
+from gpuyard.store.upsert import insert_new, put
 
 _AUDIT = insert(AUDIT)
 
@@ -29,93 +29,26 @@ def insert_audit(connection: Connection, entry: AuditEntry) -> None:
     connection.execute(_AUDIT, row)
 
 
-class Desk:
+class Records:
     """Part of `Store`."""
 
     _database: Database
 
-    def audit(self, limit: int = 100, before: int | None = None) -> list[AuditEntry]:
+    def audit(self, limit: int = 100, before: int | None = None, query: AuditQuery | None = None) -> list[AuditEntry]:
         """The newest first; `before`: only those with a smaller id."""
-        query = select(AUDIT).order_by(AUDIT.c.id.desc()).limit(limit)
+        found = select(AUDIT).where(*_audited(query or AuditQuery())).order_by(AUDIT.c.id.desc()).limit(limit)
         if before is not None:
-            query = query.where(AUDIT.c.id < before)
+            found = found.where(AUDIT.c.id < before)
         with self._database.reading() as connection:
             return [
                 AuditEntry(moment(row.at), row.actor, row.action, row.target, row.rule, row.text, row.id)
-                for row in connection.execute(query)
+                for row in connection.execute(found)
             ]
 
     def write_audit(self, entry: AuditEntry) -> None:
         """For what is not part of a change of bookings."""
         with self._database.writing() as connection:
             insert_audit(connection, entry)
-
-    def put_session(self, session: Session) -> None:
-        """New, or in place of the one with its digest."""
-        row = {
-            "digest": session.digest,
-            "user_id": session.user_id,
-            "user_name": session.user,
-            "project_id": session.project_id,
-            "csrf": session.csrf,
-            "created": seconds(session.created),
-            "expires": seconds(session.expires),
-        }
-        with self._database.writing() as connection:
-            put(connection, SESSIONS, row)
-
-    def get_session(self, digest: str, now: datetime) -> Session | None:
-        """None when there is none, or it has expired."""
-        query = select(SESSIONS).where(SESSIONS.c.digest == digest, SESSIONS.c.expires > seconds(now))
-        with self._database.reading() as connection:
-            row = connection.execute(query).first()
-        if row is None:
-            return None
-        return Session(
-            row.digest, row.user_id, row.user_name, row.project_id, row.csrf, moment(row.created), moment(row.expires)
-        )
-
-    def delete_session(self, digest: str) -> None:
-        with self._database.writing() as connection:
-            connection.execute(delete(SESSIONS).where(SESSIONS.c.digest == digest))
-
-    def delete_sessions(self, user_id: str) -> None:
-        """All of a user."""
-        with self._database.writing() as connection:
-            connection.execute(delete(SESSIONS).where(SESSIONS.c.user_id == user_id))
-
-    def prune_sessions(self, now: datetime) -> int:
-        """Delete those that have expired; returns how many."""
-        with self._database.writing() as connection:
-            return connection.execute(delete(SESSIONS).where(SESSIONS.c.expires <= seconds(now))).rowcount
-
-    def put_feed(self, feed: Feed) -> None:
-        """New, or in place of the one with its digest."""
-        row = {
-            "digest": feed.digest,
-            "scope": feed.scope,
-            "target": feed.target,
-            "owner": feed.owner,
-            "created": seconds(feed.created),
-        }
-        with self._database.writing() as connection:
-            put(connection, FEEDS, row)
-
-    def get_feed(self, digest: str) -> Feed | None:
-        with self._database.reading() as connection:
-            row = connection.execute(select(FEEDS).where(FEEDS.c.digest == digest)).first()
-        return _feed(row) if row else None
-
-    def list_feeds(self, owner: str) -> list[Feed]:
-        """By creation."""
-        query = select(FEEDS).where(FEEDS.c.owner == owner).order_by(FEEDS.c.created, FEEDS.c.digest)
-        with self._database.reading() as connection:
-            return [_feed(row) for row in connection.execute(query)]
-
-    def delete_feed(self, digest: str) -> bool:
-        """Whether there was one."""
-        with self._database.writing() as connection:
-            return connection.execute(delete(FEEDS).where(FEEDS.c.digest == digest)).rowcount == 1
 
     def put_case(self, case: Case) -> None:
         """New, or in place of the one with its server and `seen`."""
@@ -197,10 +130,6 @@ class Desk:
                 connection.execute(delete(EVENTS).where(EVENTS.c.id.in_(some)))
 
 
-def _feed(row: Row[Any]) -> Feed:
-    return Feed(row.digest, row.scope, row.target, row.owner, moment(row.created))
-
-
 def _case(row: Row[Any]) -> Case:
     return Case(
         server_id=row.server_id,
@@ -218,3 +147,24 @@ def _case(row: Row[Any]) -> Case:
         dry_run=row.dry_run,
         text=row.text,
     )
+
+
+def _audited(query: AuditQuery) -> list[ColumnElement[bool]]:
+    def of(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+        """About a booking that is so."""
+        return AUDIT.c.target.in_(select(BOOKINGS.c.id).where(*conditions))
+
+    conditions: list[ColumnElement[bool]] = []
+    if query.user:
+        conditions.append(or_(AUDIT.c.actor == query.user, of(BOOKINGS.c.user_name == query.user)))
+    if query.target:
+        conditions.append(AUDIT.c.target.startswith(query.target, autoescape=True))
+    if query.pool:
+        conditions.append(of(BOOKINGS.c.pool == query.pool))
+    if query.project:
+        conditions.append(of(or_(BOOKINGS.c.project == query.project, BOOKINGS.c.project_id == query.project)))
+    if query.start is not None:
+        conditions.append(AUDIT.c.at >= seconds(query.start))
+    if query.end is not None:
+        conditions.append(AUDIT.c.at < seconds(query.end))
+    return conditions

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
-from gpuyard.ledger.store.engine import Database
 from gpuyard.ledger.store.rows import LANE, to_lane
 from gpuyard.ledger.store.schema import LANES, POOLS
-from gpuyard.ledger.store.upsert import insert_new
-from gpuyard.model.booking import Lane
+from gpuyard.model.booking import FOREVER, Lane
+from gpuyard.store.engine import Database
+from gpuyard.store.times import maybe_seconds, seconds
+from gpuyard.store.upsert import insert_new
 
 Wanted = Sequence[tuple[str, str, tuple[str, ...]]]
 """Slots: pool, host, addresses with the leader's first."""
@@ -49,19 +51,34 @@ class Lanes:
                 connection.execute(update(LANES).where(LANES.c.id == row["id"]).values(**row))
             _bump(connection, {row["pool"] for row in (*come, *change)})
 
-    def set_troubles(self, troubles: Mapping[int, str]) -> set[int]:
-        """What is wrong with lanes (id -> why); one that is not named is well. Returns ids of those that changed."""
+    def set_troubles(self, troubles: Mapping[int, str], for_good: Collection[int] = ()) -> set[int]:
+        """What is wrong with lanes (id -> why), with some `for_good`; one that is not named is well. Returns ids of
+        those that changed."""
+        return self._change_lanes(
+            lambda row: {"trouble": troubles.get(row.id, ""), "back": _back(row, troubles, for_good)}
+        )
+
+    def set_back(self, lanes: Collection[int], back: datetime | None) -> set[int]:
+        """When lanes in trouble are expected to be well again. Returns ids of those that changed."""
+        return self._change_lanes(lambda row: {"back": maybe_seconds(back)} if row.id in lanes and row.trouble else {})
+
+    def _change_lanes(self, wanted: Callable[[AnyRow], Mapping[str, Any]]) -> set[int]:
+        """Of lanes that have not left the site."""
+
+        def changes(connection: Connection) -> list[tuple[AnyRow, Mapping[str, Any]]]:
+            rows = [(row, wanted(row)) for row in _rows(connection) if not row.gone]
+            return [(row, new) for row, new in rows if any(row._mapping[key] != new[key] for key in new)]
+
         with self._database.reading() as connection:
-            if not _changed(_rows(connection), troubles):
+            if not changes(connection):
                 return set()
         with self._database.writing() as connection:
             _lock(connection)
-            changed = _changed(_rows(connection), troubles)
-            for row in changed:
-                trouble = troubles.get(row.id, "")
-                connection.execute(update(LANES).where(LANES.c.id == row.id).values(trouble=trouble))
-            _bump(connection, {row.pool for row in changed})
-        return {row.id for row in changed}
+            changed = changes(connection)
+            for row, new in changed:
+                connection.execute(update(LANES).where(LANES.c.id == row.id).values(**new))
+            _bump(connection, {row.pool for row, _ in changed})
+        return {row.id for row, _ in changed}
 
     def lanes(self, pool: str = "") -> tuple[Lane, ...]:
         """By pool, host and address; also those that have left the site."""
@@ -98,7 +115,15 @@ def _steps(
     """Rows to insert, and to change."""
     there = {(row.pool, row.host, row.leader): row for row in rows}
     come = [
-        {"pool": pool, "host": host, "leader": leader, "addresses": addresses, "trouble": "", "gone": False}
+        {
+            "pool": pool,
+            "host": host,
+            "leader": leader,
+            "addresses": addresses,
+            "trouble": "",
+            "gone": False,
+            "back": None,
+        }
         for (pool, host, leader), addresses in slots.items()
         if (pool, host, leader) not in there
     ]
@@ -110,5 +135,9 @@ def _steps(
     return come, change
 
 
-def _changed(rows: Sequence[AnyRow], troubles: Mapping[int, str]) -> list[AnyRow]:
-    return [row for row in rows if not row.gone and row.trouble != troubles.get(row.id, "")]
+def _back(row: AnyRow, troubles: Mapping[int, str], for_good: Collection[int]) -> int | None:
+    """What an operator has said stays as long as anything is wrong."""
+    if row.id in for_good:
+        return seconds(FOREVER)
+    said: int | None = row.back
+    return said if troubles.get(row.id) and said != seconds(FOREVER) else None

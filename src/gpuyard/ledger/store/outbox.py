@@ -14,10 +14,10 @@ from datetime import datetime
 from sqlalchemy import BigInteger, ColumnElement, Connection, bindparam, delete, insert, literal, select, update
 
 from gpuyard.ledger.records import Event
-from gpuyard.ledger.store.engine import Database
-from gpuyard.ledger.store.rows import maybe_seconds, moment, seconds
 from gpuyard.ledger.store.schema import CHANNELS, DELIVERIES, EVENTS
-from gpuyard.ledger.store.upsert import insert_new
+from gpuyard.store.engine import Database
+from gpuyard.store.times import maybe_seconds, moment, seconds
+from gpuyard.store.upsert import insert_new
 
 CLAIM = 60
 """Seconds for which an event that was given to one process is not given to another."""
@@ -77,12 +77,7 @@ class Outbox:
 
     _database: Database
 
-    def write_event(self, event: Event) -> None:
-        """For what is not part of a change of bookings."""
-        with self._database.writing() as connection:
-            insert_event(connection, event)
-
-    def undelivered(self, channel: str, now: datetime, limit: int = 100) -> list[Delivery]:
+    def take_undelivered(self, channel: str, now: datetime, limit: int = 100) -> list[Delivery]:
         """Events that the channel has still to tell and that may be tried now, in order. Nobody else gets them for the
         next minute, nor a later one of the same booking before they are told."""
         waits = (DELIVERIES.c.channel == channel, DELIVERIES.c.next_try <= seconds(now))
@@ -113,11 +108,11 @@ class Outbox:
             for row in rows
         ]
 
-    def delivered(self, channel: str, id: int, at: datetime) -> None:
+    def mark_delivered(self, channel: str, id: int, at: datetime) -> None:
         """It has been told."""
         self._set_delivery(channel, id, next_try=None, delivered=seconds(at))
 
-    def failed(self, channel: str, id: int, retry_at: datetime | None) -> None:
+    def put_off(self, channel: str, id: int, retry_at: datetime | None) -> None:
         """It could not be told; try again then. None: never again."""
         self._set_delivery(channel, id, next_try=maybe_seconds(retry_at), attempts=DELIVERIES.c.attempts + 1)
 

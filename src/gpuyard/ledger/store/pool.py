@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, Select, and_, bindparam, case, func, literal, or_, select
 
-from gpuyard.ledger.store.errors import StoreError
-from gpuyard.ledger.store.rows import BOOKING, LANE, OPEN, USED, moment, seconds, to_booking, to_lane
+from gpuyard.ledger.life import OPEN
+from gpuyard.ledger.store.rows import BOOKING, LANE, USED, to_booking, to_lane
 from gpuyard.ledger.store.schema import BOOKINGS, KEYS, LANES, OCCUPANCY, OCCUPANCY_LOG, POOLS, TOLD
 from gpuyard.model.booking import Booking, BookingKind, BookingState, Lane
+from gpuyard.store.errors import StoreError
+from gpuyard.store.times import moment, seconds
 
 PORTION = 500
 """How many ids one statement names; SQLite has a limit."""
@@ -42,12 +44,10 @@ _DUE = _OF_POOL.where(
         and_(_states(BookingState.ACTIVE), BOOKINGS.c.ends <= _MOMENT),
     )
 ).order_by(*_ORDER)
+_SERIES = _OF_POOL.where(BOOKINGS.c.series == bindparam("series")).order_by(*_ORDER)
 _ENDING = _OF_POOL.where(_states(BookingState.ACTIVE), BOOKINGS.c.ends <= _MOMENT, _OF_PEOPLE).order_by(
     BOOKINGS.c.ends, BOOKINGS.c.id
 )
-_UNCLAIMED = _OF_POOL.where(
-    _states(BookingState.ACTIVE), BOOKINGS.c.starts <= _MOMENT, BOOKINGS.c.claimed.is_(None), _OF_PEOPLE
-).order_by(*_ORDER)
 _COUNT = select(func.count()).where(
     BOOKINGS.c.user_id == bindparam("user_id"),
     BOOKINGS.c.pool == bindparam("pool"),
@@ -104,7 +104,7 @@ class Taken(NamedTuple):
     end: int
 
 
-class Step(NamedTuple):
+class LaneChange(NamedTuple):
     """One change of what is taken, for a timetable that catches up."""
 
     booking: str
@@ -154,14 +154,14 @@ class PoolLook:
             for part in rows.partitions():
                 yield from map(Taken._make, part)
 
-    def changes_since(self, generation: int) -> list[Step] | None:
+    def changes_since(self, generation: int) -> list[LaneChange] | None:
         """What brings a timetable of `generation` to this one, in order. None: it is too old, read `occupancy` anew."""
         if generation == self.generation:
             return []
         if not self._log_floor <= generation < self.generation:
             return None
         values = {"pool": self.pool, "generation": generation}
-        return [Step._make(row) for row in self._connection.execute(_STEPS, values)]
+        return [LaneChange._make(row) for row in self._connection.execute(_STEPS, values)]
 
     def get(self, id: str) -> Booking | None:
         """A booking of this pool."""
@@ -184,13 +184,13 @@ class PoolLook:
         begun, offered ones whose offer is over, active ones whose end is over. By start, then id."""
         return self._bookings(_DUE, moment=seconds(now))
 
+    def series(self, id: str) -> list[Booking]:
+        """All bookings of a recurring one. By start, then id."""
+        return self._bookings(_SERIES, series=id)
+
     def ending(self, by: datetime) -> list[Booking]:
         """Active bookings (no holds) that end by this, for reminders. By end, then id."""
         return self._bookings(_ENDING, moment=seconds(by))
-
-    def unclaimed(self, begun_by: datetime) -> list[Booking]:
-        """Active bookings (no holds) that began by this and that no server was seen for, for no-shows."""
-        return self._bookings(_UNCLAIMED, moment=seconds(begun_by))
 
     def on_lanes(self, lanes: Sequence[int], after: datetime, before: datetime | None = None) -> list[Booking]:
         """Bookings and holds that take one of these lanes at any time after, and before, these. By start, then id."""
@@ -204,7 +204,7 @@ class PoolLook:
         return sorted(self.get_many(sorted(ids)).values(), key=lambda booking: (booking.ask.start, booking.id))
 
     def told_at(self, booking: str, what: str) -> datetime | None:
-        """When something was told of a booking for the first time (`PoolChange.told`)."""
+        """When something was told of a booking for the first time (`PoolChange.mark_told`)."""
         query = select(TOLD.c.at).where(TOLD.c.booking == booking, TOLD.c.what == what)
         found = self._connection.execute(query).scalar_one_or_none()
         return None if found is None else moment(found)

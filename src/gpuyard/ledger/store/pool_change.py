@@ -9,15 +9,17 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
+from gpuyard.ledger.life import TAKES_LANES
 from gpuyard.ledger.records import AuditEntry, Event
 from gpuyard.ledger.store.desk import insert_audit
-from gpuyard.ledger.store.errors import ConflictError, OverlapError
 from gpuyard.ledger.store.outbox import insert_event
 from gpuyard.ledger.store.pool import PORTION, PoolLook
-from gpuyard.ledger.store.rows import TAKES, booking_row, seconds
+from gpuyard.ledger.store.rows import booking_row
 from gpuyard.ledger.store.schema import BOOKINGS, KEYS, OCCUPANCY, OCCUPANCY_LOG, POOLS, TOLD
-from gpuyard.ledger.store.upsert import insert_new
 from gpuyard.model.booking import Booking
+from gpuyard.store.errors import ConflictError, OverlapError
+from gpuyard.store.times import seconds
+from gpuyard.store.upsert import insert_new
 
 LOG_KEPT = 4096
 """Generations that a timetable may be behind; one that is older is made anew."""
@@ -82,19 +84,15 @@ class PoolChange(PoolLook):
         return stored
 
     def event(self, event: Event) -> None:
-        """To be told to every channel that there is (`Store.undelivered`)."""
+        """To be told to every channel that there is (`Store.take_undelivered`)."""
         insert_event(self._connection, event)
 
     def audit(self, entry: AuditEntry) -> None:
         insert_audit(self._connection, entry)
 
-    def told(self, booking: str, what: str, at: datetime) -> bool:
+    def mark_told(self, booking: str, what: str, at: datetime) -> bool:
         """True the first time for a booking and a subject, and remembers it; later False."""
         return insert_new(self._connection, TOLD, {"booking": booking, "what": what, "at": seconds(at)})
-
-    def forget_told(self, booking: str, what: str) -> None:
-        """The next `told` is a first time again (an end was moved, so there is another reminder)."""
-        self._connection.execute(delete(TOLD).where(TOLD.c.booking == booking, TOLD.c.what == what))
 
     def remember_key(self, user_id: str, key: str, digest: str, bookings: tuple[str, ...], at: datetime) -> None:
         """What `key` gives from now on. Raises ConflictError when it is there already."""
@@ -155,7 +153,7 @@ class PoolChange(PoolLook):
 
 
 def _lanes_of(booking: Booking) -> list[_Lane]:
-    if booking.state not in TAKES:
+    if booking.state not in TAKES_LANES:
         return []
     if len(set(booking.lanes)) < len(booking.lanes):
         raise OverlapError(f"booking {booking.id} would have the same GPU twice; nothing was changed")

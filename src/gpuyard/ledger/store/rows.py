@@ -3,45 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
+from gpuyard.ledger.life import TAKES_LANES
 from gpuyard.ledger.store.schema import BOOKINGS, LANES
-from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState, Lane
+from gpuyard.model.booking import FOREVER, Ask, Booking, BookingKind, BookingState, Lane
+from gpuyard.store.times import maybe_moment, maybe_seconds, moment, seconds
 
-TAKES = frozenset({BookingState.OFFERED, BookingState.CONFIRMED, BookingState.ACTIVE})
-"""States in which a booking's lanes are its own."""
-USED = TAKES | {BookingState.ENDED, BookingState.NO_SHOW}
-"""States in which its lanes are, or were, its own."""
-OPEN = TAKES | {BookingState.REQUESTED, BookingState.WAITING}
-"""States of a booking that has not ended."""
+USED = TAKES_LANES | {BookingState.ENDED, BookingState.NO_SHOW}
+"""States in which a booking's lanes are, or were, its own."""
 
 GONE = "it is not in the site file any more"
 
 BOOKING = tuple(BOOKINGS.columns)
-LANE = (LANES.c.id, LANES.c.pool, LANES.c.host, LANES.c.addresses, LANES.c.trouble, LANES.c.gone)
+LANE = (LANES.c.id, LANES.c.pool, LANES.c.host, LANES.c.addresses, LANES.c.trouble, LANES.c.gone, LANES.c.back)
 
 _KINDS = {kind.value: kind for kind in BookingKind}
 _STATES = {state.value: state for state in BookingState}
-
-
-def seconds(moment: datetime) -> int:
-    """Seconds since 1970; a part of a second is cut off. Raises ValueError when the moment has no time zone."""
-    if moment.tzinfo is None:
-        raise ValueError(f"{moment} has no time zone")
-    return int(moment.timestamp())
-
-
-def maybe_seconds(moment: datetime | None) -> int | None:
-    return None if moment is None else seconds(moment)
-
-
-def moment(number: int) -> datetime:
-    return datetime.fromtimestamp(number, UTC)
-
-
-def maybe_moment(number: int | None) -> datetime | None:
-    return None if number is None else datetime.fromtimestamp(number, UTC)
 
 
 def booking_row(booking: Booking) -> dict[str, Any]:
@@ -75,6 +53,8 @@ def booking_row(booking: Booking) -> dict[str, Any]:
         "priority": booking.priority,
         "overridden": booking.override,
         "followed": booking.followed,
+        "usable_since": maybe_seconds(booking.usable_since),
+        "shared": booking.shared,
     }
 
 
@@ -82,7 +62,7 @@ def to_booking(row: Sequence[Any]) -> Booking:
     (
         id, pool, kind, state, starts, ends, gpus, same_group, same_host, gpu, comment,
         user_id, user, project_id, project, created, changed, version, lanes, reason, email, series,
-        offer_until, claimed, open_until, priority, override, followed,
+        offer_until, claimed, open_until, priority, override, followed, usable_since, shared,
     ) = row  # fmt: skip
     return Booking(
         id=id,
@@ -106,6 +86,8 @@ def to_booking(row: Sequence[Any]) -> Booking:
         priority=priority,
         override=override,
         followed=followed,
+        usable_since=maybe_moment(usable_since),
+        shared=shared,
     )
 
 
@@ -114,5 +96,6 @@ def lane_ids(text: str) -> tuple[int, ...]:
 
 
 def to_lane(row: Sequence[Any]) -> Lane:
-    id, pool, host, addresses, trouble, gone = row
-    return Lane(id, pool, host, tuple(addresses.split(" ")), GONE if gone else trouble)
+    id, pool, host, addresses, trouble, gone, back = row
+    slot = id, pool, host, tuple(addresses.split(" "))
+    return Lane(*slot, GONE, FOREVER) if gone else Lane(*slot, trouble, maybe_moment(back))

@@ -1,10 +1,12 @@
 """The tables. Times are whole seconds since 1970 (UTC), intervals are half-open: [starts, ends).
 
-The migrations make them (migrations/versions); a test holds both together. What is not here, because each database says
+The migrations make them (migrations); a test holds both together. What is not here, because each database says
 it in its own way, is the constraint that no lane is taken twice at a time: see the first migration.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from sqlalchemy import (
     BigInteger,
@@ -15,65 +17,39 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     Integer,
-    MetaData,
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 
-NAMES = {
-    "ix": "%(table_name)s_%(column_0_N_name)s",
-    "uq": "%(table_name)s_%(column_0_N_name)s_key",
-    "ck": "%(table_name)s_%(constraint_name)s",
-    "fk": "%(table_name)s_%(column_0_N_name)s_fkey",
-    "pk": "%(table_name)s_pkey",
-}
-METADATA = MetaData(naming_convention=NAMES)
+from gpuyard.store.columns import RISING, flag, maybe_time, new_tables, number, text, time
+from gpuyard.store.rooms import Room
 
-RISING = BigInteger().with_variant(Integer, "sqlite")
-"""A number that the database gives; SQLite gives one only to columns of exactly this type."""
-
-
-def _text(name: str) -> Column[str]:
-    return Column(name, Text, nullable=False)
-
-
-def _time(name: str) -> Column[int]:
-    return Column(name, BigInteger, nullable=False)
-
-
-def _maybe_time(name: str) -> Column[int | None]:
-    return Column(name, BigInteger, nullable=True)
-
-
-def _number(name: str) -> Column[int]:
-    return Column(name, BigInteger, nullable=False)
-
-
-def _flag(name: str) -> Column[bool]:
-    return Column(name, Boolean, nullable=False)
-
+TABLES = new_tables()
+ROOM = Room("ledger", Path(__file__).parent / "migrations", TABLES, "alembic_version")
 
 POOLS = Table(
     "pools",
-    METADATA,
+    TABLES,
     Column("name", Text, primary_key=True),
-    _number("generation"),
-    _number("lanes_generation"),
-    _number("log_floor"),  # the earliest generation that occupancy_log still leads on from
-    _number("followed"),  # the place that the newest booking got on the waitlist's order
+    number("generation"),
+    number("lanes_generation"),
+    number("log_floor"),  # the earliest generation that occupancy_log still leads on from
+    number("followed"),  # the place that the newest booking got on the waitlist's order
 )
 
 LANES = Table(
     "lanes",
-    METADATA,
+    TABLES,
     Column("id", Integer, primary_key=True, autoincrement=True),
     Column("pool", Text, ForeignKey("pools.name"), nullable=False),
-    _text("host"),
-    _text("leader"),  # the first address: with pool and host it is what makes a lane the same one
-    _text("addresses"),  # separated by blanks
-    _text("trouble"),
-    _flag("gone"),
+    text("host"),
+    text("leader"),  # the first address: with pool and host it is what makes a lane the same one
+    text("addresses"),  # separated by blanks
+    text("trouble"),
+    flag("gone"),
+    maybe_time("back"),
     UniqueConstraint("pool", "host", "leader"),
     UniqueConstraint("id", "pool"),
     sqlite_autoincrement=True,
@@ -81,35 +57,37 @@ LANES = Table(
 
 BOOKINGS = Table(
     "bookings",
-    METADATA,
+    TABLES,
     Column("id", Text, primary_key=True),
     Column("pool", Text, ForeignKey("pools.name"), nullable=False),
-    _text("kind"),
-    _text("state"),
-    _time("starts"),
-    _time("ends"),
-    _number("gpus"),
-    _flag("same_group"),
-    _flag("same_host"),
-    _text("gpu"),
-    _text("comment"),
-    _text("user_id"),
-    _text("user_name"),
-    _text("project_id"),
-    _text("project"),
-    _time("created"),
-    _time("changed"),
-    _number("version"),
-    _text("lanes"),  # ids separated by blanks; what the past of the calendar is drawn from
-    _text("reason"),
-    _text("email"),
-    _text("series"),
-    _maybe_time("offer_until"),
-    _maybe_time("claimed"),
-    _maybe_time("open_until"),
-    _number("priority"),
-    _flag("overridden"),
-    _number("followed"),
+    text("kind"),
+    text("state"),
+    time("starts"),
+    time("ends"),
+    number("gpus"),
+    flag("same_group"),
+    flag("same_host"),
+    text("gpu"),
+    text("comment"),
+    text("user_id"),
+    text("user_name"),
+    text("project_id"),
+    text("project"),
+    time("created"),
+    time("changed"),
+    number("version"),
+    text("lanes"),  # ids separated by blanks; what the past of the calendar is drawn from
+    text("reason"),
+    text("email"),
+    text("series"),
+    maybe_time("offer_until"),
+    maybe_time("claimed"),
+    maybe_time("open_until"),
+    number("priority"),
+    flag("overridden"),
+    number("followed"),
+    maybe_time("usable_since"),
+    Column("shared", Boolean, nullable=False, server_default=false()),  # came later
     CheckConstraint("ends >= starts", name="time"),
     Index("bookings_calendar", "pool", "ends", "starts"),
     Index("bookings_clock", "pool", "state", "starts"),
@@ -123,11 +101,11 @@ BOOKINGS = Table(
 
 OCCUPANCY = Table(
     "occupancy",
-    METADATA,
+    TABLES,
     Column("lane", Integer, primary_key=True, autoincrement=False),
     Column("starts", BigInteger, primary_key=True, autoincrement=False),
-    _time("ends"),
-    _text("pool"),
+    time("ends"),
+    text("pool"),
     Column("booking", Text, ForeignKey("bookings.id"), nullable=False),
     CheckConstraint("ends > starts", name="time"),
     ForeignKeyConstraint(["lane", "pool"], ["lanes.id", "lanes.pool"]),
@@ -137,128 +115,103 @@ OCCUPANCY = Table(
 
 OCCUPANCY_LOG = Table(
     "occupancy_log",
-    METADATA,
+    TABLES,
     Column("id", RISING, primary_key=True, autoincrement=True),
-    _text("pool"),
-    _number("generation"),
-    _text("booking"),
+    text("pool"),
+    number("generation"),
+    text("booking"),
     Column("lane", Integer, nullable=False),
-    _time("starts"),
-    _time("ends"),
-    _flag("taken"),
+    time("starts"),
+    time("ends"),
+    flag("taken"),
     Index("occupancy_log_step", "pool", "generation"),
     sqlite_autoincrement=True,
 )
 
 KEYS = Table(
     "keys",
-    METADATA,
+    TABLES,
     Column("user_id", Text, primary_key=True),
     Column("key", Text, primary_key=True),
-    _text("digest"),
-    _text("bookings"),  # ids separated by blanks
-    _time("at"),
+    text("digest"),
+    text("bookings"),  # ids separated by blanks
+    time("at"),
     Index("keys_at", "at"),
 )
 
 TOLD = Table(
     "told",
-    METADATA,
+    TABLES,
     Column("booking", Text, primary_key=True),
     Column("what", Text, primary_key=True),
-    _time("at"),
+    time("at"),
 )
 
 AUDIT = Table(
     "audit",
-    METADATA,
+    TABLES,
     Column("id", RISING, primary_key=True, autoincrement=True),
-    _time("at"),
-    _text("actor"),
-    _text("action"),
-    _text("target"),
-    _text("rule"),
-    _text("text"),
+    time("at"),
+    text("actor"),
+    text("action"),
+    text("target"),
+    text("rule"),
+    text("text"),
     Index("audit_target", "target"),
     sqlite_autoincrement=True,
 )
 
 EVENTS = Table(
     "events",
-    METADATA,
+    TABLES,
     Column("id", RISING, primary_key=True, autoincrement=True),
-    _text("kind"),
-    _time("at"),
-    _text("booking"),
-    _text("user_id"),
-    _text("email"),
-    _text("details"),  # JSON
+    text("kind"),
+    time("at"),
+    text("booking"),
+    text("user_id"),
+    text("email"),
+    text("details"),  # JSON
     Index("events_at", "at"),
     sqlite_autoincrement=True,
 )
 
-CHANNELS = Table("channels", METADATA, Column("name", Text, primary_key=True))
+CHANNELS = Table("channels", TABLES, Column("name", Text, primary_key=True))
 
 DELIVERIES = Table(
     "deliveries",
-    METADATA,
+    TABLES,
     Column("event", RISING, ForeignKey("events.id"), primary_key=True, autoincrement=False),
     Column("channel", Text, primary_key=True),
     Column("attempts", Integer, nullable=False),
-    _maybe_time("next_try"),  # none: delivered, or given up
-    _maybe_time("delivered"),
+    maybe_time("next_try"),  # none: delivered, or given up
+    maybe_time("delivered"),
     Index("deliveries_next", "channel", "next_try"),
-)
-
-SESSIONS = Table(
-    "sessions",
-    METADATA,
-    Column("digest", Text, primary_key=True),
-    _text("user_id"),
-    _text("user_name"),
-    _text("project_id"),
-    _text("csrf"),
-    _time("created"),
-    _time("expires"),
-    Index("sessions_expires", "expires"),
-    Index("sessions_user", "user_id"),
-)
-
-FEEDS = Table(
-    "feeds",
-    METADATA,
-    Column("digest", Text, primary_key=True),
-    _text("scope"),
-    _text("target"),
-    _text("owner"),
-    _time("created"),
-    Index("feeds_owner", "owner"),
 )
 
 CASES = Table(
     "cases",
-    METADATA,
+    TABLES,
     Column("server_id", Text, primary_key=True),
     Column("seen", BigInteger, primary_key=True, autoincrement=False),
-    _text("server"),
-    _text("pool"),
-    _text("user_id"),
-    _text("project_id"),
-    _text("rule"),
-    _text("action"),
-    _maybe_time("warned"),
-    _maybe_time("due"),
-    _maybe_time("done"),
-    _maybe_time("cleared"),
-    _flag("dry_run"),
-    _text("text"),
+    text("server"),
+    text("pool"),
+    text("user_id"),
+    text("project_id"),
+    text("rule"),
+    text("action"),
+    maybe_time("warned"),
+    maybe_time("due"),
+    maybe_time("done"),
+    maybe_time("cleared"),
+    flag("dry_run"),
+    text("text"),
     Index("cases_open", "cleared", "seen"),
 )
 
 ENFORCEMENT = Table(
     "enforcement",
-    METADATA,
+    TABLES,
     Column("pool", Text, primary_key=True),
     Column("key", Text, primary_key=True),
-    _text("value"),
+    text("value"),
 )

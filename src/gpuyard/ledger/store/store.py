@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpuyard.ledger.store.bookings import Bookings
-from gpuyard.ledger.store.desk import Desk
-from gpuyard.ledger.store.engine import Database, parse_url
+from gpuyard.ledger.store.desk import Records
 from gpuyard.ledger.store.lanes import Lanes
-from gpuyard.ledger.store.migrate import migrate
 from gpuyard.ledger.store.outbox import Outbox
 from gpuyard.ledger.store.pool import PoolLook
 from gpuyard.ledger.store.pool_change import PoolChange
-from gpuyard.ledger.store.turns import Turns
+from gpuyard.ledger.store.schema import ROOM
+from gpuyard.store.engine import Database
+from gpuyard.store.migrate import migrate
+from gpuyard.store.turns import Turns
 
 
-class Store(Bookings, Lanes, Desk, Outbox, Turns):
+class Store(Bookings, Lanes, Records, Outbox, Turns):
     """Safe to use from several threads, and from several processes on one database. Every method raises StoreError when
     the database cannot be used.
 
@@ -26,6 +27,8 @@ class Store(Bookings, Lanes, Desk, Outbox, Turns):
     """
 
     def __init__(self, database: Database) -> None:
+        """Makes the tables, or brings older ones up to date. Raises StoreError."""
+        migrate(database.url, ROOM)
         self._database = database
         self._files, self._connections, self._turns = {}, {}, threading.Lock()
 
@@ -33,14 +36,18 @@ class Store(Bookings, Lanes, Desk, Outbox, Turns):
     def open(cls, url: str) -> Store:
         """``sqlite:////var/lib/gpuyard/gpuyard.db`` or ``postgresql+psycopg://user:password@host/database``.
 
-        Makes the tables, or brings older ones up to date. Raises StoreError."""
-        migrate(parse_url(url))
+        Raises StoreError."""
         return cls(Database(url))
 
     def close(self) -> None:
         """Give the connections back, and the turns."""
         self.end_turns()
         self._database.close()
+
+    @property
+    def database(self) -> Database:
+        """For others who keep something there."""
+        return self._database
 
     @property
     def name(self) -> str:

@@ -29,67 +29,40 @@ function actionsOf(booking, {form, zone, rules, done}) {
         done([]);
       }
     };
-  const edit = {text: "Change…", run: () => form.open(booking, booking)};
+  const can = (verb) => booking.may.includes(verb);
   const found = [];
+  const button = (verb, text, kind, run) => can(verb) && found.push({text, kind, run});
+  const active = booking.state === "active";
   if (booking.kind === "hold") {
-    if (CONFIG.admin)
-      found.push({
-        text: "End hold",
-        kind: "danger",
-        run: step(
-          booking.state === "active" ? "end" : "cancel",
-          "End this hold? Its GPUs can be booked again.",
-          "End hold",
-        ),
-      });
-    return isOpen(booking) ? found : [];
+    const ends = step(active ? "end" : "cancel", "End this hold? Its GPUs can be booked again.", "End hold");
+    button(active ? "end" : "cancel", "End hold", "danger", ends);
+    return found;
   }
-  if (!booking.may_change || !isOpen(booking)) return [];
-  if (booking.state === "offered") {
-    found.push(
-      {text: "Accept", kind: "primary", run: step("accept")},
-      {
-        text: "Refuse",
-        kind: "danger",
-        run: step("cancel", "Refuse the offer? The booking leaves the waitlist.", "Refuse"),
-      },
-    );
+  button("accept", "Accept", "primary", step("accept"));
+  button("approve", "Approve", "primary", step("approve"));
+  if (active && rules && rules.must_book === false) button("open", "Let my server in now", "", step("open"));
+  button("change", active ? "Extend or change…" : "Change…", "", () => form.open(booking, booking));
+  if (booking.state === "requested" && can("approve"))
+    button("decline", "Decline", "danger", step("decline", "Decline this request?", "Decline"));
+  else if (CANCEL[booking.state]) {
+    const [text, question, yes] = CANCEL[booking.state](booking, zone);
+    button("cancel", text, "danger", step("cancel", question, yes));
   }
-  if (booking.state === "requested" && CONFIG.admin) {
-    found.push(
-      {text: "Approve", kind: "primary", run: step("approve")},
-      {text: "Decline", kind: "danger", run: step("decline", "Decline this request?", "Decline")},
-    );
-  }
-  if (booking.state === "active") {
-    if (rules && rules.must_book === false && booking.mine)
-      found.push({text: "Let my server in now", run: step("open")});
-    found.push(
-      {text: "Extend or change…", run: edit.run},
-      {
-        text: "End now",
-        kind: "danger",
-        run: step("end", "End this booking now? Servers must give its GPUs back.", "End now"),
-      },
-    );
-  }
-  if (booking.state === "confirmed") {
-    found.push(edit, {
-      text: "Cancel booking",
-      kind: "danger",
-      run: step(
-        "cancel",
-        `Cancel ${describe(booking)}, ${zone().range(booking.start, booking.end)}?`,
-        "Cancel booking",
-      ),
-    });
-  }
-  if (booking.state === "waiting" || (booking.state === "requested" && booking.mine)) {
-    const leave = booking.state === "waiting" ? "Leave the waitlist" : "Withdraw";
-    found.push(edit, {text: leave, kind: "danger", run: step("cancel", `${leave}: ${describe(booking)}?`, leave)});
-  }
+  button("end", "End now", "danger", step("end", "End this booking now? Servers must give its GPUs back.", "End now"));
   return found;
 }
+
+const CANCEL = {
+  // state -> the button, what is asked then, and its yes
+  offered: () => ["Refuse", "Refuse the offer? The booking leaves the waitlist.", "Refuse"],
+  waiting: (booking) => ["Leave the waitlist", `Leave the waitlist: ${describe(booking)}?`, "Leave the waitlist"],
+  requested: (booking) => ["Withdraw", `Withdraw: ${describe(booking)}?`, "Withdraw"],
+  confirmed: (booking, zone) => [
+    "Cancel booking",
+    `Cancel ${describe(booking)}, ${zone().range(booking.start, booking.end)}?`,
+    "Cancel booking",
+  ],
+};
 
 function actionButtons(booking, context, before = () => {}) {
   return actionsOf(booking, context).map(({text, kind, run}) =>
@@ -121,8 +94,10 @@ function facts(booking, zone) {
       "Who",
       `${booking.user || "nobody"}${booking.project ? ` in ${booking.project}` : ""}${booking.mine ? " (you)" : ""}`,
     ],
-    ["State", `${stateOf(booking)}${booking.reason ? `: ${booking.reason}` : ""}`],
+    ["State", `${stateOf(booking)}${booking.reason ? `: ${Zone.here(booking.reason)}` : ""}`],
     ["GPUs", (booking.gpu_names ?? []).join(", ")],
+    ["Usable", usable(booking, zone)],
+    ["Flavors", booking.flavors.join(", ")],
     ["Comment", booking.comment],
     ["Answer by", booking.offer_until ? zone.stamp(booking.offer_until) : ""],
     ["Let in until", booking.open_until ? zone.stamp(Date.parse(booking.open_until)) : ""],
@@ -133,6 +108,39 @@ function facts(booking, zone) {
   return rows
     .filter(([, text]) => text)
     .map(([term, text]) => make("div", {}, make("dt", {}, term), make("dd", {}, text)));
+}
+
+function usable(booking, zone) {
+  // a booking is active from its start, and a server can be started as soon as Nova has been told
+  if (booking.state !== "active" || booking.kind === "hold" || (booking.claimed && !booking.usable_since)) return "";
+  return booking.usable_since
+    ? `now, since ${zone.stamp(Date.parse(booking.usable_since))}`
+    : "not yet: its GPUs are being released for you; it takes some seconds";
+}
+
+function starting(booking) {
+  // the command that starts a server on one's own booking, to be copied
+  if (!booking.mine || !booking.command || !isOpen(booking)) return [];
+  const field = make("input", {readonly: true, value: booking.command, "aria-label": "Command that starts a server"});
+  return [
+    make("p", {class: "soft"}, "To start a server, as the same user and in the same project:"),
+    make(
+      "div",
+      {class: "command"},
+      field,
+      make("button", {type: "button", onclick: () => copy(field)}, "Copy"),
+    ),
+  ];
+}
+
+async function copy(field) {
+  field.select();
+  try {
+    await navigator.clipboard.writeText(field.value);
+    toast("Copied.");
+  } catch {
+    toast("Select the text and copy it.", "bad");
+  }
 }
 
 const ruleCache = new Map();
@@ -162,6 +170,7 @@ async function showDetails(booking, context) {
   byId("details-title").textContent =
     booking.kind === "hold" ? "Hold" : booking.mine ? "Your booking" : `Booking of ${booking.user}`;
   byId("details-facts").replaceChildren(...facts(booking, zone));
+  byId("details-start").replaceChildren(...starting(booking));
   byId("details-buttons").replaceChildren(
     ...actionButtons(booking, {...context, rules}, close),
     make("button", {type: "button", onclick: close, autofocus: true}, "Close"),

@@ -76,7 +76,7 @@ async function audit(more = false) {
         make("td", {}, entry.action),
         make("td", {}, entry.target),
         make("td", {}, entry.rule),
-        make("td", {}, entry.text),
+        make("td", {}, Zone.here(entry.text)),
       ),
     );
     if (more) byId("audit").append(...rows);
@@ -122,7 +122,7 @@ context.form = new BookingForm({zone: () => zone, lanes: () => context.lanes ?? 
 const soon = Math.ceil(Date.now() / (15 * MINUTE)) * 15 * MINUTE;
 byId("hold-form").elements.start.value = zone.input(soon);
 byId("hold-form").elements.end.value = zone.input(zone.shift(soon, 1));
-for (const place of document.querySelectorAll(".zone-name")) place.textContent = zone.label(Date.now());
+byId("zone-name").textContent = zone.label(Date.now());
 byId("audit-more").addEventListener("click", () => audit(true));
 load();
 audit();

@@ -13,7 +13,7 @@ function card(booking) {
   const gpus = booking.gpu_names?.length ? make("p", {class: "soft"}, booking.gpu_names.join(", ")) : "";
   const until = booking.open_until ? Date.parse(booking.open_until) : 0;
   const open =
-    booking.state === "active" && until > Date.now()
+    booking.state === "active" && booking.usable_since && until > Date.now()
       ? make("p", {class: "urgent"}, `Your server is let in until ${zone.stamp(until)}.`)
       : "";
   return make(
@@ -32,7 +32,13 @@ function card(booking) {
       make("span", {class: "soft"}, ` · ${lasting(booking.end - booking.start)} · ${booking.project}`),
     ),
     gpus,
-    booking.reason ? make("p", {class: "reason"}, booking.reason) : "",
+    booking.state === "active" && !booking.usable_since && !booking.claimed && (!until || until > Date.now())
+      ? make("p", {class: "soft"}, "Its GPUs are being released for you; a server can start in some seconds.")
+      : "",
+    booking.mine && isOpen(booking) && booking.flavors.length
+      ? make("p", {class: "soft"}, `Flavors: ${booking.flavors.join(", ")}`)
+      : "",
+    booking.reason ? make("p", {class: "reason"}, Zone.here(booking.reason)) : "",
     booking.comment ? make("p", {class: "comment"}, booking.comment) : "",
     urgent,
     open,
@@ -42,6 +48,18 @@ function card(booking) {
       ...actionButtons(booking, {...context, rules: booking.rules}),
       make("button", {type: "button", class: "quiet", onclick: () => showDetails(booking, context)}, "Details"),
     ),
+  );
+}
+
+function overdue(one) {
+  // a server that keeps a GPU without a booking, and what becomes of it
+  const when = one.action === "warn" ? "" : `${one.dry_run ? "Would be acted upon" : "Will be acted upon"} at ${zone.stamp(Date.parse(one.due))}.`;
+  return make(
+    "li",
+    {class: "card is-overdue"},
+    make("h3", {}, `${one.server || one.server_id} (${one.pool})`),
+    when ? make("p", {class: "urgent"}, when) : "",
+    make("p", {}, Zone.here(one.text)),
   );
 }
 
@@ -73,10 +91,13 @@ async function load() {
           make("option", {value: `gpu ${lane.host}/${lane.gpus[0]}`}, `GPU ${lane.host}/${lane.gpus[0]}`),
         );
     }
-    const text = JSON.stringify(rows);
+    const cases = (await call("GET", "v1/cases")).body.cases.filter((one) => one.mine);
+    const text = JSON.stringify([rows, cases]);
     behind(null);
     if (text === mine.shown) return;
     mine.shown = text;
+    byId("cases").replaceChildren(...cases.map(overdue));
+    byId("cases-part").hidden = !cases.length;
     fill(
       "offers",
       rows.filter((one) => one.state === "offered"),
@@ -99,6 +120,11 @@ async function load() {
   }
 }
 
+function life(feed) {
+  const [since, until, used] = [feed.created, feed.expires, feed.used].map((at) => at && zone.stamp(Date.parse(at)));
+  return `since ${since}, until ${until}, ${used ? `last read ${used}` : "never read"}`;
+}
+
 async function feeds() {
   try {
     const {body} = await call("GET", "v1/feeds");
@@ -107,7 +133,7 @@ async function feeds() {
         "li",
         {},
         make("span", {}, feed.scope === "user" ? "my bookings" : `${feed.scope} ${feed.target}`),
-        make("span", {class: "soft"}, ` since ${zone.stamp(Date.parse(feed.created))} `),
+        make("span", {class: "soft"}, ` ${life(feed)} `),
         make(
           "button",
           {
@@ -146,15 +172,7 @@ byId("feed-form").addEventListener("submit", async (event) => {
     complain(error);
   }
 });
-byId("feed-copy").addEventListener("click", async () => {
-  byId("feed-url").select();
-  try {
-    await navigator.clipboard.writeText(byId("feed-url").value);
-    toast("Copied.");
-  } catch {
-    toast("Select the address and copy it.", "bad");
-  }
-});
+byId("feed-copy").addEventListener("click", () => copy(byId("feed-url")));
 
 const again = () => {
   mine.shown = "";

@@ -101,6 +101,7 @@ function draw() {
       bookings: page.bookings,
       zone: page.zone,
       now,
+      shows,
       view: {...VIEWS[page.view], name: page.view, start, end},
     });
   byId("empty").hidden = page.lanes.length > 0;
@@ -112,6 +113,17 @@ function draw() {
   history.replaceState(null, "", `?${kept}`);
 }
 
+function shows(lane) {
+  // whether a GPU has a row: it or one of its bookings has what is looked for
+  const words = byId("find").value.trim().toLowerCase(),
+    own = byId("only-mine").checked;
+  if (!words && !own) return true;
+  const on = page.bookings.filter((one) => one.lanes.includes(lane.id) && SHOWN.includes(one.state));
+  if (own && !on.some((one) => one.mine)) return false;
+  const texts = [lane.host, ...lane.gpus, lane.model, ...on.flatMap((one) => [one.user, one.project, one.comment])];
+  return texts.some((text) => text.toLowerCase().includes(words));
+}
+
 function agenda(start, end) {
   // the same as a list: for small screens, and for those who do not use a mouse
   const {zone} = page,
@@ -121,7 +133,10 @@ function agenda(start, end) {
   for (let index = 0; index < days.length - 1; index++) {
     const [from, to] = [days[index], days[index + 1]];
     const today = from <= Date.now() && Date.now() < to;
-    const on = page.bookings.filter((one) => SHOWN.includes(one.state) && one.start < to && one.end > from);
+    const own = byId("only-mine").checked,
+      on = page.bookings.filter(
+        (one) => SHOWN.includes(one.state) && one.start < to && one.end > from && (one.mine || !own),
+      );
     const items = on.map((booking) =>
       make(
         "li",
@@ -156,7 +171,7 @@ function agenda(start, end) {
       return make(
         "li",
         {},
-        make("span", {}, `${pool}: ${least === most ? least : `${least} to ${most}`}${whatIsFree(lanes, most)}`),
+        make("span", {}, `${pool}: ${least === most ? least : `${least} to ${most}`} free`),
         to > Date.now()
           ? make(
               "button",
@@ -248,7 +263,7 @@ const timeline = new Timeline(byId("timeline"), {
       end: isoOf(to.end),
     };
     const before = {start: booking.start, end: booking.end};
-    Object.assign(booking, {start: to.start, end: to.end, pending: true});
+    Object.assign(booking, {start: to.start, end: to.end});
     draw();
     try {
       const {body} = await change(booking, asked);
@@ -296,6 +311,8 @@ byId("pool").addEventListener("change", (event) => {
   page.pool = event.target.value;
   load(true);
 });
+byId("find").addEventListener("input", draw);
+byId("only-mine").addEventListener("change", draw);
 byId("zone").addEventListener("change", (event) => {
   page.zone = new Zone(event.target.value);
   page.zone.remember();

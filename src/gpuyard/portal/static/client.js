@@ -25,7 +25,7 @@ class Trouble extends Error {
   }
 
   get reasons() {
-    return this.problem.reasons?.length ? this.problem.reasons : [this.message];
+    return (this.problem.reasons?.length ? this.problem.reasons : [this.message]).map(Zone.here);
   }
 
   get alternatives() {
@@ -33,9 +33,15 @@ class Trouble extends Error {
   }
 }
 
+let touched = Date.now();
+for (const kind of ["pointerdown", "pointermove", "keydown", "wheel", "focusin"])
+  addEventListener(kind, () => (touched = Date.now()), {capture: true, passive: true});
+
 async function call(method, path, body, headers = {}) {
   // {status, body, etag}; raises Trouble
   const options = {method, headers: {Accept: "application/json", ...headers}, cache: "no-store"};
+  // What a page asks by itself does not keep somebody logged in who has gone.
+  if (Date.now() - touched > MINUTE) options.headers["X-Gpuyard-Idle"] = "yes";
   if (method !== "GET") options.headers["X-CSRF-Token"] = CONFIG.csrf;
   if (body !== undefined) {
     options.headers["Content-Type"] = "application/json";

@@ -3,6 +3,7 @@
 
 const CHECK_AFTER = 300; // ms of quiet before the server is asked
 const LENGTHS = [
+  ["1 h", HOUR],
   ["4 h", 4 * HOUR],
   ["1 day", DAY],
   ["1 week", 7 * DAY],
@@ -25,6 +26,7 @@ class BookingForm {
       this.submit();
     });
     byId("f-cancel").addEventListener("click", () => this.dialog.close());
+    byId("f-now").addEventListener("click", () => this.begin());
     byId("f-lengths").append(
       ...LENGTHS.map(([text, length]) =>
         make("button", {type: "button", class: "small-button", onclick: () => this.last(length)}, text),
@@ -52,7 +54,7 @@ class BookingForm {
     byId("f-zone").textContent = this.zone().label(wanted.start);
     this.field("pool").replaceChildren(...pools.map((pool) => make("option", {}, pool)));
     this.field("pool").disabled = Boolean(booking);
-    this.field("start").disabled = booking?.state === "active";
+    this.field("start").disabled = byId("f-now").disabled = booking?.state === "active";
     for (const name of ["repeat-row", "wait-row", "project-row"])
       byId(`f-${name}`).hidden = Boolean(booking) || byId(`f-${name}`).dataset.never === "yes";
     this.field("repeat").value = "";
@@ -111,6 +113,16 @@ class BookingForm {
     if (start === null) return;
     const days = length / DAY;
     this.put("end", Number.isInteger(days) ? this.zone().shift(start, days) : start + length);
+    this.typed();
+  }
+
+  begin() {
+    // at once, and as long as it was
+    const start = this.at("start"),
+      end = this.at("end"),
+      now = Math.floor(Date.now() / 1000) * 1000;
+    this.put("start", now);
+    if (start !== null && end !== null && end > start) this.put("end", now + (end - start));
     this.typed();
   }
 
@@ -221,7 +233,7 @@ class BookingForm {
     try {
       const {body} = await call("POST", `v1/bookings/check${this.booking ? `?without=${this.booking.id}` : ""}`, asked);
       if (turn !== this.turn || !this.dialog.open) return;
-      const reasons = body.reasons.map((reason) => reason.text);
+      const reasons = body.reasons.map((reason) => Zone.here(reason.text));
       if (body.fits)
         this.say("good", [asked.repeat ? "The first one fits." : this.booking ? "The change fits." : "This fits."]);
       else

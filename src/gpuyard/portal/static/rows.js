@@ -4,22 +4,18 @@
 const SHOWN = ["requested", "waiting", "offered", "confirmed", "active", "ended", "no-show"];
 const WITHOUT_GPU = ["requested", "waiting"];
 
-function whatIsFree(lanes, number) {
-  // in words; where a slot may have several GPUs, it is slots that are counted
-  const noun = lanes.some((lane) => lane.size > 1) ? (String(number) === "1" ? " slot" : " slots") : "";
-  return `${noun} free`;
-}
+const gpusOf = (lanes) => lanes.reduce((sum, lane) => sum + (lane.trouble ? 0 : lane.size), 0);
 
 function freeOver(lanes, bookings, start, end) {
-  // [{start, end, free}]: how many of the lanes are free throughout
-  const there = new Set(lanes.filter((lane) => !lane.trouble).map((lane) => lane.id)),
+  // [{start, end, free}]: how many GPUs are free throughout; who has one of a group keeps the others of it from people
+  const there = new Map(lanes.filter((lane) => !lane.trouble).map((lane) => [lane.id, lane.size])),
     edges = new Map([
       [start, 0],
       [end, 0],
     ]);
   for (const booking of bookings) {
     if (!["offered", "confirmed", "active"].includes(booking.state)) continue;
-    const taken = booking.lanes.filter((lane) => there.has(lane)).length;
+    const taken = booking.lanes.reduce((sum, lane) => sum + (there.get(lane) ?? 0), 0);
     const from = Math.max(booking.start, start),
       to = Math.min(booking.end, end);
     if (!taken || from >= to) continue;
@@ -31,7 +27,7 @@ function freeOver(lanes, bookings, start, end) {
   const marks = [...edges.keys()].sort((a, b) => a - b);
   marks.slice(0, -1).forEach((mark, index) => {
     taken += edges.get(mark);
-    const free = there.size - taken,
+    const free = gpusOf(lanes) - taken,
       last = parts.at(-1);
     if (last?.free === free) last.end = marks[index + 1];
     else parts.push({start: mark, end: marks[index + 1], free});
@@ -53,11 +49,13 @@ function stacked(bookings) {
 class Rows {
   constructor(root) {
     this.root = root;
+    this.folded = new Set(); // "pool host" of hosts whose rows are not shown
   }
 
-  draw({lanes, bookings, view, zone, now}) {
-    // view: {name, start, end, step (snap), stride (arrow keys), length}
-    Object.assign(this, {lanes, view, zone, now});
+  draw(drawn) {
+    // view: {name, start, end, step (snap), stride (arrow keys), length}; shows: which lanes have a row, all are counted
+    const {lanes, bookings, view, zone, now, shows} = (this.drawn = drawn);
+    Object.assign(this, {lanes, view, zone, now, shows});
     this.bookings = bookings.filter((one) => SHOWN.includes(one.state) && one.start < view.end && one.end > view.start);
     const focus = this.root.contains(document.activeElement) ? this.keyOf(document.activeElement) : "";
     const scroll = [this.root.scrollLeft, this.root.scrollTop];
@@ -200,17 +198,16 @@ class Rows {
   pool(name) {
     const lanes = this.lanes.filter((lane) => lane.pool === name),
       own = this.bookings.filter((one) => one.pool === name);
-    const well = lanes.filter((lane) => !lane.trouble).length,
+    const well = gpusOf(lanes),
       parts = freeOver(lanes, own, this.view.start, this.view.end);
-    const free = make("div", {class: "tl-free", "aria-hidden": "true"}),
-      pairs = lanes.some((lane) => lane.size > 1);
+    const free = make("div", {class: "tl-free", "aria-hidden": "true"});
     for (const part of parts) {
       const level = part.free <= 0 ? 0 : Math.max(1, Math.ceil((4 * part.free) / Math.max(well, 1)));
-      const text = part.free <= 0 ? "none free" : `${part.free}${whatIsFree(lanes, part.free)}`;
+      const text = part.free <= 0 ? "none free" : `${named(part.free, "GPU")} free`;
       const words =
         part.free <= 0
           ? make("em", {}, "none", make("i", {}, " free"))
-          : make("em", {}, String(part.free), make("i", {class: pairs ? "long" : null}, whatIsFree(lanes, part.free)));
+          : make("em", {}, String(part.free), make("i", {}, " free"));
       free.append(
         this.place(
           make("span", {class: `free-${level}`, title: `${text}, ${this.zone.range(part.start, part.end)}`}, words),
@@ -230,7 +227,7 @@ class Rows {
         tabindex: "-1",
         "data-key": `pool ${name}`,
         "data-pool": name,
-        "aria-label": `pool ${name}, ${least === most ? least : `${least} to ${most}`} of ${well}${whatIsFree(lanes, well)}`,
+        "aria-label": `pool ${name}, ${least === most ? least : `${least} to ${most}`} of ${named(well, "GPU")} free`,
       },
       free,
     );
@@ -254,16 +251,10 @@ class Rows {
       ),
     );
     let host = "";
-    for (const lane of lanes) {
-      if (lane.host !== host)
-        rows.push(
-          make(
-            "div",
-            {class: "tl-row tl-host", role: "row"},
-            make("div", {class: "tl-label", role: "rowheader"}, lane.host),
-          ),
-        );
+    for (const lane of lanes.filter((one) => this.shows(one))) {
+      if (lane.host !== host) rows.push(this.host(name, lane.host));
       host = lane.host;
+      if (this.folded.has(`${name} ${host}`)) continue;
       rows.push(
         this.lane(
           lane,
@@ -272,6 +263,22 @@ class Rows {
       );
     }
     return make("div", {class: "tl-group", role: "rowgroup", "aria-label": `pool ${name}`}, ...rows);
+  }
+
+  host(pool, name) {
+    // the head of its rows, which folds them
+    const key = `${pool} ${name}`,
+      folded = this.folded.has(key);
+    const turn = () => {
+      if (!this.folded.delete(key)) this.folded.add(key);
+      this.draw(this.drawn);
+    };
+    const button = make(
+      "button",
+      {type: "button", class: "quiet", "aria-expanded": String(!folded), "data-key": `host ${key}`, onclick: turn},
+      `${folded ? "▸" : "▾"} ${name}`,
+    );
+    return make("div", {class: "tl-row tl-host", role: "row"}, make("div", {class: "tl-label", role: "rowheader"}, button));
   }
 
   lane(lane, bookings) {
@@ -315,14 +322,7 @@ class Rows {
     const {start, end} = this.view,
       can = this.movable(booking);
     const who = booking.kind === "hold" ? "hold" : booking.user;
-    const said = [
-      booking.mine ? "your booking" : `${who}, ${booking.project}`,
-      describe(booking),
-      this.zone.range(booking.start, booking.end),
-      stateOf(booking),
-      booking.comment,
-    ];
-    const words = said.filter(Boolean).join(", ");
+    const words = this.words(booking);
     const kinds = [
       "tl-event",
       `is-${booking.state}`,
@@ -357,12 +357,21 @@ class Rows {
     return this.place(element, booking.start, booking.end);
   }
 
+  words(booking) {
+    // all there is to say of a booking in one line
+    const said = [
+      booking.mine ? "your booking" : booking.user,
+      booking.project,
+      describe(booking),
+      this.zone.range(booking.start, booking.end),
+      stateOf(booking),
+      booking.comment,
+    ];
+    return said.filter(Boolean).join(", ");
+  }
+
   movable(booking) {
-    return (
-      booking.may_change &&
-      booking.kind === "booking" &&
-      ["requested", "waiting", "confirmed", "active"].includes(booking.state)
-    );
+    return booking.kind === "booking" && booking.may.includes("change");
   }
 
   find(id) {

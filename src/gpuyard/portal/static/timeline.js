@@ -12,6 +12,10 @@ class Timeline extends Rows {
     root.addEventListener("keydown", (event) => this.key(event));
     root.addEventListener("focusin", (event) => this.focused(event));
     root.addEventListener("click", (event) => this.click(event));
+    root.addEventListener("pointerover", (event) => {
+      const element = event.target.closest(".tl-event");
+      if (element && !this.drag) say(element.title); // also of one that is too narrow for words
+    });
     root.addEventListener(
       "touchmove",
       (event) => {
@@ -330,14 +334,10 @@ class Timeline extends Rows {
       this.step(this.spot, 1),
     );
     const least = Math.min(...part.map((one) => one.free));
-    const what = booking
-      ? `${booking.mine ? "yours" : booking.user || "hold"}, ${this.zone.range(booking.start, booking.end)}`
-      : lane
-        ? "free"
-        : `${least}${whatIsFree(lanes, least)}`;
+    const what = booking ? this.words(booking) : lane ? !lane.trouble && "free" : `${least} free`;
     this.say(
       a === b
-        ? `${this.zone.stamp(this.spot)}, ${where}: ${lane?.trouble || what}`
+        ? `${this.zone.stamp(this.spot)}, ${where}: ${[lane?.trouble, what].filter(Boolean).join("; ")}`
         : `selected ${this.zone.range(a, this.step(b, 1))}, ${where}`,
     );
   }

@@ -32,6 +32,15 @@ class Zone {
     return new Zone(kept === "UTC" ? "UTC" : LOCAL_ZONE);
   }
 
+  static here(text) {
+    // a sentence of the server, which has its moments in UTC, in the zone of the page
+    const moments = /(?:\b[A-Z][a-z]{2} )?\b(\d{4}-\d\d-\d\d) (\d\d:\d\d(?::\d\d)?) UTC\b/g;
+    return text.replace(moments, (all, date, time) => {
+      const at = Date.parse(`${date}T${time}Z`);
+      return Number.isNaN(at) ? all : Zone.remembered().stamp(at);
+    });
+  }
+
   remember() {
     try {
       localStorage.setItem("gpuyard.zone", this.name === "UTC" ? "UTC" : "local");

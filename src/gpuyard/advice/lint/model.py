@@ -1,0 +1,50 @@
+"""What the linter reads and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gpuyard.model.finding import Finding, Severity
+from gpuyard.nova.config import ConfigFile, View
+from gpuyard.nova.release import Release
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One kind of finding. Its id does not change."""
+
+    id: str
+    severity: Severity
+    """The usual one; a finding that is less sure of itself has a lower one."""
+    sentence: str
+
+
+@dataclass(frozen=True)
+class FlavorText:
+    """A flavor as far as the linter looks at it."""
+
+    name: str
+    extra_specs: dict[str, str]
+
+
+@dataclass(frozen=True)
+class LintInput:
+    """All that is given to be looked at."""
+
+    files: tuple[ConfigFile, ...]
+    views: tuple[View, ...]
+    release: Release
+    flavors: tuple[FlavorText, ...] = ()
+    flavors_from: str = "flavors"
+    """Where the flavors are from: a file or a cloud."""
+    placement: tuple[View, ...] = field(default_factory=tuple)
+    """Placement's own configuration, if it was given."""
+
+    def of(self, service: str) -> list[View]:
+        return [view for view in self.views if view.serves(service)]
+
+
+def unique(findings: Iterable[Finding]) -> list[Finding]:
+    """Without repetitions: what stands in a file that several services read is found once for each."""
+    return list(dict.fromkeys(findings))

@@ -1,0 +1,57 @@
+"""Which cloud is meant: clouds.yaml and the OS_* variables, as for `openstack`, with errors that name the file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from keystoneauth1 import exceptions as auth_errors
+from openstack import exceptions as sdk_errors
+from openstack.config import OpenStackConfig
+from openstack.config.cloud_region import CloudRegion
+from openstack.config.loader import CONFIG_FILES
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from gpuyard.model.errors import UsageError
+
+WRONG = (sdk_errors.ConfigException, auth_errors.MissingRequiredOptions, auth_errors.MissingAuthPlugin)
+
+
+def find_cloud(cloud: str | None, clouds_file: Path | None, timeout: float | None = None) -> CloudRegion:
+    """A cloud of clouds.yaml; None means OS_CLOUD or the OS_* variables. Raises UsageError.
+
+    `clouds_file` is used in place of the clouds.yaml that would be found, and of the environment. `timeout`: seconds,
+    also for the requests that get a token.
+    """
+    try:
+        config = OpenStackConfig(config_files=[str(clouds_file)] if clouds_file else None, load_envvars=not clouds_file)
+        return config.get_one(cloud, app_name="gpuyard", api_timeout=timeout)
+    except (*WRONG, AttributeError, TypeError) as error:  # the last two: what is no mapping where one should be
+        refuse_broken(clouds_file)
+        if not isinstance(error, WRONG):
+            raise
+        which = f"cloud {cloud} cannot be used" if cloud else "no cloud is named"
+        hint = "name one of clouds.yaml with --os-cloud or OS_CLOUD"
+        raise UsageError(f"{which}: {str(error).rstrip('.')}; {hint}") from None
+
+
+def refuse_broken(clouds_file: Path | None) -> None:
+    """Raise UsageError when the clouds.yaml that is used cannot be read as one, which openstacksdk passes over."""
+    named = clouds_file or os.environ.get("OS_CLIENT_CONFIG_FILE")
+    path = next((Path(one) for one in ([named] if named else CONFIG_FILES) if os.path.exists(one)), None)
+    if path is None:
+        return
+    try:
+        document = YAML(typ="safe", pure=True).load(path)
+    except MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UsageError(f"{path}{line} is not YAML: {error.problem or error.context}") from None
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    clouds = document.get("clouds") if isinstance(document, dict) else None
+    if not isinstance(clouds, dict):
+        raise UsageError(f"{path} has no 'clouds:' with the clouds by name; see openstacksdk's page on clouds.yaml")
+    for name, one in clouds.items():
+        if not isinstance(one, dict):
+            raise UsageError(f"{path}: cloud {name} has no settings; write auth, region_name and so on below its name")

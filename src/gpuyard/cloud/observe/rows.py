@@ -1,0 +1,179 @@
+"""What Nova's lists have in them, parsed once. Placement's rows are `Provider` and `Stock` of model/world.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from gpuyard.model.world import HostService, Provider, Server, Stock
+from gpuyard.nova.alias_spec import ALIAS_SPEC
+from gpuyard.nova.request import NovaFlavor
+
+ZONE = "availability_zone"
+
+
+@dataclass(frozen=True)
+class ServerRow:
+    """A server of any project."""
+
+    id: str
+    name: str
+    status: str
+    task: str | None
+    host: str | None
+    project: str
+    """Id, as that of the user."""
+    user: str
+    flavor: NovaFlavor
+    """As it was when the server got it."""
+    created: datetime | None
+    launched: datetime | None
+    updated: str
+    fault: str
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        return cls(
+            id=row["id"],
+            name=row["name"],
+            status=row["status"],
+            task=row["OS-EXT-STS:task_state"],
+            host=row["OS-EXT-SRV-ATTR:host"],
+            project=row["tenant_id"],
+            user=row["user_id"],
+            flavor=flavor_of({"id": "", "name": row["flavor"]["original_name"], **row["flavor"]}),
+            created=moment(row["created"]),
+            launched=moment(row["OS-SRV-USG:launched_at"]),
+            updated=row["updated"],
+            fault=row.get("fault", {}).get("message", ""),
+        )
+
+    @property
+    def asks_devices(self) -> bool:
+        """Whether its flavor asks for PCI devices by an alias."""
+        return ALIAS_SPEC in self.flavor.extra_specs
+
+    def named(self, project: str, user: str) -> Server:
+        """With the names that people know."""
+        return Server(
+            self.id, self.name, self.status, self.host, project, user, self.flavor.name, self.created, self.launched,
+            self.user, self.project, self.task or "",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Servers:
+    """All servers that were asked for."""
+
+    rows: tuple[ServerRow, ...]
+    silent: int
+    """Those of which nothing but their id is known: their cell of Nova does not answer."""
+
+
+def flavor_of(row: Mapping[str, Any]) -> NovaFlavor:
+    """A flavor as its list has it, or as a server carries it."""
+    return NovaFlavor(
+        id=row["id"],
+        name=row["name"],
+        vcpus=row["vcpus"],
+        ram=row["ram"],
+        disk=row["disk"],
+        ephemeral=row["ephemeral"] if "ephemeral" in row else row["OS-FLV-EXT-DATA:ephemeral"],
+        swap=int(row["swap"] or 0),
+        public=row.get("os-flavor-access:is_public", True),
+        disabled=row.get("OS-FLV-DISABLED:disabled", False),
+        extra_specs=row.get("extra_specs", {}),
+        description=row.get("description") or "",
+    )
+
+
+@dataclass(frozen=True)
+class Hypervisor:
+    """What a nova-compute says of its machine. `id` is that of its root provider in Placement, too."""
+
+    id: str
+    host: str
+    up: bool
+    enabled: bool
+    disabled_reason: str
+    type: str
+    busy: bool
+    """It has servers."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        service = row["service"]
+        return cls(
+            row["id"], service["host"], row["state"] == "up", row["status"] == "enabled",
+            service["disabled_reason"] or "", row["hypervisor_type"], bool(row["running_vms"]),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AggregateRow:
+    """A host aggregate. Its zone is also in the metadata."""
+
+    id: str
+    uuid: str
+    name: str
+    hosts: frozenset[str]
+    zone: str | None
+    metadata: Mapping[str, str]
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        return cls(str(row["id"]), row["uuid"], row["name"], frozenset(row["hosts"]), row[ZONE], row["metadata"])
+
+
+@dataclass(frozen=True)
+class LimitRow:
+    """One of Keystone's limits on what Nova counts."""
+
+    id: str
+    resource: str
+    value: int
+    project: str | None
+    """Id; None of the registered one of everybody, and of one of a whole domain."""
+    domain: str | None
+    description: str
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        value = row["resource_limit"] if "resource_limit" in row else row["default_limit"]
+        return cls(
+            row["id"], row["resource_name"], value, row.get("project_id"), row.get("domain_id"),
+            row["description"] or "",
+        )  # fmt: skip
+
+
+def service_of(row: Mapping[str, Any]) -> HostService:
+    return HostService(
+        row["host"], row["state"] == "up", row["status"] == "enabled", row.get("disabled_reason") or "",
+        row.get("zone") or "", bool(row.get("forced_down")),
+    )  # fmt: skip
+
+
+def provider_of(row: Mapping[str, Any]) -> Provider:
+    return Provider(row["uuid"], row["name"], row["root_provider_uuid"], row["parent_provider_uuid"])
+
+
+def stock_of(row: Mapping[str, Any]) -> Stock:
+    return Stock(row["total"], row["reserved"], row["allocation_ratio"], row["max_unit"])
+
+
+def below(tree: Sequence[Provider], root: str) -> Iterable[Provider]:
+    """What is below a root, parents before their children."""
+    parents = {root}
+    while parents:
+        found = [one for one in tree if one.parent_id in parents]
+        yield from found
+        parents = {one.id for one in found}
+
+
+def moment(text: str | None) -> datetime | None:
+    """Nova's two spellings of UTC times."""
+    if text is None:
+        return None
+    return datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=UTC)

@@ -1,1 +1,0 @@
-"""Proof that VMs can have the GPUs, and what is no longer as it was recorded."""

@@ -1,1 +1,0 @@
-"""One file per step, each named by its number."""

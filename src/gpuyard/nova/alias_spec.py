@@ -1,0 +1,29 @@
+"""What flavors ask for with ``pci_passthrough:alias``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+ALIAS_SPEC = "pci_passthrough:alias"
+COUNT = re.compile(r"\d{1,9}", re.ASCII)
+
+
+def asked_aliases(text: str) -> list[tuple[str, int]] | None:
+    """Aliases and counts of ``v100:2, t4:1``, in order, as Nova reads them; None when it does not take the text."""
+    parts = [part.split(":") for part in text.split(",")]
+    if any(len(part) != 2 or not part[0].strip() or not COUNT.fullmatch(part[1].strip()) for part in parts):
+        return None
+    return [(name.strip(), int(count)) for name, count in parts]
+
+
+def asked_devices(specs: Mapping[str, str]) -> dict[str, int]:
+    """Alias -> number, of what a flavor's extra specs ask for: nothing when Nova does not take them."""
+    return summed(asked_aliases(specs[ALIAS_SPEC]) or ()) if ALIAS_SPEC in specs else {}
+
+
+def summed(asked: Iterable[tuple[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, count in asked:
+        found[name] = found.get(name, 0) + count
+    return found

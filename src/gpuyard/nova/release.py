@@ -1,0 +1,66 @@
+"""What differs between the releases of OpenStack that a site can have.
+
+Read in the sources of nova 31.3.1, 32.2.1, 33.0.2, 34.0.0 and placement 13.0.1, 14.0.0, 15.0.0, 16.0.0. A test asks the
+released packages again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gpuyard.model.errors import UsageError
+
+ReleaseName = Literal["2025.1", "2025.2", "2026.1", "2026.2"]
+"""For schemas; `RELEASES` has the same."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release of OpenStack. PCI devices in Placement, aliases with classes and traits, ``managed`` and
+    ``live_migratable`` work in all of them."""
+
+    name: ReleaseName
+    nova: int
+    placement: int
+    kolla: int
+    """Major version of the kolla-ansible that deploys it."""
+    microversion: str
+    """The newest of Nova's API, from its REST API version history. Releases may share one."""
+    one_time_use: bool
+    """``one_time_use`` in device_spec."""
+    pci_quotas: bool
+    """Limits count the resource classes of GPUs that an alias asks for, but not when a server is resized."""
+    wide_trees: bool
+    """``[workarounds]optimize_for_wide_provider_trees`` of Placement."""
+
+
+RELEASES: dict[str, Release] = {
+    release.name: release
+    for release in (
+        Release("2025.1", 31, 13, 20, "2.100", one_time_use=False, pci_quotas=False, wide_trees=True),
+        Release("2025.2", 32, 14, 21, "2.100", one_time_use=True, pci_quotas=False, wide_trees=False),
+        Release("2026.1", 33, 15, 22, "2.103", one_time_use=True, pci_quotas=False, wide_trees=True),
+        Release("2026.2", 34, 16, 23, "2.104", one_time_use=True, pci_quotas=True, wide_trees=True),
+    )
+}
+NEWEST: ReleaseName = next(reversed(RELEASES.values())).name
+NEWEST_KOLLA = 22
+"""Major version of the newest kolla-ansible that there was when this was written."""
+
+
+def release_of(wanted: str | None, microversion: str) -> str:
+    """The release that was asked for, or else the one whose newest microversion this is. Raises UsageError when that
+    is none that gpuyard knows, or not one alone."""
+    known = ", ".join(RELEASES)
+    if wanted is not None:
+        if wanted not in RELEASES:
+            raise UsageError(f"release {wanted!r} is not known; write one of {known}")
+        return wanted
+    found = [release.name for release in RELEASES.values() if release.microversion == microversion]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(f"Nova of {' and of '.join(found)} cannot be told apart from outside; say which: --release")
+    said = f"the newest microversion of its API is {microversion}" if microversion else "its API does not say"
+    raise UsageError(f"Nova's release cannot be told ({said}); give the nearest one: --release, of {known}")

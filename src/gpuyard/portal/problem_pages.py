@@ -1,0 +1,79 @@
+"""Problems as pages: programs get a document (problems.py), and a person who looks with a browser the same in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gpuyard.portal.assets import render
+from gpuyard.portal.gate import PROGRAMS
+from gpuyard.portal.gateway import up_from
+from gpuyard.portal.problems import MEDIA_TYPE
+
+TITLES = {
+    401: "Please log in",
+    403: "You are not allowed to do this",
+    404: "Nothing is here",
+    405: "That is not how this works",
+    413: "Too much",
+    429: "Too often",
+    503: "Not now",
+}
+OTHER = "That did not work"
+
+
+class ProblemPages:
+    """Turns problem documents into pages for those who ask for HTML, wherever in the app the problem arose."""
+
+    def __init__(self, app: ASGIApp, site: str) -> None:
+        self.app, self._site = app, site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not wants_page(Request(scope)):
+            await self.app(scope, receive, send)
+            return
+        begun: Message | None = None
+        body = b""
+
+        async def turned(message: Message) -> None:
+            nonlocal begun, body
+            if message["type"] == "http.response.start":
+                if MutableHeaders(scope=message).get("content-type") != MEDIA_TYPE:
+                    await send(message)
+                else:
+                    begun = message
+            elif begun is None:
+                await send(message)
+            else:
+                body += message.get("body", b"")
+                if not message.get("more_body", False):
+                    content = problem_page(scope["path"], self._site, json.loads(body)).encode()
+                    headers = MutableHeaders(scope=begun)
+                    headers["content-type"] = "text/html; charset=utf-8"
+                    headers["content-length"] = str(len(content))
+                    headers["cache-control"] = "no-store"
+                    await send(begun)
+                    await send({"type": "http.response.body", "body": content})
+
+        await self.app(scope, receive, turned)
+
+
+def wants_page(request: Request) -> bool:
+    """Whether a person waits for the answer: browsers name HTML when they go somewhere, scripts and programs do not."""
+    return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(PROGRAMS)
+
+
+def problem_page(path: str, site: str, problem: Mapping[str, Any]) -> str:
+    return render(
+        "problem.html",
+        site=site,
+        title=TITLES.get(problem["status"], OTHER),
+        detail=problem["detail"],
+        reasons=[reason for reason in problem["reasons"] if reason != problem["detail"]],
+        up=up_from(path).removeprefix("./"),
+    )

@@ -1,0 +1,150 @@
+"""The steps of a site's plan, each with what is there, what is to be, and why.
+
+What there is says what is done: an object without `before` is made, one without `after` deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from gpuyard.model.plan import StepVerb, differences
+from gpuyard.site.objects import AggregateObject, FlavorObject, ImageObject, LimitObject
+
+ZONE = "availability_zone"
+# Nova cannot change these on a flavor that exists; servers keep the flavor that they were made with.
+FIXED = ("vcpus", "ram", "disk", "ephemeral", "public")
+
+Values = dict[str, Any]
+"""An object as people read it, one line a value: ``ram``, ``property hw:x``, ``access demo``, ``host gpu-1``."""
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+T = TypeVar("T", bound=Named)
+
+
+@dataclass(frozen=True)
+class CloudStep(Generic[T]):
+    """One change to one object of a cloud, decided by a planner; whoever carries it out decides nothing."""
+
+    reason: str
+    before: T | None
+    after: T | None = None
+
+    @property
+    def object(self) -> T:
+        """The object as it is to be; as it is, when it is to be deleted."""
+        found = self.before if self.after is None else self.after
+        assert found is not None, "a step without an object"
+        return found
+
+    @property
+    def kind(self) -> str:
+        """What sort of object, in words."""
+        raise NotImplementedError
+
+    def _values(self, one: T) -> Iterable[tuple[str, Any]]:
+        raise NotImplementedError
+
+    @property
+    def fixed(self) -> list[str]:
+        """What differs and cannot be changed on an object that exists."""
+        return []
+
+    @property
+    def name(self) -> str:
+        return self.object.name
+
+    @property
+    def verb(self) -> StepVerb:
+        if self.before is None:
+            return StepVerb.CREATE
+        if self.after is None:
+            return StepVerb.DELETE
+        return StepVerb.REPLACE if self.fixed else StepVerb.UPDATE
+
+    @property
+    def values(self) -> tuple[Values, Values]:
+        """The object before and after."""
+        before, after = (dict(self._values(one)) if one is not None else {} for one in (self.before, self.after))
+        return before, after
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """One line per value that differs: ``ram: 8192 -> 16384``."""
+        return differences(*self.values)
+
+    def __str__(self) -> str:
+        return f"{self.verb.value} {self.kind} {self.name}"
+
+
+class FlavorStep(CloudStep[FlavorObject]):
+    kind = "flavor"
+
+    @property
+    def fixed(self) -> list[str]:
+        return [key for key in FIXED if getattr(self.before, key) != getattr(self.after, key)]
+
+    def _values(self, one: FlavorObject) -> Iterable[tuple[str, Any]]:
+        yield from ((key, getattr(one, key)) for key in (*FIXED, "description"))
+        yield from ((f"property {key}", value) for key, value in one.extra_specs.items())
+        yield from ((f"access {name}", "yes") for name in one.projects)
+
+
+class LimitStep(CloudStep[LimitObject]):
+    @property
+    def kind(self) -> str:
+        return self.object.kind
+
+    def _values(self, one: LimitObject) -> Iterable[tuple[str, Any]]:
+        yield "limit", one.value
+        if one.description:
+            yield "description", one.description
+
+
+class AggregateStep(CloudStep[AggregateObject]):
+    kind = "aggregate"
+
+    @property
+    def fixed(self) -> list[str]:
+        leaves = self.before and self.after and self.before.availability_zone and not self.after.availability_zone
+        return [ZONE] if leaves else []
+
+    def _values(self, one: AggregateObject) -> Iterable[tuple[str, Any]]:
+        if one.availability_zone:
+            yield ZONE, one.availability_zone
+        yield from ((f"property {key}", value) for key, value in one.metadata.items())
+        yield from ((f"host {name}", "yes") for name in one.hosts)
+
+
+class ImageStep(CloudStep[ImageObject]):
+    kind = "image"
+
+    def _values(self, one: ImageObject) -> Iterable[tuple[str, Any]]:
+        yield from ((f"property {key}", value) for key, value in one.properties.items())
+
+
+SiteStep = FlavorStep | LimitStep | AggregateStep | ImageStep
+
+
+@dataclass(frozen=True)
+class SitePlan:
+    """Steps in the order in which they must be carried out, and what stands in the way."""
+
+    steps: tuple[SiteStep, ...] = ()
+    refusals: tuple[str, ...] = ()
+    """Reasons why the plan must not be applied at all; a plan with refusals changes nothing."""
+    notes: tuple[str, ...] = ()
+    """What was seen and deliberately left alone."""
+    waits: tuple[str, ...] = ()
+    """What is wanted and cannot be done yet, each with what it waits for; a later plan has it as a step."""
+
+    @property
+    def refused(self) -> str:
+        """All refusals as one message."""
+        return "\n".join(["the plan cannot be applied:", *(f"- {text}" for text in self.refusals)])

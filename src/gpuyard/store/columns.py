@@ -1,0 +1,40 @@
+"""What tables are made of, in schemas and in migrations alike. Times are whole seconds since 1970 (UTC)."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, Text
+
+RISING = BigInteger().with_variant(Integer, "sqlite")
+"""A number that the database gives; SQLite gives one only to columns of exactly this type."""
+
+
+def new_tables() -> MetaData:
+    """For the tables of a room; gives constraints the names that migrations give them."""
+    return MetaData(
+        naming_convention={
+            "ix": "%(table_name)s_%(column_0_N_name)s",
+            "uq": "%(table_name)s_%(column_0_N_name)s_key",
+            "ck": "%(table_name)s_%(constraint_name)s",
+            "fk": "%(table_name)s_%(column_0_N_name)s_fkey",
+            "pk": "%(table_name)s_pkey",
+        }
+    )
+
+
+def text(name: str) -> Column[str]:
+    return Column(name, Text, nullable=False)
+
+
+def number(name: str) -> Column[int]:
+    return Column(name, BigInteger, nullable=False)
+
+
+time = number
+
+
+def maybe_time(name: str) -> Column[int | None]:
+    return Column(name, BigInteger, nullable=True)
+
+
+def flag(name: str) -> Column[bool]:
+    return Column(name, Boolean, nullable=False)

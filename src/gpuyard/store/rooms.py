@@ -1,0 +1,21 @@
+"""Who keeps something in the database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import MetaData
+
+
+@dataclass(frozen=True)
+class Room:
+    """A part of gpuyard that has tables of its own, and a chain of migrations that makes them."""
+
+    name: str
+    steps: Path
+    """The folder of the migrations, one file each."""
+    tables: MetaData
+    """As the last step leaves them; a test holds both together."""
+    version_table: str
+    """Where the database says which step its tables are at."""

@@ -1,0 +1,178 @@
+"""Every place that says what state a GPU is in says the same: the map, the API, both command lines, why, and drift."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from datetime import timedelta
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gpuyard.advice.drift import find_drift
+from gpuyard.advice.why.facts import Device, HostAnswer, obstacle
+from gpuyard.cli.main import app
+from gpuyard.client.client import Client
+from gpuyard.client.rows import keepings
+from gpuyard.cloud.api import CloudApi
+from gpuyard.cloud.apply import SiteApplier
+from gpuyard.cloud.booking_door import open_door
+from gpuyard.cloud.observe.objects import read_objects
+from gpuyard.cloud.observe.reader import Reader
+from gpuyard.cloud.observe.why import FactsReader
+from gpuyard.cloud.observe.world import read_world
+from gpuyard.lab.exercise import Exercise
+from gpuyard.ledger.pool_view import PREPARE
+from gpuyard.ledger.state import LedgerWords
+from gpuyard.model.booking import Person
+from gpuyard.model.gpu import GpuState, GpuStatus
+from gpuyard.site.compile import CompiledSite
+from gpuyard.site.load import LoadedSite, load_site
+from gpuyard.site.plan import plan_site
+from tests.integration.booked_lab import BookedLab, open_booked_lab, set_reserved
+from tests.integration.conftest import RunningLab
+from tests.support.served import served, write_clouds
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.filterwarnings("ignore::openstack.warnings.RemovedInSDK60Warning"),
+]
+
+ROOT = Person("root", "root", "id-admin", "admin", frozenset({"admin"}))
+STRANGER = "0f1e2d3c-0000-4000-8000-00000000000a"
+RULES = {"must_book": False, "grace": "30 min", "dry_run": False, "hold": "10 min"}
+PROJECTS = {"art": {"gpus": {"t4": 4}}}
+HIDDEN = "hyper18_0000:86:00.0"
+LEADER, PEER = "gpu-server_0000:27:00.0", "gpu-server_0000:28:00.0"
+
+
+@pytest.fixture
+def booked(
+    lab: RunningLab, operator: CloudApi, example: CompiledSite, exercise: Exercise, tmp_path: Path
+) -> Iterator[BookedLab]:
+    made = open_booked_lab(lab, operator, tmp_path, RULES, PROJECTS)
+    yield made
+    made.clear()
+    seen = read_objects(operator, example)
+    SiteApplier(operator, seen).apply(plan_site(example, seen), lambda step: None)
+
+
+@pytest.fixture
+def migrated(operator: CloudApi) -> Iterator[None]:
+    """A pair's leader is held by a consumer that is no server, as of a migration, and reserved besides."""
+    provider = operator.get("placement", "/resource_providers", name=LEADER)["resource_providers"][0]["uuid"]
+    body = {
+        "allocations": {provider: {"resources": {"CUSTOM_GPU_V100": 1}}}, "project_id": "p", "user_id": "u",
+        "consumer_generation": None, "consumer_type": "MIGRATION",
+    }  # fmt: skip
+    operator.request("PUT", "placement", f"/allocations/{STRANGER}", body)
+    set_reserved(operator, provider, 1)
+    yield
+    set_reserved(operator, provider, 0)
+    operator.request("DELETE", "placement", f"/allocations/{STRANGER}")
+
+
+@pytest.fixture
+def lost(operator: CloudApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Placement does not have one of the GPUs."""
+    get = operator.get
+
+    def without(service: str, path: str, **query: object) -> dict[str, Any]:
+        answer = get(service, path, **query)
+        if path == "/resource_providers":
+            rows = [row for row in answer["resource_providers"] if row["name"] != HIDDEN]
+            answer = {**answer, "resource_providers": rows}
+        return answer
+
+    monkeypatch.setattr(operator, "get", without)
+
+
+def test_every_place_says_the_same_of_every_gpu(
+    booked: BookedLab, migrated: None, lost: None, operator: CloudApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    booked.keeper.run()
+    assert booked.boot("bob").status == "ACTIVE"
+    by_hand, held = [status.gpu for status in booked.statuses() if status.state is GpuState.FREE][-2:]
+    set_reserved(operator, booked.snapshot_providers()[by_hand.provider_name], 1)
+    now = booked.clock()
+    (hold,) = booked.ledger.hold([f"{held.host}/{held.address}"], now, now + timedelta(days=1), ROOT, "fan")
+    booking = booked.book("ada")
+    booked.keeper.run()
+    booked.clock.until(booking.ask.start - 1.5 * PREPARE)
+    booked.keeper.run()
+    seen = booked.statuses(None)
+    states = {status.gpu.provider_name: status for status in seen}
+    # What is there to be compared is there.
+    assert {status.state for status in seen} == set(GpuState) - {GpuState.BLOCKED}
+    assert (states[by_hand.provider_name].state, states[by_hand.provider_name].booking) == (GpuState.HELD, "")
+    assert (states[held.provider_name].state, states[held.provider_name].booking) == (GpuState.HELD, hold.id)
+    assert [s.booking for s in seen if s.state is GpuState.BOOKED] == [booking.id]
+    assert [states[name].state for name in (LEADER, PEER, HIDDEN)] == [
+        GpuState.CLAIMED, GpuState.STRANDED, GpuState.LOST,
+    ]  # fmt: skip
+
+    loaded = load_site(tmp_path / "site.yaml")
+    with served(booked.ledger, [booked.people["bob"]], seen) as url:
+        monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(write_clouds(tmp_path, url, [booked.people["bob"]])))
+        rows = Client(open_door("bob", url)).gpus()
+        listed = CliRunner().invoke(app, ["gpu", "list", "--os-cloud", "bob", "--url", url, "-f", "json"]).stdout
+        columns, table = of_openstack(Client(open_door("bob", url)))
+    assert [row["state"] for row in rows] == [status.state.value for status in seen]
+    mine = [{name: "" if value is None else value for name, value in row.items()} for row in json.loads(listed)]
+    assert mine == [dict(zip(columns, row, strict=True)) for row in table]
+    assert [(row["State"], row["Reason"]) for row in mine] == [(s.state.value, s.reason) for s in seen]
+
+    words = keepings(rows)
+    compare_why(operator, loaded, states, words)
+    compare_drift(operator, loaded, states, words)
+
+
+def of_openstack(client: Client) -> tuple[Any, Any]:
+    """As `openstack gpu list`."""
+    openstack: Any = SimpleNamespace(client_manager=SimpleNamespace(gpu=client))
+    (entry,) = [one for one in entry_points(group="openstack.gpu.v1") if one.name == "gpu_list"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # osc_lib warns of itself
+        command = entry.load()(openstack, None)
+    found: tuple[Any, Any] = command.take_action(command.get_parser("gpu list").parse_args([]))
+    return found
+
+
+def compare_why(operator: CloudApi, loaded: LoadedSite, states: dict[str, GpuStatus], words: LedgerWords) -> None:
+    asked = {flavor.pool: flavor.name for flavor in loaded.compiled.flavors if flavor.pool}
+    devices: dict[str, Device] = {}
+    for name in [*asked.values(), "gpu_pair-a"]:
+        with Reader(operator) as cloud:
+            reader = FactsReader(cloud, loaded)
+            facts, request = reader.read(name, None, None)
+            every = [HostAnswer(host.name, (obstacle("gpu", "", ""),)) for host in facts.hosts]
+            devices |= {one.provider: one for one in reader.closer(facts, words).look(facts, request, every).devices}
+    assert devices.keys() == states.keys()
+    for name, device in devices.items():
+        status = states[name]
+        if status.state is GpuState.STRANDED:  # the leader's cause names it
+            assert device.address in devices[LEADER].stranded
+        else:
+            assert (name, device.state, device.booking) == (name, status.state.value, status.booking)
+        if status.state in (GpuState.HELD, GpuState.BOOKED, GpuState.LOST):
+            assert device.reason in (status.reason, "is not in Placement: is the site's device_spec deployed?")
+
+
+def compare_drift(operator: CloudApi, loaded: LoadedSite, states: dict[str, GpuStatus], words: LedgerWords) -> None:
+    world = read_world(operator, loaded.compiled)
+    found = find_drift(loaded.compiled, loaded.inventories, world, words)
+    held = {one.object: one for one in found if one.code == "gpu-held"}
+    kept = {f"{s.gpu.host} {s.gpu.address}": s for s in states.values() if s.state in (GpuState.HELD, GpuState.BOOKED)}
+    assert held.keys() == kept.keys()
+    for name, status in kept.items():
+        assert (status.booking or "reserved=0") in held[name].remedy
+    (gone,) = [one for one in found if one.code == "gpu-lost"]
+    assert [s.gpu.address for s in states.values() if s.state is GpuState.LOST] == ["0000:86:00.0"]
+    assert "0000:86:00.0" in gone.reason
+    holders = {name for name, device in world.devices.items() if device.holders}
+    assert holders == {name for name, status in states.items() if status.state is GpuState.CLAIMED}

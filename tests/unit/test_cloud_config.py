@@ -1,0 +1,39 @@
+"""A clouds.yaml that is no such file is named, and what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuyard.cloud.api import connect
+from gpuyard.cloud.booking_door import open_door
+from gpuyard.cloud.config import find_cloud
+from gpuyard.model.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"clouds:\n  a: [b\n", "clouds.yaml, line 3 is not YAML"),
+        (b"clouds:\n  a: 3\n", "cloud a has no settings"),
+        (b"clouds: []\n", "has no 'clouds:'"),
+        (b"just text", "has no 'clouds:'"),
+        (b"", "has no 'clouds:'"),
+        (b"\xff", "cannot be read"),
+        (b"clouds: {b: {auth: {auth_url: 'http://127.0.0.1:9'}}}", "cloud a cannot be used: Cloud a was not found"),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_what_is_wrong_with_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, said: str, named: bool
+) -> None:
+    path = tmp_path / "clouds.yaml"
+    path.write_bytes(content)
+    monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(path))
+    given = path if named else None
+    for use in (lambda: find_cloud("a", given), lambda: connect("a", given), lambda: open_door("a", "", given)):
+        with pytest.raises(UsageError) as caught:
+            use()
+        assert said in str(caught.value)
+        assert str(path) in str(caught.value) or "was not found" in str(caught.value)
