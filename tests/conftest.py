@@ -1,15 +1,23 @@
-"""Settings of all tests. Warnings are errors; what others' packages warn of while they are imported is theirs."""
+"""Settings of all tests. Warnings are errors; what others' packages warn of while they are imported is theirs.
+
+The tests are their own environment: see tests/support/environment.py.
+"""
 
 from __future__ import annotations
 
 import os
+import tempfile
+import time
 import warnings
 from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
-from tests.support import browser
+from tests.support import browser, environment
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Playwright
@@ -17,6 +25,47 @@ if TYPE_CHECKING:
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import openstack  # noqa: F401
+
+settings.register_profile("gpuyard", deadline=None)  # a busy machine is no failure
+settings.load_profile("gpuyard")
+
+EMPTY_HOME = tempfile.TemporaryDirectory(prefix="gpuyard-tests-")  # removed when the process ends
+environment.clean(os.environ, Path(EMPTY_HOME.name))
+time.tzset()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--now",
+        type=datetime.fromisoformat,
+        metavar="TIME",
+        help="have the tests begin at this time, with its offset: no test may know which day it is",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Shift what now is, in all threads, for --now; it goes on from there. Programs that tests start keep theirs."""
+    if now := config.getoption("--now"):
+        import time_machine
+
+        shifted = time_machine.travel(now)
+        shifted.start()
+        config.add_cleanup(shifted.stop)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first, so that workers side by side end at about the same time.
+
+    Tests with real services, browsers and kernels get a second try, since a machine may stall under them; the summary
+    names who needed it, and why. Unit tests get none.
+    """
+    folders = ["virtual", "integration", "browser"]
+    items.sort(
+        key=lambda item: next((n for n, folder in enumerate(folders) if folder in item.path.parts), len(folders))
+    )
+    for item in items:
+        if any(folder in item.path.parts for folder in folders):
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture(scope="module")
