@@ -24,6 +24,7 @@ from pydantic import (
 from gpuyard.model.booking import Rules
 from gpuyard.nova.release import NEWEST, ReleaseName
 from gpuyard.site.booking_rules import BookingRules, SiteBooking, resolve
+from gpuyard.site.runner_rules import SiteRunners
 
 UNITS_MIB = {"MiB": 1, "GiB": 1024, "TiB": 1024 * 1024}
 SIZE = re.compile(r"^(\d{1,9})\s*([A-Za-z]*)$")
@@ -277,6 +278,7 @@ class Site(Strict):
     projects: dict[str, Project] = Field(default_factory=dict)
     limits: Limits = Limits()
     booking: SiteBooking | None = Field(None, description="GPUs can be booked, by these rules.")
+    runners: SiteRunners | None = Field(None, description="GitHub jobs get GPU servers; needs 'booking'.")
 
     def rules(self, pool: str, project: str = "") -> Rules:
         """What holds for bookings of a project in a pool."""

@@ -1,0 +1,1 @@
+"""Runners: GPU servers that run one GitHub job each."""

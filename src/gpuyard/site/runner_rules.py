@@ -1,0 +1,219 @@
+"""What may stand under ``runners`` in ``site.yaml``: which GitHub repositories get runners, and what these may have.
+
+A repository's own `.cirun.yml` chooses within this, and never goes beyond it. What a repository or a scale set states
+goes before what the site states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from gpuyard.site.booking_rules import SomeTime, known_zone
+
+Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+:=/-]*$", max_length=100)]
+OrganizationName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9](-?[A-Za-z0-9])*$", max_length=39)]
+RepositoryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]+/[A-Za-z0-9._-]+$", max_length=140)]
+RepositoryPattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9*?-]+/[A-Za-z0-9._*?-]+$", max_length=140)]
+Forks = Literal["never", "members", "collaborators", "contributors", "everybody"]
+Share = Annotated[int, Field(ge=1, le=1000, strict=True)]
+Many = Annotated[int, Field(ge=1, le=10_000, strict=True)]
+
+
+class Stated(BaseModel):
+    """Frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunnerLimits(Stated):
+    """What jobs may have. What is left out: as in the site, and then the default that is named here."""
+
+    longest: SomeTime | None = Field(
+        None, description="The server is deleted when its job has run so long. Default: 6 h."
+    )
+    most: Many | None = Field(None, description="Most GPUs that runners have at once. Default: any number.")
+    share: Share | None = Field(
+        None, description="Part of the GPUs that it gets when there are too few, beside others' parts. Default: 1."
+    )
+    priority: Annotated[int, Field(ge=-1000, le=1000, strict=True)] | None = Field(
+        None, description="The highest goes first. Default: 0."
+    )
+    preemptible: bool | None = Field(
+        None, description="A booking may end jobs; otherwise only idle runners make way for one. Default: false."
+    )
+    forks: Forks | None = Field(
+        None,
+        description="Whose pull requests from forks get a runner, by GitHub's author association; a policy of the "
+        "organisation may only allow less. Default: never.",
+    )
+
+
+@dataclass(frozen=True)
+class JobRules:
+    """What holds for jobs of one repository, complete."""
+
+    longest: timedelta = timedelta(hours=6)
+    most: int | None = None
+    share: int = 1
+    priority: int = 0
+    preemptible: bool = False
+    forks: Forks = "never"
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Key -> what states it: ``runners``, ``set gpuyard-v100``, ``repository conda-forge/*``. The others are
+    defaults."""
+
+
+JOB_RULES = tuple(one.name for one in fields(JobRules) if one.name != "origins")
+
+
+class GitHubApp(Stated):
+    """A GitHub App that is installed where runners are wanted."""
+
+    id: Annotated[int, Field(ge=1, strict=True)] = Field(description="App ID.")
+    key_file: str = Field(description="Its private key, PEM. Readable by gpuyard alone.")
+
+
+class Enrolment(Stated):
+    """An organisation, or a repository of its own, whose jobs get runners."""
+
+    organization: OrganizationName | None = None
+    repository: RepositoryName | None = None
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+$")] = Field(
+        "https://github.com", description="A GitHub Enterprise Server, where it is one."
+    )
+    app: GitHubApp | None = None
+    token_file: str | None = Field(None, description="A personal access token, in place of an app.")
+    webhook_secrets_file: str | None = Field(
+        None,
+        description="Secrets of the webhook, one per line: any of them is right. Without it no webhooks are taken.",
+    )
+    runner_group: str = "Default"
+    repositories: list[RepositoryPattern] = Field(
+        default_factory=list, description="Only these of an organisation, as in 'conda-forge/*-gpu'; all when empty."
+    )
+    cirun: bool = Field(True, description="Read .cirun.yml of repositories, and the .cirun repository.")
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Enrolment:
+        if (self.organization is None) == (self.repository is None):
+            raise ValueError("name an 'organization' or a 'repository', one of them")
+        if (self.app is None) == (self.token_file is None):
+            raise ValueError("say 'app' (with id and key_file) or 'token_file', one of them")
+        return self
+
+    @property
+    def name(self) -> str:
+        """``conda-forge``, ``owner/name``; with the host where that is not github.com."""
+        own = self.organization or self.repository or ""
+        host = self.url.partition("://")[2]
+        return own if host == "github.com" else f"{host}/{own}"
+
+    @property
+    def owner(self) -> str:
+        return self.organization or (self.repository or "").partition("/")[0]
+
+    def includes(self, repository: str) -> bool:
+        """Whether a repository (``owner/name``) gets runners here. Letter case does not count, as at GitHub."""
+        wanted = repository.lower()
+        if self.repository is not None:
+            return wanted == self.repository.lower()
+        mine = wanted.startswith(f"{self.owner.lower()}/")
+        return mine and (not self.repositories or any(fnmatchcase(wanted, one.lower()) for one in self.repositories))
+
+
+class Idle(Stated):
+    """Runners that wait for jobs, in a part of the week or always."""
+
+    count: Annotated[int, Field(ge=0, le=1000, strict=True)]
+    days: Annotated[
+        str, StringConstraints(pattern=r"^(mon|tue|wed|thu|fri|sat|sun)(-(mon|tue|wed|thu|fri|sat|sun))?$")
+    ] = "mon-sun"
+    hours: Annotated[str, StringConstraints(pattern=r"^([01]?\d|2[0-4])-([01]?\d|2[0-4])$")] = "0-24"
+
+
+class ScaleSet(RunnerLimits):
+    """A runner scale set: what `runs-on` with its name gets."""
+
+    enrolment: str | None = Field(None, description="Name of its enrolment; needed where there are several.")
+    flavors: list[str] = Field(min_length=1, description="Of this site, with GPUs. The first that can be had is taken.")
+    images: list[str] = Field(min_length=1, description="The first that exists is taken.")
+    idle: list[Idle] = Field(default_factory=list, description="Runners that wait for jobs; none when empty.")
+
+
+class Allowed(Stated):
+    """What `.cirun.yml` may name."""
+
+    flavors: list[str] = Field(default_factory=list, description="All of the site's with GPUs when empty.")
+    images: list[str] = Field(default_factory=list, description="Any image of Glance when empty.")
+
+
+class SiteRunners(RunnerLimits):
+    """Runners for GitHub jobs."""
+
+    project: Annotated[str, StringConstraints(min_length=1)] = Field(
+        description="OpenStack project that the runners are servers of. It is gpuyard's: nobody else starts servers "
+        "there."
+    )
+    network: str | None = Field(None, description="Name or id; Nova's choice ('auto') when left out.")
+    security_groups: list[str] = Field(default_factory=list)
+    enrolments: list[Enrolment] = Field(min_length=1)
+    sets: dict[Label, ScaleSet] = Field(default_factory=dict, description="Runner scale sets, by the label of jobs.")
+    allowed: Allowed = Allowed()
+    repositories: dict[RepositoryPattern, RunnerLimits] = Field(
+        default_factory=dict, description="What certain repositories may have; of several that match the last."
+    )
+    most_idle: Annotated[int, Field(ge=0, le=1000, strict=True)] = Field(
+        0, description="Most idle runners that repositories may ask for in '.cirun.yml', in all."
+    )
+    boot: SomeTime = Field(
+        timedelta(minutes=15),
+        description="A server must be ACTIVE in this time, and as much more for each 64 GiB of RAM.",
+    )
+    register_within: SomeTime = Field(
+        timedelta(minutes=10), description="The runner of a server that is ACTIVE must be online in this time."
+    )
+    half_life: SomeTime = Field(
+        timedelta(days=14), description="What a repository has used counts half after this time, when GPUs are shared."
+    )
+    timezone: Annotated[str, StringConstraints(min_length=1)] = Field(
+        "UTC", description="For idle runners by the hour."
+    )
+    public: bool = Field(False, description="Show queue and history to everybody, without login.")
+
+    @model_validator(mode="after")
+    def _known(self) -> SiteRunners:
+        known_zone(self.timezone)
+        names = [one.name for one in self.enrolments]
+        if len({*names}) < len(names):
+            raise ValueError("an organisation or repository is enrolled twice")
+        for label, one in self.sets.items():
+            if one.enrolment is None and len(names) > 1:
+                raise ValueError(f"set {label!r} must say which 'enrolment' it is for: {', '.join(names)}")
+            if one.enrolment is not None and one.enrolment not in names:
+                raise ValueError(f"set {label!r} is for {one.enrolment!r}, and enrolled are {', '.join(names)}")
+        return self
+
+    def rules(self, repository: str, label: str = "") -> JobRules:
+        """What holds for jobs of a repository (``owner/name``), of a scale set where it is one's. Of priority, share
+        and limits the repository's word goes last."""
+        stated: dict[str, Any] = {}
+        origins: dict[str, str] = {}
+        layers: list[tuple[str, RunnerLimits]] = [("runners", self)]
+        if label in self.sets:
+            layers.append((f"set {label}", self.sets[label]))
+        layers += [
+            (f"repository {pattern}", one)
+            for pattern, one in self.repositories.items()
+            if fnmatchcase(repository.lower(), pattern.lower())
+        ]
+        for name, layer in layers:
+            said = {key: value for key in JOB_RULES if (value := getattr(layer, key)) is not None}
+            stated |= said
+            origins |= dict.fromkeys(said, name)
+        return JobRules(**stated, origins=origins)
