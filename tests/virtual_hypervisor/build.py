@@ -18,8 +18,9 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,7 +101,8 @@ def need_commands(needed: Mapping[str, str], install: bool) -> None:
     if not (install and os.geteuid() == 0):
         raise Missing(f"missing packages: {' '.join(missing)}; as root: {command}")
     run(["apt-get", "update"])
-    run(command.split())
+    # Modules that run side by side may both be here: apt waits for its locks when it is told to.
+    run([*command.split(), "-o", "DPkg::Lock::Timeout=300"])
     need_commands(needed, install=False)
 
 
@@ -109,9 +111,18 @@ def which(command: str) -> str | None:
     return shutil.which(command, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
 
+@contextmanager
+def alone(name: str) -> Iterator[None]:
+    """One process at a time: apt's locks on its lists cannot be waited for."""
+    with (Path(tempfile.gettempdir()) / f"gpuyard-tests-{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def run(command: list[str], cwd: Path | None = None) -> str:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
-    done = subprocess.run(command, cwd=cwd, env=environment, text=True, capture_output=True, check=False)
+    with alone("apt") if command[0] == "apt-get" else nullcontext():
+        done = subprocess.run(command, cwd=cwd, env=environment, text=True, capture_output=True, check=False)
     if done.returncode:
         last = "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])
         raise Missing(f"{' '.join(command)} failed ({done.returncode}):\n{last}")
