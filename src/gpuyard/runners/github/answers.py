@@ -1,0 +1,151 @@
+"""What GitHub answers, as types. Read from what may be anything: unknown keys are ignored, wrong ones are errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+
+@dataclass(frozen=True)
+class Repository:
+    name: str
+    """``owner/name``."""
+    default_branch: str = "main"
+    private: bool = False
+    archived: bool = False
+
+
+@dataclass(frozen=True)
+class JitRunner:
+    """A registration made for one runner."""
+
+    id: int
+    name: str
+    encoded: str = field(repr=False)
+    """What ``run.sh --jitconfig`` takes. Whoever has it can be this runner, once."""
+
+
+@dataclass(frozen=True)
+class RegisteredRunner:
+    """A runner as GitHub has it."""
+
+    id: int
+    name: str
+    online: bool = False
+    busy: bool = False
+    labels: tuple[str, ...] = ()
+    scale_set: int = 0
+    """Id of its scale set; 0 when it has none, or when that was not asked."""
+
+
+@dataclass(frozen=True)
+class RepositoryFile:
+    """A file of a repository."""
+
+    text: str | None
+    """None when there is no such file, and when it is the `same` as before."""
+    etag: str = ""
+    same: bool = False
+    """It has not changed since the ETag that was asked with. Such a question does not count against the limit."""
+
+
+@dataclass(frozen=True)
+class WorkflowRun:
+    """Of a run what a `workflow_job` does not say."""
+
+    id: int
+    attempt: int
+    event: str
+    actor: str
+    """Who started this attempt."""
+    status: str
+    head_repository: str
+    """``owner/name`` where the code is from; empty when that repository is gone."""
+    head_branch: str
+    head_sha: str
+    pull_requests: tuple[int, ...] = ()
+    """Empty for those from forks: ask `pull_requests_of`."""
+
+
+@dataclass(frozen=True)
+class PullRequest:
+    number: int
+    author: str
+    association: str
+    """Of its author: ``OWNER``, ``MEMBER``, ``COLLABORATOR``, ``CONTRIBUTOR``, ``NONE`` ..."""
+    head_repository: str
+    """Empty when the fork is gone."""
+    head_sha: str
+    fork: bool = True
+    """Whether its code is another repository's; so where nobody knows."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A webhook that may have lost deliveries."""
+
+    path: str
+    """Of its deliveries: ``/app/hook/deliveries``, ``/orgs/o/hooks/1/deliveries``."""
+    url: str = ""
+    """Where it delivers; empty of an app's."""
+
+
+@dataclass(frozen=True)
+class HookAttempt:
+    """One try of GitHub's to deliver a webhook."""
+
+    id: int
+    guid: str
+    """The same in all tries: `HookDelivery.id`."""
+    event: str
+    delivered: datetime
+    ok: bool
+    """Its receiver answered 2xx."""
+    redelivery: bool = False
+
+
+@dataclass(frozen=True)
+class RegistrationToken:
+    token: str = field(repr=False)
+    expires: datetime
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of a scale set. Wanted servers are reckoned from `assigned` alone."""
+
+    available: int = 0
+    acquired: int = 0
+    assigned: int = 0
+    """Jobs that GitHub has given the set, those that run included."""
+    running: int = 0
+    registered: int = 0
+    busy: int = 0
+    idle: int = 0
+
+
+@dataclass(frozen=True)
+class RunnerSet:
+    """A scale set as GitHub has it."""
+
+    id: int
+    name: str
+    group: int
+    labels: tuple[str, ...] = ()
+    statistics: Statistics = Statistics()
+
+
+@dataclass(frozen=True)
+class CallCount:
+    """Calls of one enrolment since the process began, and what GitHub last said of its limit."""
+
+    calls: int = 0
+    unchanged: int = 0
+    """Of these, answered 304: they do not count against the limit."""
+    failed: int = 0
+    limited: int = 0
+    """Of the failed, those that came too often."""
+    limit: int | None = None
+    """Calls an hour; None until GitHub has said so."""
+    remaining: int | None = None
+    reset: datetime | None = None
