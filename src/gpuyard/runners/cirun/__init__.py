@@ -1,0 +1,1 @@
+"""What repositories and organisations write: ``.cirun.yml``, ``.cirun.global.yml``, ``.access.yml``, lists of users."""

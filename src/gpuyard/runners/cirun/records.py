@@ -1,0 +1,108 @@
+"""What is in the files, as plain data. Nothing in here has been compared with what the site allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from gpuyard.model.finding import Finding
+
+OPENSTACK = "openstack"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One of the ways in which a runner may be made, of the first that works: the i-th of all lists that it has."""
+
+    flavor: str
+    image: str
+    preemptible: bool = False
+
+
+@dataclass(frozen=True)
+class IdleTime:
+    """Runners that wait for jobs in a part of the week."""
+
+    count: int
+    days: frozenset[int] = frozenset(range(7))
+    """0 is Monday."""
+    start: int = 0
+    """Hour of the day, 0 to 23."""
+    end: int = 24
+    """1 to 24, after `start`."""
+    timezone: str = "UTC"
+
+
+@dataclass(frozen=True)
+class IdleByUse:
+    """Runners that wait for jobs for some time after a runner of the kind got one."""
+
+    count: int
+    duration: timedelta
+
+
+@dataclass(frozen=True)
+class CirunRunner:
+    """An entry of `.cirun.yml` or `.cirun.global.yml`."""
+
+    name: str
+    cloud: str
+    labels: tuple[str, ...]
+    """As they are written; letter case does not count."""
+    ways: tuple[Way, ...]
+    """In order. Empty for another cloud's, and for one with mistakes."""
+    idle: tuple[IdleTime, ...] | IdleByUse = ()
+    file: str = ""
+    line: int = 0
+
+    @property
+    def ours(self) -> bool:
+        return self.cloud == OPENSTACK
+
+
+@dataclass(frozen=True)
+class CirunFile:
+    """`.cirun.yml` or `.cirun.global.yml`."""
+
+    runners: tuple[CirunRunner, ...] = ()
+    readable: bool = True
+    """False: it is no YAML, or not of the form, so that nobody knows what it means to say."""
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Who may use runners in a repository. Of teams, users and lists of users one suffices; roles are demanded of
+    everybody. A policy that names nobody is for nobody."""
+
+    id: str
+    repository: str
+    """``name``, of the organisation whose file it is; or ``owner/name``."""
+    teams: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    users_from_json: tuple[str, ...] = ()
+    """URLs."""
+    pull_request: bool = False
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Grant:
+    """An entry of ``access_control``: which policies are for a runner."""
+
+    resource: str
+    policies: tuple[str, ...]
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class AccessFile:
+    """`.access.yml`. What is wrong in it gives nobody anything."""
+
+    policies: tuple[Policy, ...] = ()
+    grants: tuple[Grant, ...] = ()
+    readable: bool = True
+    """False: nobody knows what it means to say, so nobody may use anything."""
+    findings: tuple[Finding, ...] = ()
+    file: str = ".access.yml"
