@@ -1,0 +1,80 @@
+"""What a runner's server is told when it boots: user data for cloud-init. Pure.
+
+Every job can read it, from the metadata service and from the config drive, for as long as the server is there. So there
+is one secret in it, the just-in-time configuration, which is good for one registration and one job and is worth
+nothing to anybody who has it afterwards.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from functools import cache
+from importlib.resources import files
+from io import StringIO
+
+from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import LiteralScalarString
+
+from gpuyard.model.errors import BlockedError
+
+MOST_BYTES = 65_535
+"""Of the user data in base64: Nova takes no more."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+CONFIGURATION = re.compile(r"[A-Za-z0-9+/_=-]{1,40000}", re.ASCII)
+
+FOLDER = "/var/lib/gpuyard"
+"""In the server: our scripts."""
+SECRET = "/run/gpuyard/jitconfig"  # noqa: S105 - a path
+"""In the server: the configuration, until the runner has it. In memory, and root's."""
+UNITS = "/run/systemd/system"
+"""In the server: for units that a second boot shall not find."""
+
+
+class UserDataError(BlockedError):
+    """No server can be told this."""
+
+
+def user_data(name: str, encoded_jit_config: str, gpus: int, check_seconds: int = 60) -> str:
+    """The text for one runner: check `gpus` GPUs, run one job, switch off. What comes to the console on the way is
+    read by console.py.
+
+    `name` is the runner's, `encoded_jit_config` as GitHub has answered it. The check of the GPUs may take
+    `check_seconds`. Raises UserDataError for what cannot be a name or a configuration, or is too large for Nova.
+    """
+    if not NAME.fullmatch(name):
+        raise UserDataError(f"{name[:80]!r} is no name for a runner: letters, digits, '.', '_' and '-', 64 at most")
+    if not CONFIGURATION.fullmatch(encoded_jit_config):
+        raise UserDataError(f"the configuration of runner {name} is not base64 of 40,000 characters at most")
+    settings = f"NAME={name}\nGPUS={gpus:d}\nCHECK_SECONDS={check_seconds:d}\n"
+    document = {
+        "bootcmd": [["sh", "-c", f"[ ! -e {FOLDER}/started ] || sh {FOLDER}/runner again"]],
+        "write_files": [
+            _file(f"{FOLDER}/settings", settings),
+            _file(f"{FOLDER}/runner", _script("runner.sh")),
+            _file(f"{FOLDER}/gpu-check", _script("gpu-check.sh")),
+            _file(f"{FOLDER}/job-started.sh", _script("job-started.sh"), "0755"),
+            _file(f"{UNITS}/gpuyard.slice", _script("gpuyard.slice")),
+            _file(f"{UNITS}/gpuyard-runner.service", _script("gpuyard-runner.service")),
+            _file(SECRET, encoded_jit_config, "0600"),
+        ],
+        "runcmd": [["systemctl", "daemon-reload"], ["systemctl", "start", "--no-block", "gpuyard-runner.service"]],
+    }
+    out = StringIO()
+    yaml = YAML()
+    yaml.width = 100_000
+    yaml.dump(document, out)
+    text = f"#cloud-config\n{out.getvalue()}"
+    if len(base64.b64encode(text.encode())) > MOST_BYTES:
+        raise UserDataError(f"the user data of runner {name} is larger than Nova takes ({MOST_BYTES} bytes in base64)")
+    return text
+
+
+def _file(path: str, content: str, permissions: str = "0644") -> dict[str, str]:
+    shown = LiteralScalarString(content) if "\n" in content else content
+    return {"path": path, "permissions": permissions, "owner": "root:root", "content": shown}
+
+
+@cache
+def _script(name: str) -> str:
+    return files("gpuyard.runners").joinpath("guest", name).read_text(encoding="utf-8")
