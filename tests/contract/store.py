@@ -188,6 +188,8 @@ def a_booking_is_read_as_it_was_written(store: Store) -> None:
         open_until=at(0.5),
         priority=-7,
         override=True,
+        server="gpuyard-t4-x1",
+        yields=True,
         followed=99,
     )
     assert write(store, full) == (full,)

@@ -53,6 +53,14 @@ SAMPLES: dict[tuple[str, str], str] = {
             'u', 'ada', 'p', 'alpha', 1, 1, 1, '1', '', '', '', null, null, null, 0, false, 1, null, true);
         insert into occupancy values (1, START, END, 't4', 'old')
     """,
+    ("ledger", "0004"): """
+        insert into pools values ('t4', 1, 1, 0, 1);
+        insert into lanes values (1, 't4', 'gpu-1', '0000:01:00.0', '0000:01:00.0', '', false, null);
+        insert into bookings values ('old', 't4', 'runner', 'active', START, END, 1, false, false, '', '',
+            '', 'gpuyard', 'p', 'alpha', 1, 1, 1, '1', '', '', '', null, null, null, 0, false, 1, null, false,
+            'gpuyard-t4-x1', true);
+        insert into occupancy values (1, START, END, 't4', 'old')
+    """,
     ("portal", "0001"): """
         insert into sessions values ('a', 'u', 'ada', 'p', 'c', START, END);
         insert into feeds values ('f', 'user', 'u', 'u', START)

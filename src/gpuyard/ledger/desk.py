@@ -223,11 +223,14 @@ class Desk:
         found = find_place(booking.ask, self.pool)
         return Answer(lanes=found[0], moves=found[1]) if found else None
 
-    def place(self, booking: Booking, keep: Sequence[int] = ()) -> Answer:
-        """Other lanes for a booking, whatever the rules say of it."""
+    def place(
+        self, booking: Booking, keep: Sequence[int] = (), ask: Ask | None = None, *, stay: bool = False
+    ) -> Answer:
+        """Other lanes for a booking, whatever the rules say of it; for another `ask` than its own where one is given.
+        `keep` and `stay` as in `admission.admit`."""
         with self.timetable.without(taken_by(booking)):
             movable = replace(self.pool, movable=lambda start, end: self._movable(start, end, booking.id))
-            found = place(booking.ask, movable, keep)
+            found = place(ask or booking.ask, movable, keep, stay)
         if isinstance(found, tuple):
             return Answer(lanes=found[0], moves=found[1])
         return Answer(reasons=(found,))

@@ -17,6 +17,7 @@ from gpuyard.ledger.desk import Book, Desk, Desks
 from gpuyard.ledger.editing import NO_ROOM, describe, edit, note_override, owner
 from gpuyard.ledger.errors import ForbiddenError, NoBookingError, RefusedError, StaleError
 from gpuyard.ledger.holding import hold_all, wanted_lanes, whole
+from gpuyard.ledger.leases import Leases
 from gpuyard.ledger.life import OPEN, from_now, require_state
 from gpuyard.ledger.policy import booking_owner, spell
 from gpuyard.ledger.records import AuditEntry, AuditQuery, Case, Occupied, Query
@@ -75,6 +76,8 @@ class Ledger:
         self._desks = Desks(store, book, now)
         self.upkeep = Upkeep(store, self._desks)
         """The keeper's side: what time and the cloud do to bookings."""
+        self.leases = Leases(store, self._desks, new_id)
+        """What runners for GitHub jobs have."""
 
     def close(self) -> None:
         """Give the database back, and the turns."""

@@ -44,6 +44,8 @@ class BookingKind(str, Enum):
     BOOKING = "booking"
     HOLD = "hold"
     """An operator keeps a GPU out of use: maintenance, quarantine."""
+    RUNNER = "runner"
+    """A lease: gpuyard itself keeps a GPU for a server that runs one GitHub job."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,10 @@ class Booking:
     """Since when its owner can start a server; None when that is not possible (any more), or one is there."""
     shared: bool = False
     """Every member of its project may use it, not only its owner."""
+    server: str = ""
+    """Name of the one server that a lease is for; empty for bookings and holds."""
+    yields: bool = False
+    """Of a lease: a booking that needs its lanes may end it."""
     followed: int = 0
     """Its place among those that were made in the same second: order of the waitlist."""
 

@@ -48,6 +48,7 @@ _SERIES = _OF_POOL.where(BOOKINGS.c.series == bindparam("series")).order_by(*_OR
 _ENDING = _OF_POOL.where(_states(BookingState.ACTIVE), BOOKINGS.c.ends <= _MOMENT, _OF_PEOPLE).order_by(
     BOOKINGS.c.ends, BOOKINGS.c.id
 )
+_LEASES = _OF_POOL.where(_states(BookingState.ACTIVE), BOOKINGS.c.kind == BookingKind.RUNNER.value).order_by(*_ORDER)
 _COUNT = select(func.count()).where(
     BOOKINGS.c.user_id == bindparam("user_id"),
     BOOKINGS.c.pool == bindparam("pool"),
@@ -191,6 +192,10 @@ class PoolLook:
     def ending(self, by: datetime) -> list[Booking]:
         """Active bookings (no holds) that end by this, for reminders. By end, then id."""
         return self._bookings(_ENDING, moment=seconds(by))
+
+    def leases(self) -> list[Booking]:
+        """Those that are on. By start, then id."""
+        return self._bookings(_LEASES)
 
     def on_lanes(self, lanes: Sequence[int], after: datetime, before: datetime | None = None) -> list[Booking]:
         """Bookings and holds that take one of these lanes at any time after, and before, these. By start, then id."""

@@ -55,6 +55,8 @@ def booking_row(booking: Booking) -> dict[str, Any]:
         "followed": booking.followed,
         "usable_since": maybe_seconds(booking.usable_since),
         "shared": booking.shared,
+        "server": booking.server,
+        "yields": booking.yields,
     }
 
 
@@ -62,7 +64,7 @@ def to_booking(row: Sequence[Any]) -> Booking:
     (
         id, pool, kind, state, starts, ends, gpus, same_group, same_host, gpu, comment,
         user_id, user, project_id, project, created, changed, version, lanes, reason, email, series,
-        offer_until, claimed, open_until, priority, override, followed, usable_since, shared,
+        offer_until, claimed, open_until, priority, override, followed, usable_since, shared, server, yields,
     ) = row  # fmt: skip
     return Booking(
         id=id,
@@ -88,6 +90,8 @@ def to_booking(row: Sequence[Any]) -> Booking:
         followed=followed,
         usable_since=maybe_moment(usable_since),
         shared=shared,
+        server=server,
+        yields=yields,
     )
 
 

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     false,
+    literal,
 )
 
 from gpuyard.store.columns import RISING, flag, maybe_time, new_tables, number, text, time
@@ -87,7 +88,9 @@ BOOKINGS = Table(
     flag("overridden"),
     number("followed"),
     maybe_time("usable_since"),
-    Column("shared", Boolean, nullable=False, server_default=false()),  # came later
+    Column("shared", Boolean, nullable=False, server_default=false()),  # came later, as those that follow
+    Column("server", Text, nullable=False, server_default=literal("")),
+    Column("yields", Boolean, nullable=False, server_default=false()),
     CheckConstraint("ends >= starts", name="time"),
     Index("bookings_calendar", "pool", "ends", "starts"),
     Index("bookings_clock", "pool", "state", "starts"),

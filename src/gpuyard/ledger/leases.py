@@ -1,0 +1,205 @@
+"""Leases: GPUs that gpuyard itself keeps for servers that run one GitHub job each.
+
+A lease is on the same lanes as bookings and is admitted by the same timetable, so no GPU is ever given twice, and one
+that ends before the next booking of its lane begins delays nobody. Rules of people do not hold for it: what jobs may
+have is for whoever takes leases to say. docs/adr/0021 says why it is so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from gpuyard.ledger import clock
+from gpuyard.ledger.desk import GPUYARD, Desk, Desks
+from gpuyard.ledger.editing import describe
+from gpuyard.ledger.errors import NoBookingError, RefusedError
+from gpuyard.ledger.life import used_until
+from gpuyard.ledger.policy import malformed, spell
+from gpuyard.ledger.store import Store
+from gpuyard.ledger.timetable import Timetable
+from gpuyard.model.booking import FOREVER, Answer, Ask, Booking, BookingKind, BookingState, Reason
+from gpuyard.store.times import moment, seconds
+
+S = BookingState
+HORIZON = timedelta(hours=48)
+"""How far ahead `Leases.rooms` looks."""
+
+
+@dataclass(frozen=True)
+class LaneRoom:
+    """When a lane could be leased."""
+
+    size: int
+    """Number of GPUs."""
+    free: tuple[tuple[datetime, datetime], ...]
+    """[start, end) in order of time, from now on and as far as HORIZON; the last one ends with FOREVER where nothing
+    follows within it. What is left before a booking ends when its GPUs are to be kept free for it."""
+    host: str
+
+
+@dataclass(frozen=True)
+class PoolRoom:
+    """What could be leased of a pool."""
+
+    pool: str
+    lanes: tuple[LaneRoom, ...]
+    """Without those that are in trouble."""
+    blocked: str = ""
+    """Why no server may be started there at the moment; empty when one may."""
+
+
+class Leases:
+    """Part of `Ledger`. Safe to use from several threads, and from several processes on one store."""
+
+    def __init__(self, store: Store, desks: Desks, new_id: Callable[[], str]) -> None:
+        self._store = store
+        self._desks = desks
+        self._new_id = new_id
+
+    def take(
+        self,
+        pool: str,
+        gpus: int,
+        same_group: bool,
+        end: datetime,
+        server: str,
+        project_id: str,
+        project: str,
+        comment: str,
+        *,
+        yields: bool,
+    ) -> Booking:
+        """From now until `end`, for the one server `server` of a project; several GPUs are on one host. Raises
+        RefusedError. Bookings that have not begun may get other lanes for it; none is delayed.
+
+        Taken again for the same server, it is the lease that is there. `comment`: what everybody sees of it, as in
+        ``runner gpuyard-v100-c3k8x2m9 of owner/name``. `yields`: a booking that needs its lanes may end it.
+        """
+        if pool not in self._desks.book.pools:
+            text = f"there is no pool {pool!r}; there are {', '.join(self._desks.book.pools)}"
+            raise _refused(Reason("no_such_pool", text))
+
+        def take(desk: Desk) -> Booking:
+            for known in desk.look.leases():
+                if (known.server, known.project_id) == (server, project_id):
+                    return known
+            several = gpus > 1 and not same_group
+            ask = Ask(pool, desk.now, end.replace(microsecond=0), gpus, same_group, several, "", comment)
+            lease = Booking(
+                id=self._new_id(),
+                kind=BookingKind.RUNNER,
+                ask=ask,
+                state=S.ACTIVE,
+                user_id="",
+                user=GPUYARD,
+                project_id=project_id,
+                project=project,
+                created=desk.now,
+                changed=desk.now,
+                server=server,
+                yields=yields,
+            )
+            if wrong := malformed(ask, desk.now):
+                raise RefusedError(Answer(reasons=tuple(wrong)))
+            answer = desk.place(lease, ask=_with_hold(desk, ask))
+            if not answer.yes:
+                raise RefusedError(answer)
+            saved = desk.add(replace(lease, lanes=answer.lanes), *desk.move(answer))
+            desk.note(GPUYARD, "lease.take", saved, f"{describe(ask)} for server {server}")
+            return saved
+
+        return self._desks.run(pool, take)
+
+    def extend(self, id: str, end: datetime, *, yields: bool | None = None) -> Booking:
+        """Another end, later or earlier, on the same lanes; `yields`: whether it makes way from now on. Raises
+        RefusedError when a booking is in the way or the lease is over: then nothing changes."""
+
+        def extend(desk: Desk) -> Booking:
+            old = _lease(desk, id)
+            if old.state is not S.ACTIVE:
+                text = f"lease {id} is {old.state.value}: {old.reason or 'its time is over'}"
+                raise _refused(Reason("not_active", text))
+            until = max(end.replace(microsecond=0), used_until(old.ask.start, desk.now))
+            ask = replace(old.ask, end=until)
+            answer = Answer(lanes=old.lanes)
+            if until > old.ask.end:
+                answer = desk.place(old, old.lanes, _with_hold(desk, ask), stay=True)
+            if not answer.yes:
+                raise RefusedError(answer)
+            new = replace(old, ask=ask, yields=old.yields if yields is None else yields)
+            if new == old:
+                return old
+            saved = desk.save(new, *desk.move(answer))[0]
+            desk.note(GPUYARD, "lease.extend", saved, f"until {spell(until)}")
+            return saved
+
+        return self._desks.run(self._pool_of(id), extend)
+
+    def end(self, id: str, reason: str) -> None:
+        """Now: its lanes are free for others. Nothing happens when it is over already."""
+
+        def end(desk: Desk) -> None:
+            old = _lease(desk, id)
+            if old.state is S.ACTIVE:
+                desk.transition(replace(old, reason=reason), S.ENDED, action="lease.end", note=reason)
+                clock.offer(desk)
+
+        self._desks.run(self._pool_of(id), end)
+
+    def current(self) -> list[Booking]:
+        """Those that are on, by pool and start."""
+        found: list[Booking] = []
+        for pool in self._desks.book.pools:
+            with self._store.look(pool) as look:
+                found += look.leases()
+        return found
+
+    def rooms(self) -> Mapping[str, PoolRoom]:
+        """Pool -> what could be leased now and later. Cheap: of the ledger's copy in memory."""
+        return {pool: self._room(pool) for pool in self._desks.book.pools}
+
+    def _room(self, pool: str) -> PoolRoom:
+        with self._desks.look(pool) as desk:
+            now, hold = seconds(desk.now), int(desk.rules("").hold.total_seconds())
+            lanes = tuple(
+                LaneRoom(lane.size, tuple(_gaps(desk.timetable, lane.id, now, hold)), lane.host)
+                for lane in desk.lanes
+                if not lane.trouble
+            )
+        return PoolRoom(pool, lanes)
+
+    def _pool_of(self, id: str) -> str:
+        """Raises NoBookingError."""
+        found = self._store.get(id)
+        if found is None or found.kind is not BookingKind.RUNNER:
+            raise NoBookingError(f"there is no lease {id}")
+        return found.ask.pool
+
+
+def _lease(desk: Desk, id: str) -> Booking:
+    found = desk.look.get(id)
+    if found is None:
+        raise NoBookingError(f"there is no lease {id}")
+    return found
+
+
+def _with_hold(desk: Desk, ask: Ask) -> Ask:
+    """With the time for which GPUs are kept free before the booking that may follow."""
+    return replace(ask, end=min(ask.end + desk.rules("").hold, FOREVER))
+
+
+def _refused(reason: Reason) -> RefusedError:
+    return RefusedError(Answer(reasons=(reason,)))
+
+
+def _gaps(table: Timetable, lane: int, now: int, hold: int) -> Iterator[tuple[datetime, datetime]]:
+    """When a lane is free, but for `hold` seconds before what follows."""
+    at, until = now, now + int(HORIZON.total_seconds())
+    for start, end in table.intervals(lane, now, until):
+        if start - hold > at:
+            yield moment(at), moment(start - hold)
+        at = max(at, end)
+    if at < until:
+        yield moment(at), FOREVER
