@@ -24,12 +24,15 @@ from gpuyard.ledger.store import schema as ledger_schema
 from gpuyard.ledger.store import store as ledger_store
 from gpuyard.portal.store import PortalStore
 from gpuyard.portal.store import schema as portal_schema
+from gpuyard.runners.records import JobState, RunnerState, Wanted
+from gpuyard.runners.store import RunnerStore
+from gpuyard.runners.store import schema as runners_schema
 from gpuyard.store.engine import Database, parse_url
 from gpuyard.store.migrate import migrate, steps_of
 from gpuyard.store.rooms import Room
 from tests.contract.store import at, booking, prepare, taken, write
 
-ROOMS = {"ledger": ledger_schema.ROOM, "portal": portal_schema.ROOM}
+ROOMS = {"ledger": ledger_schema.ROOM, "portal": portal_schema.ROOM, "runners": runners_schema.ROOM}
 
 SAMPLES: dict[tuple[str, str], str] = {
     ("ledger", "0001"): """
@@ -69,16 +72,36 @@ SAMPLES: dict[tuple[str, str], str] = {
         insert into sessions values ('a', 'u', 'ada', 'p', 'c', START, END, END);
         insert into feeds values ('f', 'user', 'u', 'u', START, END, null)
     """,
+    ("runners", "0001"): """
+        insert into jobs values ('github.com/1', 'a/b', '["gpu"]', 'running', START, 'a', '', 7, 1, 'ci', 'test',
+            'push', 'ada', '', '', 'main', 'abc', '', WANTED, 'r1', '', '', 0, null, END, null, END);
+        insert into runners values ('r1', 'busy', 'a', '', '["gpu"]', WANTED, CHOICE, 't4', 1, START, END, 'a/b',
+            'github.com/1', 'github.com/1', '', 'l1', 's1', 5, START, START, END, null, null, '', '',
+            '["h/0000:01:00.0"]');
+        insert into runner_events (at, runner, job, text) values (START, 'r1', 'github.com/1', 'made');
+        insert into runner_logs values ('r1', END, 'Listening for Jobs');
+        insert into hook_deliveries values ('a', 'd1', 'workflow_job', START, '{}', 0, START, '', '');
+        insert into scale_sets values ('a', 'gpu', 3, 12, 1, START, '');
+        insert into runner_values values ('k', 'v')
+    """,
 }
-"""Of every step: a booking ``old`` of a pool t4, from at(0) to at(2); a session ``a`` of that time and a feed ``f``."""
+"""Of every step: a booking ``old`` of a pool t4, from at(0) to at(2); a session ``a`` of that time and a feed ``f``; a
+job that runs on its runner, with all that is kept of both."""
+T4 = '{"pool": "t4", "flavor": "gpu.t4", "image": "ci", "gpus": 1, "same_group": false}'
+WORDS = {
+    "START": f"{at(0).timestamp():.0f}",
+    "END": f"{at(2).timestamp():.0f}",
+    "WANTED": f"""'{{"kind": "gpu", "choices": [{T4}], "longest": 3600.0, "priority": 0, "preemptible": false}}'""",
+    "CHOICE": f"'{T4}'",
+}
 
 
 def fill(url: str, room: str, revision: str) -> None:
     """The sample of a step."""
     sample = SAMPLES[room, revision]
-    for name, moment in {"START": at(0), "END": at(2)}.items():
-        sample = sample.replace(name, f"{moment.timestamp():.0f}")
-    connected(url, lambda connection: [connection.execute(text(line)) for line in sample.split(";")])
+    for name, word in WORDS.items():
+        sample = sample.replace(name, word)
+    connected(url, lambda connection: [connection.exec_driver_sql(line) for line in sample.split(";")])
 
 
 def connected(url: str, work: Callable[[Connection], object]) -> object:
@@ -89,6 +112,7 @@ def connected(url: str, work: Callable[[Connection], object]) -> object:
 def open_all(url: str) -> None:
     with closing(Store.open(url)) as store:
         PortalStore(store.database)
+        RunnerStore(store.database)
 
 
 def the_tables_are_those_of_the_code(url: str) -> None:
@@ -131,7 +155,11 @@ def every_step_has_a_sample() -> None:
 def a_database_of_any_step_is_brought_up_to_date(url: str, room: str, revision: str) -> None:
     migrate(parse_url(url), ROOMS[room], revision)
     fill(url, room, revision)
-    the_old_booking_is_there(url) if room == "ledger" else the_old_feed_is_there(url, revision)
+    {
+        "ledger": lambda: the_old_booking_is_there(url),
+        "portal": lambda: the_old_feed_is_there(url, revision),
+        "runners": lambda: the_old_job_is_there(url),
+    }[room]()
     the_tables_are_those_of_the_code(url)
 
 
@@ -153,6 +181,25 @@ def the_old_feed_is_there(url: str, revision: str) -> None:
         session = store.get_session("a", at(1))
         assert session is None if revision == "0001" else session is not None and session.created == at(0)
         assert revision != "0001" or feed.expires > datetime.now(UTC) + timedelta(days=364)
+
+
+def the_old_job_is_there(url: str) -> None:
+    with closing(Database(url)) as database:
+        store = RunnerStore(database)
+        (job,), (runner,), (delivery,), (scale_set,) = (
+            store.jobs(),
+            store.runners(),
+            store.deliveries(at(1)),
+            store.scale_sets(),
+        )
+        assert (job.id, job.state, job.queued, job.started, job.runner) == (
+            "github.com/1", JobState.RUNNING, at(0), at(2), runner.name,
+        )  # fmt: skip
+        assert job.wanted == runner.wanted == Wanted("gpu", (runner.choice,), timedelta(hours=1))
+        assert (runner.state, runner.choice.pool, runner.gpus) == (RunnerState.BUSY, "t4", ("h/0000:01:00.0",))
+        assert (delivery.id, scale_set.last_message) == ("d1", 12)
+        assert [one.text for one in store.events(job=job.id)] == ["made"]
+        assert (store.log("r1"), store.value("k")) == ("Listening for Jobs", "v")
 
 
 BEFORE_THE_PORTAL_HAD_STEPS = """

@@ -19,9 +19,11 @@ from sqlalchemy import URL, Connection, make_url, text
 
 from gpuyard.ledger.store import Store, StoreError
 from gpuyard.portal.store import PortalStore
+from gpuyard.runners.store import RunnerStore
 from gpuyard.store import engine, migrate
 from gpuyard.store.engine import Database
 from tests.contract.portal_store import RULES as PORTAL_RULES
+from tests.contract.runner_store import RULES as RUNNER_RULES
 from tests.contract.store import RULES, at, booking, prepare, taken, write
 from tests.contract.store_migrations import LATER, SAMPLES, a_database_of_any_step_is_brought_up_to_date
 from tests.contract.store_migrations import RULES as MIGRATIONS
@@ -75,6 +77,12 @@ def test_a_database_of_any_step_is_brought_up_to_date(url: str, room: str, revis
 def test_rule_of_the_portal(url: str, rule: Callable[[PortalStore], None]) -> None:
     with closing(Database(url)) as database:
         rule(PortalStore(database))
+
+
+@pytest.mark.parametrize("rule", RUNNER_RULES, ids=lambda rule: rule.__name__)
+def test_rule_of_runners(url: str, rule: Callable[[RunnerStore], None]) -> None:
+    with closing(Database(url)) as database:
+        rule(RunnerStore(database))
 
 
 def test_the_database_itself_refuses_an_overlap(store: Store, url: str) -> None:

@@ -255,3 +255,16 @@ class ScaleSetState:
     seen: datetime | None = None
     """When GitHub last answered a poll."""
     error: str = ""
+
+
+@dataclass(frozen=True)
+class Use:
+    """A time in which a runner had GPUs, for fair shares and GPU-hours."""
+
+    repository: str
+    """Of its job, or of the one it was made for; empty for a warm one that has had none."""
+    pool: str
+    gpus: int
+    start: datetime
+    end: datetime | None
+    """None: it has them still."""

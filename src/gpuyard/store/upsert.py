@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import ColumnElement, Connection, Table
 from sqlalchemy.dialects import postgresql, sqlite
 
 
@@ -15,15 +15,15 @@ def insert_new(connection: Connection, table: Table, *rows: Mapping[str, Any]) -
     return sum(connection.execute(statement, dict(row)).rowcount for row in rows) > 0
 
 
-def put(connection: Connection, table: Table, row: Mapping[str, Any]) -> None:
-    """Insert a row, or replace the one with its primary key."""
+def put(connection: Connection, table: Table, row: Mapping[str, Any], only: ColumnElement[bool] | None = None) -> bool:
+    """Insert a row, or replace the one with its primary key; that one only when `only` holds of it. Whether it is
+    written."""
     keys = [column.name for column in table.primary_key]
     statement = _insert(connection, table)
     others: Sequence[str] = [name for name in row if name not in keys]
-    connection.execute(
-        statement.on_conflict_do_update(index_elements=keys, set_={name: statement.excluded[name] for name in others}),
-        dict(row),
-    )
+    values = {name: statement.excluded[name] for name in others}
+    upsert = statement.on_conflict_do_update(index_elements=keys, set_=values, where=only)
+    return connection.execute(upsert.execution_options(preserve_rowcount=True), dict(row)).rowcount == 1
 
 
 def _insert(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:

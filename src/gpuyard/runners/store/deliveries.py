@@ -1,0 +1,78 @@
+"""Webhooks that GitHub delivered: each is kept before it is answered, until something has become of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection, and_, delete, select, update
+
+from gpuyard.runners.records import HookDelivery, Job, RunnerEvent
+from gpuyard.runners.store.rows import storable
+from gpuyard.runners.store.schema import DELIVERIES
+from gpuyard.runners.store.writing import put_all
+from gpuyard.store.engine import Database
+from gpuyard.store.times import moment, seconds
+from gpuyard.store.upsert import put
+
+KEEP = timedelta(days=4)
+"""GitHub redelivers for three days."""
+ERROR = 2_000
+"""Characters of an error that are kept."""
+
+
+class Deliveries:
+    """Part of `RunnerStore`. The ids of a delivery are its scope and GitHub's own."""
+
+    _database: Database
+
+    def keep_delivery(self, delivery: HookDelivery) -> None:
+        """Durable when this returns. One that is there already is taken anew, unless something has become of it."""
+        self.keep_deliveries([delivery])
+
+    def keep_deliveries(self, deliveries: Sequence[HookDelivery]) -> None:
+        """Several in one transaction: a burst costs one commit."""
+        with self._database.writing() as connection:
+            for one in deliveries:
+                row = {
+                    "scope": storable(one.scope),
+                    "id": storable(one.id),
+                    "event": storable(one.event),
+                    "received": seconds(one.received),
+                    "body": one.body,
+                    "tries": one.tries,
+                    "next_try": seconds(one.received),
+                    "outcome": "",
+                    "error": "",
+                }
+                put(connection, DELIVERIES, row, DELIVERIES.c.outcome == "")
+
+    def deliveries(self, now: datetime, limit: int = 1000) -> list[HookDelivery]:
+        """Those that may be tried now; the oldest first."""
+        query = select(DELIVERIES).where(DELIVERIES.c.next_try <= seconds(now))
+        order = (DELIVERIES.c.next_try, DELIVERIES.c.received, DELIVERIES.c.scope, DELIVERIES.c.id)
+        with self._database.reading() as connection:
+            rows = connection.execute(query.order_by(*order).limit(limit)).all()
+        return [HookDelivery(row.id, row.scope, row.event, moment(row.received), row.body, row.tries) for row in rows]
+
+    def delivery_done(
+        self, id: str, scope: str, outcome: str, jobs: Sequence[Job] = (), events: Sequence[RunnerEvent] = ()
+    ) -> None:
+        """What became of it (a word: ``queued``, ``ignored``), with what it means. Its body is let go of."""
+        with self._database.writing() as connection:
+            put_all(connection, jobs, (), events)
+            self._change(connection, id, scope, outcome=storable(outcome), error="", next_try=None, body=b"")
+
+    def delivery_failed(self, id: str, scope: str, error: str, retry_at: datetime | None = None) -> None:
+        """It could not be worked on; try again then. None: not before GitHub delivers it again."""
+        again = None if retry_at is None else seconds(retry_at)
+        with self._database.writing() as connection:
+            tries = DELIVERIES.c.tries + 1
+            self._change(connection, id, scope, error=storable(error)[:ERROR], next_try=again, tries=tries)
+
+    def _change(self, connection: Connection, id: str, scope: str, **values: object) -> None:
+        one = and_(DELIVERIES.c.scope == storable(scope), DELIVERIES.c.id == storable(id), DELIVERIES.c.outcome == "")
+        connection.execute(update(DELIVERIES).where(one).values(**values))
+
+    def prune_deliveries(self, connection: Connection, now: datetime) -> None:
+        connection.execute(delete(DELIVERIES).where(DELIVERIES.c.received <= seconds(now - KEEP)))

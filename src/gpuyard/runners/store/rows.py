@@ -1,0 +1,96 @@
+"""Jobs and runners as rows, and back: the one place that knows how each field is written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, ServerChoice, Trust, Wanted
+from gpuyard.store.times import maybe_moment, maybe_seconds, moment, seconds
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+def storable(text: str) -> str:
+    """Without what a database refuses and JSON may have: NUL, and half a pair of UTF-16."""
+    return _UNSTORABLE.sub("�", text)
+
+
+class Form(NamedTuple):
+    """How a field is written and read."""
+
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+
+
+def _json(value: object) -> str:
+    return storable(json.dumps(value, ensure_ascii=False))
+
+
+def _wanted_text(wanted: Wanted | None) -> str:
+    return _json({**asdict(wanted), "longest": wanted.longest.total_seconds()}) if wanted else ""
+
+
+def _wanted(text: str) -> Wanted | None:
+    if not text:
+        return None
+    said = json.loads(text)
+    said["choices"] = tuple(ServerChoice(**one) for one in said["choices"])
+    return Wanted(**{**said, "longest": timedelta(seconds=said["longest"])})
+
+
+def _plain(value: Any) -> Any:
+    return storable(value) if isinstance(value, str) else value
+
+
+PLAIN = Form(_plain, lambda value: value)
+TIME = Form(seconds, moment)
+MAYBE_TIME = Form(maybe_seconds, maybe_moment)
+TEXTS = Form(lambda texts: _json(list(texts)), lambda text: tuple(json.loads(text)))
+WANTED = Form(_wanted_text, _wanted)
+CHOICE = Form(lambda choice: _json(asdict(choice)), lambda text: ServerChoice(**json.loads(text)))
+TRUST = Form(lambda trust: trust.value if trust else "", lambda text: Trust(text) if text else None)
+CAUSE = Form(lambda cause: cause.value if cause else "", lambda text: Cause(text) if text else None)
+
+JOB: Mapping[str, Form] = {
+    **dict.fromkeys([one.name for one in fields(Job)], PLAIN),
+    **dict.fromkeys(["not_before", "started", "completed", "changed"], MAYBE_TIME),
+    "queued": TIME,
+    "state": Form(lambda state: state.value, JobState),
+    "labels": TEXTS,
+    "trust": TRUST,
+    "wanted": WANTED,
+}
+RUNNER: Mapping[str, Form] = {
+    **dict.fromkeys([one.name for one in fields(Runner)], PLAIN),
+    **dict.fromkeys(["active", "online", "busy", "ended", "until"], MAYBE_TIME),
+    "created": TIME,
+    "changed": TIME,
+    "state": Form(lambda state: state.value, RunnerState),
+    "labels": TEXTS,
+    "gpus": TEXTS,
+    "wanted": WANTED,
+    "choice": CHOICE,
+    "cause": CAUSE,
+}
+
+
+def job_row(job: Job) -> dict[str, Any]:
+    return {name: form.write(getattr(job, name)) for name, form in JOB.items()}
+
+
+def to_job(row: Mapping[str, Any]) -> Job:
+    return Job(**{name: form.read(row[name]) for name, form in JOB.items()})
+
+
+def runner_row(runner: Runner) -> dict[str, Any]:
+    written = {name: form.write(getattr(runner, name)) for name, form in RUNNER.items()}
+    return {**written, "pool": storable(runner.choice.pool), "gpu_count": runner.choice.gpus}
+
+
+def to_runner(row: Mapping[str, Any]) -> Runner:
+    return Runner(**{name: form.read(row[name]) for name, form in RUNNER.items()})

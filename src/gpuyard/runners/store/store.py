@@ -1,0 +1,215 @@
+"""The store of runners, open.
+
+What is kept, and for how long: webhooks 4 days (GitHub redelivers for 3), what they said only until it is in the jobs;
+events and logs 90 days; jobs and runners 400. `prune` lets go of what is older.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy import Select, delete, insert, select
+
+from gpuyard.runners.records import (
+    DONE,
+    OVER,
+    Job,
+    JobState,
+    Runner,
+    RunnerEvent,
+    RunnerState,
+    ScaleSetState,
+    Use,
+)
+from gpuyard.runners.store.deliveries import Deliveries
+from gpuyard.runners.store.rows import runner_row, storable, to_job, to_runner
+from gpuyard.runners.store.schema import EVENTS, JOBS, LOGS, ROOM, RUNNERS, SETS, VALUES
+from gpuyard.runners.store.writing import add_events, put_all
+from gpuyard.store.engine import Database
+from gpuyard.store.migrate import migrate
+from gpuyard.store.times import maybe_moment, maybe_seconds, moment, seconds
+from gpuyard.store.upsert import put
+
+LOG = 64 * 1024
+"""Characters of a runner's log that are kept: its end."""
+KEEP_EVENTS = timedelta(days=90)
+KEEP_JOBS = timedelta(days=400)
+_LIVE = sorted(one.value for one in RunnerState if one not in OVER)
+_OPEN = sorted(one.value for one in JobState if one not in DONE)
+
+
+class RunnerStore(Deliveries):
+    """Safe to use from several threads, and from several processes on one database. Every method is a transaction of
+    its own, and raises StoreError when the database cannot be used.
+
+    Jobs and runners go only forwards: a job or a runner that is in a later state than the one that is to be written is
+    left as it is, with the events that came with it, and of two ends the first stays.
+    """
+
+    def __init__(self, database: Database) -> None:
+        """Makes the tables, or brings older ones up to date. Whoever opened the database closes it. Raises
+        StoreError."""
+        migrate(database.url, ROOM)
+        self._database = database
+
+    # Writing
+
+    def put(self, jobs: Sequence[Job] = (), runners: Sequence[Runner] = (), events: Sequence[RunnerEvent] = ()) -> bool:
+        """What belongs together; whether all of it was written, else what is stored is further (see above)."""
+        with self._database.writing() as connection:
+            return put_all(connection, jobs, runners, events)
+
+    def put_job(self, job: Job, *events: RunnerEvent) -> bool:
+        """New, or in place of the one with its id; False when the one that is stored is further."""
+        return self.put(jobs=(job,), events=events)
+
+    def put_runner(self, runner: Runner, *events: RunnerEvent) -> bool:
+        """New, or in place of the one with its name; False when the one that is stored is further."""
+        return self.put(runners=(runner,), events=events)
+
+    def add_runner(self, runner: Runner, *events: RunnerEvent) -> None:
+        """A new one: the intent. Raises ConflictError when its name has been used."""
+        with self._database.writing() as connection:
+            connection.execute(insert(RUNNERS), runner_row(runner))
+            add_events(connection, events)
+
+    def put_message(self, state: ScaleSetState, jobs: Sequence[Job] = (), events: Sequence[RunnerEvent] = ()) -> None:
+        """What a message of a scale set means, before it is acknowledged; with no jobs, the state alone."""
+        row = {
+            "scope": storable(state.scope),
+            "name": storable(state.name),
+            "id": state.id,
+            "last_message": state.last_message,
+            "assigned": state.assigned,
+            "seen": maybe_seconds(state.seen),
+            "error": storable(state.error),
+        }
+        with self._database.writing() as connection:
+            put_all(connection, jobs, (), events)
+            put(connection, SETS, row)
+
+    def put_log(self, runner: str, text: str, now: datetime) -> None:
+        """The end of a runner's log, in place of what was kept of it."""
+        row = {"runner": storable(runner), "at": seconds(now), "text": storable(text[-LOG:])}
+        with self._database.writing() as connection:
+            put(connection, LOGS, row)
+
+    def set_value(self, key: str, value: str) -> None:
+        """A small thing to remember, such as what GitHub calls the state of a file. Empty: forget it."""
+        with self._database.writing() as connection:
+            if value:
+                put(connection, VALUES, {"key": storable(key), "value": storable(value)})
+            else:
+                connection.execute(delete(VALUES).where(VALUES.c.key == storable(key)))
+
+    def prune(self, now: datetime) -> None:
+        """Let go of what is older than it is kept for. Nothing that is not over goes."""
+        events, jobs = seconds(now - KEEP_EVENTS), seconds(now - KEEP_JOBS)
+        with self._database.writing() as connection:
+            self.prune_deliveries(connection, now)
+            connection.execute(delete(EVENTS).where(EVENTS.c.at <= events))
+            connection.execute(delete(LOGS).where(LOGS.c.at <= events))
+            connection.execute(delete(JOBS).where(JOBS.c.queued <= jobs, JOBS.c.state.not_in(_OPEN)))
+            connection.execute(delete(RUNNERS).where(RUNNERS.c.ended <= jobs, RUNNERS.c.state.not_in(_LIVE)))
+
+    # Reading
+
+    def job(self, id: str) -> Job | None:
+        found = self._jobs(select(JOBS).where(JOBS.c.id == storable(id)))
+        return found[0] if found else None
+
+    def jobs(
+        self, states: Collection[JobState] = frozenset(JobState) - DONE, repository: str = "", limit: int | None = None
+    ) -> list[Job]:
+        """Those in these states, the open ones unless others are asked for; by the time at which they were queued."""
+        return self._jobs(_some_jobs(states, repository).order_by(JOBS.c.queued, JOBS.c.id).limit(limit))
+
+    def latest_jobs(
+        self,
+        states: Collection[JobState] = DONE,
+        repository: str = "",
+        limit: int = 100,
+        before: datetime | None = None,
+    ) -> list[Job]:
+        """The newest first; those queued before a moment."""
+        query = _some_jobs(states, repository).order_by(JOBS.c.queued.desc(), JOBS.c.id.desc()).limit(limit)
+        return self._jobs(query if before is None else query.where(JOBS.c.queued < seconds(before)))
+
+    def runner(self, name: str) -> Runner | None:
+        found = self._runners(select(RUNNERS).where(RUNNERS.c.name == storable(name)))
+        return found[0] if found else None
+
+    def runners(self, over: bool = False, limit: int | None = None) -> list[Runner]:
+        """Those that are not over, by creation; or those that are, the latest first."""
+        if over:
+            ended = select(RUNNERS).where(RUNNERS.c.state.not_in(_LIVE))
+            return self._runners(ended.order_by(RUNNERS.c.ended.desc(), RUNNERS.c.name).limit(limit))
+        live = select(RUNNERS).where(RUNNERS.c.state.in_(_LIVE))
+        return self._runners(live.order_by(RUNNERS.c.created, RUNNERS.c.name).limit(limit))
+
+    def runners_of(self, job: str) -> list[Runner]:
+        """Those that a job was given or that were made for it, by creation; a hundred at most."""
+        mine = (RUNNERS.c.job == storable(job)) | (RUNNERS.c.for_job == storable(job))
+        return self._runners(select(RUNNERS).where(mine).order_by(RUNNERS.c.created, RUNNERS.c.name).limit(100))
+
+    def events(self, runner: str = "", job: str = "", limit: int = 1000) -> list[RunnerEvent]:
+        """The timeline of a runner, or of a job; in the order in which they were written, the last ones when there are
+        more."""
+        which = EVENTS.c.runner == storable(runner) if runner else EVENTS.c.job == storable(job)
+        with self._database.reading() as connection:
+            rows = connection.execute(select(EVENTS).where(which).order_by(EVENTS.c.id.desc()).limit(limit)).all()
+        return [RunnerEvent(moment(row.at), row.runner, row.job, row.text) for row in reversed(rows)]
+
+    def scale_sets(self) -> list[ScaleSetState]:
+        with self._database.reading() as connection:
+            rows = connection.execute(select(SETS).order_by(SETS.c.scope, SETS.c.name)).all()
+        return [
+            ScaleSetState(
+                row.scope, row.name, row.id, row.last_message, row.assigned, maybe_moment(row.seen), row.error
+            )
+            for row in rows
+        ]
+
+    def used(self, since: datetime) -> list[Use]:
+        """When runners that had GPUs then or later had them: from their creation to their end."""
+        columns = (RUNNERS.c.for_repository, RUNNERS.c.pool, RUNNERS.c.gpu_count, RUNNERS.c.created, RUNNERS.c.ended)
+        query = select(*columns, JOBS.c.repository).outerjoin(JOBS, JOBS.c.id == RUNNERS.c.job)
+        live, lately = RUNNERS.c.state.in_(_LIVE), RUNNERS.c.ended > seconds(since)
+        with self._database.reading() as connection:
+            rows = [row for which in (live, lately) for row in connection.execute(query.where(which))]
+        return [
+            Use(
+                row.repository or row.for_repository,
+                row.pool,
+                row.gpu_count,
+                moment(row.created),
+                maybe_moment(row.ended),
+            )
+            for row in rows
+        ]
+
+    def log(self, runner: str) -> str:
+        """Empty when there is none."""
+        return self._one(select(LOGS.c.text).where(LOGS.c.runner == storable(runner)))
+
+    def value(self, key: str) -> str:
+        """Empty when there is none."""
+        return self._one(select(VALUES.c.value).where(VALUES.c.key == storable(key)))
+
+    def _one(self, query: Select[tuple[str]]) -> str:
+        with self._database.reading() as connection:
+            return connection.scalar(query) or ""
+
+    def _jobs(self, query: Select[tuple[object, ...]]) -> list[Job]:
+        with self._database.reading() as connection:
+            return [to_job(row) for row in connection.execute(query).mappings()]  # type: ignore[arg-type]
+
+    def _runners(self, query: Select[tuple[object, ...]]) -> list[Runner]:
+        with self._database.reading() as connection:
+            return [to_runner(row) for row in connection.execute(query).mappings()]  # type: ignore[arg-type]
+
+
+def _some_jobs(states: Collection[JobState], repository: str) -> Select[tuple[object, ...]]:
+    query = select(JOBS).where(JOBS.c.state.in_(sorted(one.value for one in states)))
+    return query.where(JOBS.c.repository == storable(repository)) if repository else query
