@@ -258,7 +258,7 @@ class ScaleSetState:
 
 
 @dataclass(frozen=True)
-class Use:
+class GpuUse:
     """A time in which a runner had GPUs, for fair shares and GPU-hours."""
 
     repository: str

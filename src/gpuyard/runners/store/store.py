@@ -14,13 +14,13 @@ from sqlalchemy import Select, delete, insert, select
 from gpuyard.runners.records import (
     DONE,
     OVER,
+    GpuUse,
     Job,
     JobState,
     Runner,
     RunnerEvent,
     RunnerState,
     ScaleSetState,
-    Use,
 )
 from gpuyard.runners.store.deliveries import Deliveries
 from gpuyard.runners.store.rows import runner_row, storable, to_job, to_runner
@@ -171,7 +171,7 @@ class RunnerStore(Deliveries):
             for row in rows
         ]
 
-    def used(self, since: datetime) -> list[Use]:
+    def used(self, since: datetime) -> list[GpuUse]:
         """When runners that had GPUs then or later had them: from their creation to their end."""
         columns = (RUNNERS.c.for_repository, RUNNERS.c.pool, RUNNERS.c.gpu_count, RUNNERS.c.created, RUNNERS.c.ended)
         query = select(*columns, JOBS.c.repository).outerjoin(JOBS, JOBS.c.id == RUNNERS.c.job)
@@ -179,7 +179,7 @@ class RunnerStore(Deliveries):
         with self._database.reading() as connection:
             rows = [row for which in (live, lately) for row in connection.execute(query.where(which))]
         return [
-            Use(
+            GpuUse(
                 row.repository or row.for_repository,
                 row.pool,
                 row.gpu_count,
