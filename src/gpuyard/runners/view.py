@@ -1,0 +1,136 @@
+"""What the planner of runners looks at, and what it says. Plain data.
+
+Whoever makes a view reads the runners first and the leases last: a runner without its lease is one that made way for a
+booking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gpuyard.ledger.leases import PoolRoom
+from gpuyard.model.booking import Booking
+from gpuyard.runners.records import Cause, Job, Runner, ServerChoice, Wanted
+from gpuyard.runners.resolve import IdleRunners
+from gpuyard.site.runner_rules import SiteRunners
+
+
+@dataclass(frozen=True)
+class SetDemand:
+    """What GitHub says of one runner scale set."""
+
+    name: str
+    """Its label."""
+    scope: str
+    """Name of the enrolment."""
+    wanted: Wanted
+    """What its runners are."""
+    assigned: int = 0
+    """Jobs that GitHub has assigned to it, running ones included: ``totalAssignedJobs``."""
+
+
+@dataclass(frozen=True)
+class RunnerView:
+    """Everything that a plan follows from, but for the time."""
+
+    site: SiteRunners
+    jobs: Sequence[Job]
+    """All that are not over, and those that are over of which a runner that is not has `job` or `for_job`, or that name
+    such a runner."""
+    runners: Sequence[Runner]
+    """All that are not over."""
+    leases: Mapping[str, Booking]
+    """Id -> lease, of all that are on."""
+    rooms: Mapping[str, PoolRoom]
+    """Pool -> what could be leased now and later: `Leases.rooms`."""
+    used: Mapping[str, float] = field(default_factory=dict)
+    """Repository -> GPU-hours that it has used, of runners that are over: `fair_share.decayed`."""
+    idle: Sequence[IdleRunners] = ()
+    """Runners that should wait for jobs now."""
+    sets: Sequence[SetDemand] = ()
+    """All scale sets that we listen to."""
+    stopped: Mapping[str, str] = field(default_factory=dict)
+    """Enrolment -> why no runner can be made for it at the moment, as in ``GitHub answers no requests since 12:10``;
+    under "" what holds for all of them."""
+    since: Mapping[str, datetime] = field(default_factory=dict)
+    """`RunnerPlan.since` of the plan before this one; empty for the first one of a process."""
+
+
+@dataclass(frozen=True)
+class CreateRunner:
+    """Take a lease until `end`, write the runner down, and make it."""
+
+    scope: str
+    repository: str
+    """Where to register it, ``owner/name``; empty for the organisation."""
+    labels: tuple[str, ...]
+    wanted: Wanted
+    choice: ServerChoice
+    end: datetime
+    """Of its lease: time to boot, its job's longest time, and time to be deleted."""
+    yields: bool
+    """Whether a booking may end its lease."""
+    reason: str
+    for_job: str = ""
+    """Empty for one that waits for any job, or serves one that GitHub has not told of."""
+    for_repository: str = ""
+    scale_set: str = ""
+
+
+@dataclass(frozen=True)
+class DeleteRunner:
+    runner: str
+    cause: Cause
+    reason: str
+
+
+@dataclass(frozen=True)
+class ChangeLease:
+    """The runner's lease should be so. When the ledger refuses, a booking is in the way: a runner that waits for a job
+    is then to be deleted with Cause.BOOKING; one that has a job keeps the lease it has, and its time limit comes
+    forward to the end of that less `planner.TEARDOWN`."""
+
+    runner: str
+    lease: str
+    end: datetime
+    yields: bool
+
+
+@dataclass(frozen=True)
+class FailJob:
+    """The job is FAILED: no runner could be had for it."""
+
+    job: str
+    reason: str
+
+
+Step = CreateRunner | DeleteRunner | ChangeLease | FailJob
+
+
+@dataclass(frozen=True)
+class QueuePlace:
+    """Where a queued job is."""
+
+    job: str
+    pool: str
+    """Whose queue it is in: the pool of the choice it will probably have. Empty when that is not known."""
+    position: int
+    """1 is the next of the pool; 0 for one that has a runner already, or gets one by this plan."""
+    reason: str
+    start: datetime | None = None
+    """When a runner is made for it at the latest, if nothing else is asked for in the meantime and every job takes its
+    longest time. None when that cannot be said."""
+
+
+@dataclass(frozen=True)
+class RunnerPlan:
+    steps: tuple[Step, ...] = ()
+    """Deletions first, creations in the order of the queue."""
+    queue: tuple[QueuePlace, ...] = ()
+    """All queued jobs: those with a runner first, then in the order of their turns."""
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    """Scale set -> jobs that it can have now: its runners, and those that could be made at once."""
+    since: Mapping[str, datetime] = field(default_factory=dict)
+    """What was seen first when: to be handed to the next plan, so that nothing is deleted on one look only."""
