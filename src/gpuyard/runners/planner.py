@@ -1,4 +1,4 @@
-"""Which runners to make, which to delete, and which jobs wait for what: from the jobs, the runners and the room there is.
+"""Which runners to make, which to delete, and which jobs wait for what: from jobs, runners and the room there is.
 
 Pure. What is wanted follows from the ids of jobs and never from counting events, so that a plan made twice does
 nothing the second time. docs/adr/0024 says in which order jobs go and what backfill may do.

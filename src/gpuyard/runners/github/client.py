@@ -9,15 +9,15 @@ from __future__ import annotations
 from datetime import datetime
 
 from gpuyard.runners.github.answers import (
-    HookAttempt,
+    CallCount,
     Hook,
+    HookAttempt,
     JitRunner,
     PullRequest,
     RegisteredRunner,
     RegistrationToken,
     Repository,
     RepositoryFile,
-    CallCount,
     WorkflowRun,
 )
 from gpuyard.runners.jobs import JobUpdate
