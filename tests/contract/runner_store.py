@@ -168,8 +168,8 @@ def deliveries_of_scopes_are_apart(store: RunnerStore) -> None:
 def use_is_counted_where_the_job_was(store: RunnerStore) -> None:
     ended = replace(RUNNER, state=RunnerState.GONE, created=at(1), ended=at(3), job="github.com/2")
     store.put([SMALL_JOB], [ended, replace(SMALL_RUNNER, for_repository="acme/solver", created=at(4))])
-    live = GpuUse("acme/solver", "v100", 2, at(4), None)
-    assert store.used(at(2)) == [live, GpuUse("acme/other", "v100", 2, at(1), at(3))]
+    live = GpuUse("acme/solver", "v100", 2, at(4), None, "gpu")
+    assert store.used(at(2)) == [live, GpuUse("acme/other", "v100", 2, at(1), at(3), "gpu", at(3))]
     assert store.used(at(3)) == [live]
 
 

@@ -75,8 +75,8 @@ SAMPLES: dict[tuple[str, str], str] = {
     ("runners", "0001"): """
         insert into jobs values ('github.com/1', 'a/b', '["gpu"]', 'running', START, 'a', '', 7, 1, 'ci', 'test',
             'push', 'ada', '', '', 'main', 'abc', '', WANTED, 'r1', '', '', 0, null, END, null, END);
-        insert into runners values ('r1', 'busy', 'a', '', '["gpu"]', WANTED, CHOICE, 't4', 1, START, END, 'a/b',
-            'github.com/1', 'github.com/1', '', 'l1', 's1', 5, START, START, END, null, null, '', '',
+        insert into runners values ('r1', 'busy', 'a', '', '["gpu"]', WANTED, CHOICE, 'gpu', 't4', 1, START, END,
+            'a/b', 'github.com/1', 'github.com/1', '', 'l1', 's1', 5, START, START, END, null, null, '', '',
             '["h/0000:01:00.0"]');
         insert into runner_events (at, runner, job, text) values (START, 'r1', 'github.com/1', 'made');
         insert into runner_logs values ('r1', END, 'Listening for Jobs');

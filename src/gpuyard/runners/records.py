@@ -259,12 +259,22 @@ class ScaleSetState:
 
 @dataclass(frozen=True)
 class GpuUse:
-    """A time in which a runner had GPUs, for fair shares and GPU-hours."""
+    """GPUs that one runner had, for fair shares and GPU-hours."""
 
     repository: str
-    """Of its job, or of the one it was made for; empty for a warm one that has had none."""
+    """``owner/name`` of its job, or of the one it was made for; empty for a warm one that has had none."""
     pool: str
     gpus: int
     start: datetime
-    end: datetime | None
-    """None: it has them still."""
+    """When it got them: its creation."""
+    end: datetime | None = None
+    """When its server was gone; None while it is not."""
+    kind: str = ""
+    """`Wanted.kind` of the runner."""
+    busy: datetime | None = None
+    """When its job began; None for one that never had one."""
+
+    def gpu_hours(self, since: datetime, now: datetime) -> float:
+        """What of it lies in [since, now)."""
+        begin, end = max(self.start, since), min(self.end or now, now)
+        return self.gpus * max(end - begin, timedelta()) / timedelta(hours=1)

@@ -89,7 +89,8 @@ def to_job(row: Mapping[str, Any]) -> Job:
 
 def runner_row(runner: Runner) -> dict[str, Any]:
     written = {name: form.write(getattr(runner, name)) for name, form in RUNNER.items()}
-    return {**written, "pool": storable(runner.choice.pool), "gpu_count": runner.choice.gpus}
+    kind, pool = storable(runner.wanted.kind), storable(runner.choice.pool)
+    return {**written, "kind": kind, "pool": pool, "gpu_count": runner.choice.gpus}
 
 
 def to_runner(row: Mapping[str, Any]) -> Runner:

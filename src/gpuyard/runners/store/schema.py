@@ -58,7 +58,8 @@ RUNNERS = Table(
     text("labels"),  # JSON
     text("wanted"),  # JSON
     text("choice"),  # JSON
-    text("pool"),  # of the choice, as is the next
+    text("kind"),  # of what is wanted; the next two are of the choice
+    text("pool"),
     number("gpu_count"),
     time("created"),
     time("changed"),

@@ -173,18 +173,19 @@ class RunnerStore(Deliveries):
 
     def used(self, since: datetime) -> list[GpuUse]:
         """When runners that had GPUs then or later had them: from their creation to their end."""
-        columns = (RUNNERS.c.for_repository, RUNNERS.c.pool, RUNNERS.c.gpu_count, RUNNERS.c.created, RUNNERS.c.ended)
-        query = select(*columns, JOBS.c.repository).outerjoin(JOBS, JOBS.c.id == RUNNERS.c.job)
+        query = select(RUNNERS, JOBS.c.repository.label("of_job")).outerjoin(JOBS, JOBS.c.id == RUNNERS.c.job)
         live, lately = RUNNERS.c.state.in_(_LIVE), RUNNERS.c.ended > seconds(since)
         with self._database.reading() as connection:
             rows = [row for which in (live, lately) for row in connection.execute(query.where(which))]
         return [
             GpuUse(
-                row.repository or row.for_repository,
+                row.of_job or row.for_repository,
                 row.pool,
                 row.gpu_count,
                 moment(row.created),
                 maybe_moment(row.ended),
+                row.kind,
+                maybe_moment(row.busy),
             )
             for row in rows
         ]

@@ -40,7 +40,7 @@ def jobs() -> None:
 def runners() -> None:
     op.create_table(
         "runners",
-        *map(text, ("name", "state", "scope", "repository", "labels", "wanted", "choice", "pool")),
+        *map(text, ("name", "state", "scope", "repository", "labels", "wanted", "choice", "kind", "pool")),
         *map(number, ("gpu_count", "created", "changed")),
         *map(text, ("for_repository", "for_job", "job", "scale_set", "lease", "server_id")),
         number("github_id"),
