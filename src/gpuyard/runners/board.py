@@ -1,0 +1,50 @@
+"""What is known of jobs and runners now, shared between the loop that plans and those who show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpuyard.runners.github.answers import CallCount
+from gpuyard.runners.records import Job, Runner, ScaleSetState
+from gpuyard.runners.view import QueuePlace
+
+
+@dataclass(frozen=True)
+class EnrolmentStatus:
+    """How it goes with GitHub."""
+
+    name: str
+    """`Enrolment.name`."""
+    calls: CallCount = CallCount()
+    error: str = ""
+    """Why nothing can be asked of GitHub at the moment, in words for admins; empty when all is well."""
+
+
+@dataclass(frozen=True)
+class RunnerBoard:
+    """Jobs and runners at one moment, and what the last plan says of those that wait."""
+
+    taken_at: datetime
+    jobs: tuple[Job, ...] = ()
+    """All that are not over."""
+    runners: tuple[Runner, ...] = ()
+    """All that are not over."""
+    queue: tuple[QueuePlace, ...] = ()
+    """`RunnerPlan.queue`."""
+    sets: tuple[ScaleSetState, ...] = ()
+    enrolments: tuple[EnrolmentStatus, ...] = ()
+
+
+class RunnerYard:
+    """The latest board. One writer, any number of readers."""
+
+    def __init__(self) -> None:
+        self._board: RunnerBoard | None = None
+
+    def latest(self) -> RunnerBoard | None:
+        """None until there was a plan."""
+        return self._board
+
+    def publish(self, board: RunnerBoard) -> None:
+        self._board = board
