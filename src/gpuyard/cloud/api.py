@@ -43,6 +43,7 @@ class CloudApi:
             "placement": connection.placement,
             "identity": connection.identity,
             "image": connection.image,
+            "network": connection.network,
         }
         self._lock = threading.Lock()
         self.calls = 0
@@ -122,6 +123,16 @@ class CloudApi:
         """Id of the project that the credentials are for."""
         identity: str | None = self._connection.current_project_id
         return identity
+
+    def in_project(self, project_id: str) -> CloudApi:
+        """The same user in another project. Raises CloudError when it has no role there."""
+        try:
+            scoped = CloudApi(self._connection.connect_as(project_id=project_id))
+            if scoped.project != project_id:
+                raise CloudError(f"cloud {self.name}: its credentials are for one project only, another one")
+        except (auth_errors.ClientException, sdk_errors.SDKException) as error:
+            raise CloudError(f"cloud {self.name}: project {project_id}: {_explain(error)}") from None
+        return scoped
 
     def providers(self, **query: object) -> list[dict[str, Any]]:
         """Rows of Placement's resource providers, with names that a site knows: ``HOST`` and ``HOST_ADDRESS``.

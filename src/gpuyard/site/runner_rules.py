@@ -160,7 +160,15 @@ class SiteRunners(RunnerLimits):
         description="OpenStack project that the runners are servers of. It is gpuyard's: nobody else starts servers "
         "there."
     )
-    network: str | None = Field(None, description="Name or id; Nova's choice ('auto') when left out.")
+    cloud: str | None = Field(
+        None,
+        description="Cloud of clouds.yaml to start and delete the runners' servers with: best an application "
+        "credential that is good for the role member in 'project' and nothing else. gpuyard's own when left out, whose "
+        "user then needs the role member there.",
+    )
+    network: str | None = Field(
+        None, description="Name or id; Nova's choice ('auto') when left out, 'none' for no network."
+    )
     security_groups: list[str] = Field(default_factory=list)
     enrolments: list[Enrolment] = Field(min_length=1)
     sets: dict[Label, ScaleSet] = Field(default_factory=dict, description="Runner scale sets, by the label of jobs.")

@@ -1,0 +1,166 @@
+"""Where a runner is, from what Nova, GitHub and its console say: the next state of its life, or its end. Pure.
+
+What was seen may be late or lacking, so each step rests on what cannot be taken back: a server that is gone, a job that
+GitHub has given it. Doing something about a runner that is to end is for the keeper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from gpuyard.runners.console import Console, GpuVerdict, JobProgress
+from gpuyard.runners.life import become
+from gpuyard.runners.records import DONE, OVER, Cause, Job, JobState, Runner, RunnerState
+
+S = RunnerState
+OFF = frozenset({"SHUTOFF", "SUSPENDED", "PAUSED", "STOPPED"})
+"""What Nova says of a server that does not run."""
+NO_ROOM = ("No valid host", "Exceeded maximum number of retries", "over limit", "Quota exceeded")
+"""How Nova's faults say that there is no place for a server."""
+GRACE = timedelta(minutes=2)
+"""How long something may look wrong that another service is about to say better: GitHub tells of the end of a job
+seconds after the server has switched itself off."""
+_End = Callable[[Cause, str], Runner]
+STEPS = 4
+"""Most states that one look takes a runner through."""
+
+
+@dataclass(frozen=True)
+class SeenServer:
+    """A server of ours as Nova shows it."""
+
+    id: str
+    name: str
+    status: str
+    """Nova's: ``BUILD``, ``ACTIVE``, ``ERROR``, ``SHUTOFF`` ..."""
+    task: str = ""
+    created: datetime | None = None
+    fault: str = ""
+    """Of one in ERROR: why."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of one runner besides what is written of it."""
+
+    server: SeenServer | None = None
+    """None: not known, or not there."""
+    gone: bool = False
+    """Nova had its server, and has deleted it for good."""
+    registered: bool | None = None
+    """Whether GitHub has its registration; None: not asked since its last change."""
+    online: bool = False
+    busy: bool = False
+    console: Console | None = None
+    job: Job | None = None
+    """The one that GitHub has given it."""
+    lost_lease: str = ""
+    """Why the ledger has taken its GPU back; empty while it has not."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long things may take."""
+
+    boot: timedelta
+    """From Nova's being asked to ACTIVE."""
+    register: timedelta
+    """From ACTIVE to GitHub's having it online."""
+
+
+def progress(runner: Runner, seen: Seen, patience: Patience, now: datetime) -> Runner:
+    """The runner as far as it has come; the very same object when nothing is new. One that is to end is DELETING, with
+    cause and reason."""
+    for _ in range(STEPS):
+        if runner.state in OVER or runner.state in (S.DELETING, S.REQUESTED):
+            break
+        after = _end(runner, seen, patience, now) or _forward(runner, seen, now)
+        if after is None:
+            break
+        runner = after
+    return runner
+
+
+def _forward(runner: Runner, seen: Seen, now: datetime) -> Runner | None:
+    """One state on, or a fact that was not known."""
+    if seen.server is not None and not runner.server_id:  # it was asked for before a crash
+        return replace(runner, server_id=seen.server.id, changed=now)
+    job, console = seen.job, seen.console or Console()
+    if runner.state is not S.BUSY and (job is not None or seen.busy or console.job is JobProgress.STARTED):
+        return _given(become(runner, S.BUSY, now), job)
+    if runner.state is S.BUSY:
+        return _given(runner, job) if job is not None and runner.job != job.id else None
+    if runner.state in (S.CREATING, S.REGISTERING) and (seen.online or console.online):
+        return become(runner, S.IDLE, now)
+    if runner.state is S.CREATING and seen.server is not None and seen.server.status == "ACTIVE":
+        return become(runner, S.REGISTERING, now)
+    return None
+
+
+def _given(runner: Runner, job: Job | None) -> Runner:
+    """With its job, and the time limit of that."""
+    if job is None:
+        return runner
+    until = runner.until
+    if job.wanted is not None and runner.busy is not None:
+        until = runner.busy + job.wanted.longest
+    return replace(runner, job=job.id, until=until)
+
+
+def _end(runner: Runner, seen: Seen, patience: Patience, now: datetime) -> Runner | None:
+    """The runner on its way out, when there is reason for it."""
+
+    def end(cause: Cause, reason: str) -> Runner:
+        last = _given(runner, seen.job) if seen.job is not None and not runner.job else runner
+        return become(last, S.DELETING, now, cause, reason)
+
+    job, console = seen.job, seen.console or Console()
+    if job is not None and job.state is JobState.REFUSED:
+        return end(Cause.REFUSED, job.reason or "a policy does not allow its job")
+    if (job is not None and job.state in DONE) or console.job is JobProgress.FINISHED:
+        return end(Cause.FINISHED, "its job is over")
+    if seen.gone:
+        return end(Cause.SERVER_ERROR, "its server was deleted by somebody else")
+    if seen.lost_lease:
+        return end(Cause.BOOKING, seen.lost_lease)
+    if runner.state is S.BUSY and runner.until is not None and now >= runner.until:
+        return end(Cause.TIME_LIMIT, f"its job has run for {_hours(runner)}, which is as long as it may")
+    server = seen.server
+    if server is not None and server.status == "ERROR":
+        full = any(word in server.fault for word in NO_ROOM)
+        cause = Cause.NO_CAPACITY if full else Cause.SERVER_ERROR
+        return end(cause, f"Nova: {server.fault or 'the server is in ERROR'}"[:500])
+    return _silent(runner, seen, patience, now, end)
+
+
+def _silent(runner: Runner, seen: Seen, patience: Patience, now: datetime, end: _End) -> Runner | None:
+    """The same, of one that should have said something, or has said that it cannot go on."""
+    console, state = seen.console or Console(), runner.state
+    # A job could write anything; what it says of the GPU counts only while there can have been none (console.py).
+    never = runner.online is None and runner.busy is None and not seen.online
+    if never and console.gpu is GpuVerdict.FAILED:
+        return end(Cause.GPU_CHECK, f"its GPU did not pass the check: {console.gpu_words or 'no words'}")
+    if never and console.failed:
+        return end(Cause.GITHUB_ERROR, f"its runner did not start: {console.failed}")
+    quiet = now - runner.changed >= GRACE
+    if seen.registered is False and state is S.BUSY and quiet:
+        return end(Cause.FINISHED, "GitHub has let go of it, which it does after the job")
+    off = seen.server is not None and seen.server.status in OFF
+    if off and state is S.BUSY and quiet:
+        return end(Cause.LOST, f"its server is {seen.server.status if seen.server else ''}, and its job is not over")
+    if off and state is not S.BUSY:
+        return end(Cause.SERVER_ERROR, "its server has switched itself off before it had a job")
+    if seen.registered is False and state in (S.REGISTERING, S.IDLE) and quiet:
+        return end(Cause.GITHUB_ERROR, "GitHub has its registration no more")
+    if state is S.CREATING and now - runner.changed >= patience.boot:
+        return end(Cause.BOOT_TIMEOUT, f"its server was not ACTIVE within {patience.boot}")
+    if state is S.REGISTERING and runner.active is not None and now - runner.active >= patience.register:
+        return end(Cause.REGISTRATION_TIMEOUT, f"it was not online at GitHub within {patience.register}")
+    return None
+
+
+def _hours(runner: Runner) -> str:
+    began = runner.busy or runner.changed
+    return str((runner.until or began) - began)

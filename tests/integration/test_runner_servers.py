@@ -1,0 +1,135 @@
+"""Servers of runners on the real Nova: made in their own project with rights for nothing else, seen by their tags, and
+nothing of anybody else's touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from gpuyard.cloud.api import CloudApi, CloudError
+from gpuyard.cloud.servers import (
+    NovaServers,
+    ServerError,
+    ServerProblem,
+    ServerWish,
+    open_runners_project,
+)
+from gpuyard.lab.exercise import Exercise
+from gpuyard.lab.readiness import IMAGE
+from gpuyard.model.errors import UsageError
+from gpuyard.runners.progress import SeenServer
+from tests.integration.conftest import RunningLab
+from tests.support.runner_projects import PROJECT, limit, runners_cloud
+
+pytestmark = pytest.mark.lab
+FLAVOR = "gpu_tiny"
+
+
+@dataclass
+class Door:
+    servers: NovaServers
+    api: CloudApi
+
+    def until(self, true: Callable[[SeenServer | None], bool], server_id: str) -> SeenServer | None:
+        end = monotonic() + 60
+        while not true(found := self.servers.get(server_id)):
+            assert monotonic() < end, found
+            sleep(0.05)
+        return found
+
+    def wish(self, name: str, **more: str) -> ServerWish:
+        return ServerWish(name, **{"flavor": FLAVOR, "image": IMAGE, "user_data": "#cloud-config\n", **more})
+
+
+@pytest.fixture
+def door(
+    lab: RunningLab, operator: CloudApi, applied: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Door]:
+    clouds = runners_cloud(lab.status.clouds_file, operator, tmp_path)
+    monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(clouds))
+    api, _ = open_runners_project(operator, PROJECT, "runners")
+    made = Door(NovaServers(api, "example", "none"), api)
+    with limit(operator, api.project, CUSTOM_GPU_V100=100, CUSTOM_GPU_V100_COUNT=100):
+        yield made
+    for row in api.get("compute", "/servers")["servers"]:
+        api.request("DELETE", "compute", f"/servers/{row['id']}")
+        made.until(lambda found: found is None, row["id"])
+
+
+def test_a_server_is_made_seen_and_deleted_for_good(door: Door) -> None:
+    id = door.servers.create(door.wish("gpuyard-v100-a", job="github.com/1"))
+    assert [one.name for one in door.servers.ours()] == ["gpuyard-v100-a"], "also before it has a host"
+    seen = door.until(lambda found: found is not None and found.status != "BUILD", id)
+    assert seen is not None
+    assert (seen.status, seen.fault, seen.name) == ("ACTIVE", "", "gpuyard-v100-a")
+    assert isinstance(door.servers.console(id), str)
+    row = door.api.get("compute", f"/servers/{id}")["server"]
+    assert row["metadata"] == {
+        "gpuyard_runner": "gpuyard-v100-a",
+        "gpuyard_site": "example",
+        "gpuyard_job": "github.com/1",
+    }
+    assert row["config_drive"]
+    door.servers.delete(id)
+    door.until(lambda found: found is None, id)
+    door.servers.delete(id)
+    assert door.servers.ours() == []
+    before = door.api.calls
+    door.servers.ours()
+    assert door.api.calls - before == 1
+
+
+def test_what_is_not_ours_is_neither_shown_nor_deleted(door: Door, exercise: Exercise) -> None:
+    other = NovaServers(door.api, "another-site", "none")
+    id = other.create(door.wish("gpuyard-v100-b"))
+    assert door.servers.ours() == []
+    door.servers.delete(id)
+    assert other.get(id) is not None
+    strange = exercise.boot(FLAVOR).server_id
+    assert door.servers.get(strange) is None, "of another project"
+    other.delete(id)
+    door.until(lambda found: found is None, id)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"image": "no-such-image"}, ServerProblem.REFUSED),
+        ({"flavor": "no-such-flavor"}, ServerProblem.REFUSED),
+        ({"user_data": "x" * 70_000}, ServerProblem.REFUSED),
+    ],
+)
+def test_a_wish_that_cannot_be_says_why(door: Door, wrong: dict[str, str], problem: ServerProblem) -> None:
+    with pytest.raises(ServerError, match=r"no-such|user data") as refused:
+        door.servers.create(door.wish("gpuyard-v100-c", **wrong))
+    assert refused.value.problem is problem
+
+
+def test_no_host_is_a_fault_that_says_so(door: Door) -> None:
+    ids = [door.servers.create(door.wish(f"gpuyard-v100-{n}", flavor=FLAVOR)) for n in range(8)]
+    ends = [door.until(lambda found: found is not None and found.status != "BUILD", id) for id in ids]
+    faults = [one.fault for one in ends if one is not None and one.status == "ERROR"]
+    assert faults
+    assert all("No valid host" in fault for fault in faults)
+
+
+def test_a_quota_is_a_problem_of_its_own(door: Door, operator: CloudApi) -> None:
+    with (
+        limit(operator, door.api.project, servers=0),
+        pytest.raises(ServerError, match="403") as refused,
+    ):
+        door.servers.create(door.wish("gpuyard-v100-d"))
+    assert refused.value.problem is ServerProblem.QUOTA
+
+
+def test_credentials_for_another_project_are_refused(lab: RunningLab, operator: CloudApi, door: Door) -> None:
+    with pytest.raises(UsageError, match="no project 'nowhere'"):
+        open_runners_project(operator, "nowhere", None)
+    with pytest.raises(UsageError, match="are for another project"):
+        open_runners_project(operator, "demo", "runners")
+    with pytest.raises(CloudError):  # the operator's own user has no role there
+        open_runners_project(operator, PROJECT, None)
