@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import re
 from collections.abc import Mapping, Sequence
 
 from gpuyard.model.errors import UsageError
-from gpuyard.runners.jobs import JobUpdate
+from gpuyard.runners import fields
+from gpuyard.runners.jobs import JobUpdate, workflow_job
 
 MOST_BYTES = 1 << 20
 """Of a body. GitHub sends up to 25 MB, of a `workflow_job` some 30 KB."""
+SIGNATURE = re.compile(r"sha256=[0-9a-f]{64}")
+GUID = re.compile(r"[0-9A-Za-z-]{1,64}")
+EVENT = re.compile(r"[a-z_]{1,64}")
+JOB_EVENT = "workflow_job"
 
 
 class HookRefusedError(UsageError):
@@ -19,23 +27,47 @@ class HookRefusedError(UsageError):
         self.status = status
 
 
-def signed_by(body: bytes, signature: str, secrets: Mapping[str, Sequence[bytes]]) -> list[str]:
-    """Names of those whose secret signed a body: `signature` is the header ``X-Hub-Signature-256``, `secrets` has by
-    enrolment's name those that are right now."""
-    raise NotImplementedError
-
-
 def secrets_of(text: str) -> tuple[bytes, ...]:
     """Secrets of a file: one per line; empty lines and those that begin with # are none."""
-    raise NotImplementedError
+    lines = (line.strip() for line in text.splitlines())
+    return tuple(line.encode() for line in lines if line and not line.startswith("#"))
 
 
 def delivery_of(headers: Mapping[str, str]) -> tuple[str, str]:
     """GUID and event of a delivery; names of `headers` in lower case. Raises HookRefusedError."""
-    raise NotImplementedError
+    guid, event = headers.get("x-github-delivery", ""), headers.get("x-github-event", "")
+    if not GUID.fullmatch(guid) or not EVENT.fullmatch(event):
+        raise HookRefusedError("this is not a webhook of GitHub: X-GitHub-Delivery or X-GitHub-Event is missing", 400)
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HookRefusedError("choose the content type application/json in the settings of the webhook", 415)
+    return guid, event
+
+
+def signed_by(body: bytes, signature: str, secrets: Mapping[str, Sequence[bytes]]) -> list[str]:
+    """Names of those whose secret signed a body: `signature` is the header ``X-Hub-Signature-256``, `secrets` has by
+    enrolment's name those that are right now. Takes as long whichever it was."""
+    if not SIGNATURE.fullmatch(signature):
+        return []
+    given = bytes.fromhex(signature.removeprefix("sha256="))
+    return [name for name, own in secrets.items() if _any_signed(body, given, own)]
+
+
+def _any_signed(body: bytes, given: bytes, secrets: Sequence[bytes]) -> bool:
+    # All of them are tried, so that the time does not tell which. An empty secret would be everybody's.
+    return sum(hmac.compare_digest(hmac.digest(one, body, hashlib.sha256), given) for one in secrets if one) > 0
 
 
 def job_update(event: str, body: bytes, scope: str, host: str = "github.com") -> JobUpdate | None:
-    """What a delivery says of a job; None when it is about something else. Raises HookRefusedError when it cannot be
-    read. `scope` is its enrolment's name."""
-    raise NotImplementedError
+    """What a delivery says of a job; None when it is about something else, or in words that GitHub did not have when
+    this was written. `scope` is its enrolment's name; whether the job's repository belongs to that is for the caller
+    to look at. Raises HookRefusedError when it cannot be read."""
+    if event != JOB_EVENT:
+        return None
+    try:
+        told = fields.row(fields.document(body))
+    except ValueError:
+        raise HookRefusedError("the body is not JSON", 400) from None
+    job, repository = fields.row(told, "workflow_job"), fields.repository(fields.row(told, "repository"), "full_name")
+    if not repository or not fields.whole(job, "id"):
+        raise HookRefusedError("the body names no repository, or no job with a number", 400)
+    return workflow_job(job, repository, scope, host, action=fields.text(told, "action", 40))

@@ -1,0 +1,92 @@
+"""Reading JSON that others have written: what is there in the shape that is expected, and nothing else. Pure.
+
+Nothing in here raises but `document`; text is cut to a length, and has no control characters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from gpuyard.model.text import printable
+
+NOTHING: Mapping[str, Any] = {}
+MOST_LABELS = 100
+LONGEST_LABEL = 256
+BIGGEST = 2**63 - 1
+SANE_YEARS = range(2000, 2200)
+"""Go's zero time is in the year 1, and nobody shall reckon with the year 9999."""
+REPOSITORY = re.compile(r"[A-Za-z0-9_-]{1,100}/[A-Za-z0-9._-]{1,100}")
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def document(body: bytes) -> Any:
+    """What a body of JSON says. Raises ValueError, whatever is wrong with it."""
+    try:
+        return json.loads(body.removeprefix(BYTE_ORDER_MARK))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def row(value: Any, key: str = "") -> Mapping[str, Any]:
+    """An object, or the object that it has as `key`; empty when there is none."""
+    if key:
+        value = row(value).get(key)
+    return value if isinstance(value, dict) else NOTHING
+
+
+def rows(value: Any, key: str = "", most: int = 1000) -> list[Mapping[str, Any]]:
+    """The objects of a list, or of the list that an object has as `key`."""
+    if key:
+        value = row(value).get(key)
+    return [one for one in value[:most] if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def text(one: Mapping[str, Any], key: str, most: int = 1000) -> str:
+    """Empty when there is none."""
+    value = one.get(key)
+    return printable(value[:most]) if isinstance(value, str) else ""
+
+
+def whole(one: Mapping[str, Any], key: str) -> int:
+    """A number from 0 to 2**63-1; 0 when there is none."""
+    value = one.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= BIGGEST else 0
+
+
+def truth(one: Mapping[str, Any], key: str) -> bool:
+    return one.get(key) is True
+
+
+def texts(one: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The texts of a list, at most as many and as long as labels are; of objects their ``name``."""
+    value = one.get(key)
+    if not isinstance(value, list):
+        return ()
+    names = (text(each, "name") if isinstance(each, dict) else each for each in value[:MOST_LABELS])
+    return tuple(printable(name[:LONGEST_LABEL]) for name in names if isinstance(name, str) and name)
+
+
+def moment(one: Mapping[str, Any], key: str) -> datetime | None:
+    """A time as ISO 8601, in UTC; None when there is none, and for one that nobody can mean."""
+    value = one.get(key)
+    if not isinstance(value, str) or len(value) > 40:
+        return None
+    try:
+        found = datetime.fromisoformat(value)
+        found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+    return found if found.year in SANE_YEARS else None
+
+
+def repository(one: Mapping[str, Any], key: str) -> str:
+    """``owner/name``; empty when that is not what it is."""
+    value = one.get(key)
+    if not isinstance(value, str) or not REPOSITORY.fullmatch(value) or value.rpartition("/")[2] in {".", ".."}:
+        return ""
+    return value
