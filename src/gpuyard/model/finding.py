@@ -32,6 +32,16 @@ class Severity(str, Enum):
 
 
 @dataclass(frozen=True)
+class Rule:
+    """One kind of finding of a linter. Its id does not change."""
+
+    id: str
+    severity: Severity
+    """The usual one; a finding that is less sure of itself has a lower one."""
+    sentence: str
+
+
+@dataclass(frozen=True)
 class Finding:
     """One thing that is so, and what to do about it."""
 

@@ -5,16 +5,30 @@ Pure but for the questions about people that it asks through `PersonFacts`, of w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import StrEnum
 
 from gpuyard.model.finding import Finding
-from gpuyard.runners.cirun.records import AccessFile, CirunFile
+from gpuyard.runners.access import Access, Considered, RunnerRequest, access_to
+from gpuyard.runners.cirun.access_file import read_access
+from gpuyard.runners.cirun.cirun_file import read_cirun
+from gpuyard.runners.cirun.labels import fits, meant_for_cirun
+from gpuyard.runners.cirun.records import OPENSTACK, AccessFile, CirunFile, CirunRunner, Way
 from gpuyard.runners.facts import PersonFacts
-from gpuyard.runners.records import Job, ServerChoice, Wanted
+from gpuyard.runners.records import Job, ServerChoice, Trust, Wanted
+from gpuyard.site.runner_rules import Allowed, Enrolment, JobRules, ScaleSet, SiteRunners
 from gpuyard.site.schema import Site
+
+ASSOCIATIONS: dict[str, frozenset[str]] = {
+    "never": frozenset(),
+    "members": frozenset({"OWNER", "MEMBER"}),
+    "collaborators": frozenset({"OWNER", "MEMBER", "COLLABORATOR"}),
+    "contributors": frozenset({"OWNER", "MEMBER", "COLLABORATOR", "CONTRIBUTOR"}),
+    "everybody": frozenset(),
+}
+"""The site's `forks` -> GitHub's ``author_association`` of those whose pull requests from forks get a runner; of
+``everybody`` nobody asks."""
 
 
 class Ruling(StrEnum):
@@ -28,14 +42,6 @@ class Ruling(StrEnum):
     """No runner of gpuyard has its labels: somebody else's job, to be left alone without a word."""
     UNKNOWN = "unknown"
     """GitHub must be asked first; `reasons` say what for. To be tried again."""
-
-
-@dataclass(frozen=True)
-class Considered:
-    """One thing that was looked at on the way, for people."""
-
-    text: str
-    ok: bool
 
 
 @dataclass(frozen=True)
@@ -83,26 +89,26 @@ class Configuration:
 
 @dataclass(frozen=True)
 class IdleRunners:
-    """Runners that should wait for jobs now, of one kind."""
+    """Runners of one kind that should wait for jobs now."""
 
     scope: str
     """Name of the enrolment."""
     repository: str
-    """``owner/name`` that they are registered with; empty for a scale set, whose they are."""
+    """``owner/name`` that they are registered with; empty for the organisation's, which every repository's jobs get."""
     scale_set: str
     labels: tuple[str, ...]
     wanted: Wanted
     count: int
 
-    @property
-    def choices(self) -> tuple[ServerChoice, ...]:
-        return self.wanted.choices
-
 
 def read(files: RepositoryFiles) -> Configuration:
     """Read a repository's files. Never raises; what is wrong is among the findings. Takes up to a second for files of
     the largest size, milliseconds for usual ones."""
-    raise NotImplementedError
+    return Configuration(
+        CirunFile() if files.cirun is None else read_cirun(files.cirun),
+        CirunFile() if files.cirun_global is None else read_cirun(files.cirun_global, ".cirun.global.yml"),
+        None if files.access is None else read_access(files.access),
+    )
 
 
 def resolve(job: Job, site: Site, configuration: Configuration, facts: PersonFacts) -> Resolution:
@@ -110,16 +116,205 @@ def resolve(job: Job, site: Site, configuration: Configuration, facts: PersonFac
 
     A job's runner gets the job's own labels (suffixes and all), so that no other job has them all.
     """
-    raise NotImplementedError
+    return _Case(job, site, configuration, facts).resolution()
 
 
-def idle_runners(
-    site: Site,
-    configurations: Mapping[tuple[str, str], Configuration],
-    last_job: Callable[[str, str], datetime | None],
-    now: datetime,
-) -> Sequence[IdleRunners]:
-    """What should wait for jobs now. `configurations`: (enrolment, ``owner/name``) -> files; `last_job`: (repository,
-    kind) -> when a runner of the kind last got a job. Repositories together get the site's ``most_idle`` at most, in
-    the order of `configurations`; sets are not counted there."""
-    raise NotImplementedError
+@dataclass
+class _Case:
+    """One job on its way; each step adds what it has found."""
+
+    job: Job
+    site: Site
+    configuration: Configuration
+    facts: PersonFacts
+    steps: list[Considered] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+    def resolution(self) -> Resolution:
+        runners = self.site.runners
+        if runners is None:
+            return self._end(Ruling.NOT_OURS, "the site has no runners")
+        enrolment = next((one for one in runners.enrolments if one.name == self.job.scope), None)
+        if enrolment is None:
+            return self._end(Ruling.REFUSED, f"the site file has no enrolment {self.job.scope!r} (any more)")
+        candidates, refusal = self._candidates(runners, enrolment)
+        if refusal is not None:
+            return refusal
+        if not enrolment.includes(self.job.repository):
+            reason = f"the site's enrolment {enrolment.name!r} does not include the repository {self.job.repository}"
+            return self._end(Ruling.REFUSED, reason)
+        self._ok(f"the site's enrolment {enrolment.name!r} includes the repository {self.job.repository}")
+        rules = runners.rules(self.job.repository, self.job.scale_set)
+        if (stopped := self._trusted(rules)) is not None:
+            return stopped
+        allowed, stopped = self._allowed(candidates, enrolment)
+        if stopped is not None:
+            return stopped
+        return self._choose(allowed, rules)
+
+    def _end(self, ruling: Ruling, *reasons: str) -> Resolution:
+        said = {step.text for step in self.steps}
+        self.steps += [Considered(reason, False) for reason in reasons if reason not in said]
+        return Resolution(ruling, None, tuple(dict.fromkeys(reasons)), tuple(self.notices), tuple(self.steps))
+
+    def _ok(self, text: str) -> None:
+        self.steps.append(Considered(text, True))
+
+    def _candidates(self, runners: SiteRunners, enrolment: Enrolment) -> tuple[list[CirunRunner], Resolution | None]:
+        """Runners that fit the job's labels, in order, or why there are none."""
+        if self.job.scale_set:
+            if (stated := runners.sets.get(self.job.scale_set)) is None:
+                return [], self._end(Ruling.REFUSED, f"the site file has no set {self.job.scale_set!r} (any more)")
+            self._ok(f"the label {self.job.scale_set!r} is a scale set of the site")
+            return [as_runner(self.job.scale_set, stated)], None
+        if (served_by := next((one for one in runners.sets if self.job.labels == (one,)), None)) is not None:
+            return [], self._end(Ruling.NOT_OURS, f"the scale set {served_by!r} gets it, not a runner of .cirun.yml")
+        asked = ", ".join(self.job.labels) or "none"
+        if not enrolment.cirun:
+            reason = f"no .cirun.yml is read for {enrolment.name}, and a job with the labels {asked} is of no scale set"
+            return [], self._end(Ruling.NOT_OURS, reason)
+        files = (self.configuration.own, self.configuration.shared)
+        fitting = [one for file in files for one in file.runners if fits(self.job.labels, one.labels)]
+        ours = [one for one in fitting if one.ours]
+        others = sorted({one.cloud for one in fitting if not one.ours})
+        if ours:
+            for one in ours:
+                self._ok(f"runner {one.name!r} ({one.file}, line {one.line}) has the labels {asked}")
+            if others:
+                self.notices.append(f"runners of {', '.join(others)} with the same labels are left alone")
+            return ours, None
+        if others:
+            reason = f"runners with the labels {asked} are of the cloud {', '.join(others)}, which gpuyard leaves alone"
+            return [], self._end(Ruling.NOT_OURS, reason)
+        broken = [one for file in files if not file.readable for one in file.findings[:1]]
+        if broken and meant_for_cirun(self.job.labels):
+            return [], self._end(Ruling.REFUSED, *(f"{one.object}: {one.reason}" for one in broken))
+        return [], self._end(Ruling.NOT_OURS, f"no runner has the labels {asked}")
+
+    def _trusted(self, rules: JobRules) -> Resolution | None:
+        """Why the job's code may not run at all."""
+        job = self.job
+        if not job.event:
+            return self._end(Ruling.UNKNOWN, "GitHub has not said yet what started the job")
+        if _is_pull_request(job) and job.trust is None:
+            return self._end(Ruling.UNKNOWN, "GitHub has not said yet whether the pull request is from a fork")
+        if job.trust is not Trust.FORK:
+            self._ok(f"started by {job.event}: the code is the repository's own")
+            return None
+        origin = f"'forks: {rules.forks}' of {rules.origins['forks']}" if "forks" in rules.origins else "the site"
+        if rules.forks != "everybody" and rules.forks != "never" and not job.association:
+            return self._end(Ruling.UNKNOWN, "GitHub has not said yet how near the fork's author is to the repository")
+        if job.association.upper() not in ASSOCIATIONS[rules.forks] and rules.forks != "everybody":
+            who = f"; its author is {job.association.upper()}" if job.association and rules.forks != "never" else ""
+            return self._end(Ruling.REFUSED, f"it is a pull request from a fork, and {origin} does not allow it{who}")
+        self._ok(f"a pull request from a fork: {origin} allows it")
+        return None
+
+    def _allowed(
+        self, candidates: Sequence[CirunRunner], enrolment: Enrolment
+    ) -> tuple[list[CirunRunner], Resolution | None]:
+        """The candidates that policies allow, or why there are none."""
+        access = self.configuration.access if enrolment.cirun else None
+        if access is None:
+            self._ok("there is no .access.yml, so policies keep nobody out")
+            return list(candidates), None
+        allowed: list[CirunRunner] = []
+        reasons: list[str] = []
+        unknown: list[str] = []
+        pull_request = _is_pull_request(self.job) or self.job.trust is Trust.FORK
+        request = RunnerRequest(self.job.repository, self.job.actor, pull_request, enrolment.url)
+        for one in candidates:
+            answer = self._policies(one, access, request)
+            self.steps += answer.steps
+            if answer.allowed:
+                allowed.append(one)
+            else:
+                (unknown if answer.allowed is None else reasons).extend(answer.reasons)
+        if allowed:
+            return allowed, None
+        if unknown:
+            return [], self._end(Ruling.UNKNOWN, *unknown)
+        return [], self._end(Ruling.REFUSED, *reasons)
+
+    def _policies(self, runner: CirunRunner, access: AccessFile, request: RunnerRequest) -> Access:
+        if self.job.scale_set and access.readable and all(one.resource != runner.name for one in access.grants):
+            text = f"{access.file} does not name the scale set {runner.name!r}, which the site gives to all of its jobs"
+            return Access(True, (), (Considered(text, True),))
+        if not self.job.scale_set and runner in self.configuration.own.runners:
+            text = (
+                f"runner {runner.name!r} is of the repository's own .cirun.yml, and where there is an .access.yml only "
+                "runners of .cirun.global.yml may be used: whoever can push here could give it any flavor"
+            )
+            return Access(False, (text,), (Considered(text, False),))
+        return access_to(runner.name, access, request, self.facts)
+
+    def _choose(self, allowed: Sequence[CirunRunner], rules: JobRules) -> Resolution:
+        """Cut down what is asked for to what the site has and allows."""
+        assert self.site.runners is not None
+        ways = [way for one in allowed for way in one.ways]
+        choices, dropped = served(ways, self.site, ask_allowed=not self.job.scale_set)
+        broken = [
+            f"runner {one.name!r} has mistakes ({one.file}, line {one.line}); 'gpuyard runner lint' says which"
+            for one in allowed
+            if not one.ways
+        ]
+        if not choices:
+            return self._end(Ruling.REFUSED, *dropped, *broken)
+        self.notices += [*dropped, *broken]
+        wanted = wanted_of(next(one for one in allowed if one.ways).name, choices, rules)
+        tried = ", ".join(f"{one.flavor} with {one.image}" for one, _ in choices)
+        self._ok(f"tried in this order: {tried}")
+        return Resolution(Ruling.GRANTED, wanted, (), tuple(self.notices), tuple(self.steps))
+
+
+def _is_pull_request(job: Job) -> bool:
+    return job.event.startswith("pull_request")
+
+
+def as_runner(name: str, one: ScaleSet) -> CirunRunner:
+    """A scale set of the site file in the words of a `.cirun.yml`: every flavor with every image."""
+    ways = tuple(Way(flavor, image) for flavor in one.flavors for image in one.images)
+    return CirunRunner(name, OPENSTACK, (name,), ways, (), "site file")
+
+
+def served(
+    ways: Sequence[Way], site: Site, ask_allowed: bool = True
+) -> tuple[list[tuple[ServerChoice, bool]], list[str]]:
+    """What of the ways the site has and allows, with whether it is preemptible; and why not the others. A scale set's
+    flavors are the site's own: `ask_allowed` is False for it."""
+    assert site.runners is not None
+    found: dict[ServerChoice, bool] = {}
+    refused: dict[str, None] = {}
+    for way in ways:
+        problem = _problem(way, site, site.runners.allowed) if ask_allowed else _flavor_problem(way.flavor, site)
+        if problem:
+            refused[problem] = None
+            continue
+        flavor = site.flavors[way.flavor]
+        (pool, gpus), *_ = flavor.gpus.items()
+        found.setdefault(ServerChoice(pool, way.flavor, way.image, gpus, flavor.same_group), way.preemptible)
+    return list(found.items()), list(refused)
+
+
+def _problem(way: Way, site: Site, allowed: Allowed) -> str:
+    if problem := _flavor_problem(way.flavor, site):
+        return problem
+    if allowed.flavors and way.flavor not in allowed.flavors:
+        return f"the site does not give the flavor {way.flavor!r} to jobs, but {', '.join(allowed.flavors)}"
+    if allowed.images and way.image not in allowed.images:
+        return f"the site does not start jobs with the image {way.image!r}, but with {', '.join(allowed.images)}"
+    return ""
+
+
+def _flavor_problem(name: str, site: Site) -> str:
+    if name not in site.flavors:
+        return f"the site has no flavor {name!r}"
+    return (
+        "" if site.flavors[name].gpus else f"the flavor {name!r} has no GPU, and gpuyard makes runners with GPUs only"
+    )
+
+
+def wanted_of(kind: str, choices: Sequence[tuple[ServerChoice, bool]], rules: JobRules) -> Wanted:
+    """A repository may agree to less than the site lets it, never to more: to jobs that a booking may end."""
+    agreed = rules.preemptible or all(preemptible for _, preemptible in choices)
+    return Wanted(kind, tuple(choice for choice, _ in choices), rules.longest, rules.priority, agreed)

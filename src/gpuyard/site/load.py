@@ -8,21 +8,17 @@ from typing import Any
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
-from ruamel.yaml.constructor import DuplicateKeyError
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, SequenceNode
 
 from gpuyard.host.recording import replay_file
 from gpuyard.model.errors import UsageError
 from gpuyard.model.host import Inventory
 from gpuyard.site.compile import CompiledSite, compile_site
+from gpuyard.site.document import Bounds, DocumentError, values
 from gpuyard.site.problems import Problem, SiteError, located, of_validation
 from gpuyard.site.schema import Site
 
-MAX_DEPTH = 20
 MAX_MIB = 4
-MAX_VALUES = 200_000
-"""With every alias written out: a few anchors that name each other stand for billions."""
+BOUNDS = Bounds(values=200_000)
 
 
 @dataclass(frozen=True)
@@ -68,41 +64,12 @@ def _read(path: Path) -> str:
 def _parse(path: Path, text: str, places: bool = False) -> Any:
     """The document; with `places`, which takes longer, it knows the line of each of its parts."""
     try:
-        document = YAML(typ="rt").load(text) if places else _values(path, text)
-    except DuplicateKeyError as error:
-        key = str(error.problem).split('"')[1] if '"' in str(error.problem) else "a key"
-        raise SiteError([f"{path}:{_line(error)}: {key!r} stands here for the second time; keep one of them"]) from None
-    except MarkedYAMLError as error:
-        raise SiteError([f"{path}:{_line(error)}: not YAML: {error.problem}"]) from None
-    except (YAMLError, RecursionError, ValueError) as error:
-        raise SiteError([f"{path}:1: not YAML that a site can be: {error}"]) from None
-    if document is None:
+        found = YAML(typ="rt").load(text) if places else values(text, BOUNDS)
+    except DocumentError as error:
+        raise SiteError([f"{path}:{error.line}: {error.problem}"]) from None
+    if found is None:
         raise SiteError([f"{path}:1: the file is empty; start with 'site: NAME'"])
-    return document
-
-
-def _values(path: Path, text: str) -> Any:
-    """The document without places. Raises SiteError for loops, and for more than MAX_VALUES, before they are made."""
-    yaml = YAML(typ="safe", pure=True)
-    root = yaml.compose(text)
-    seen, waiting = 0, [(root, 0)]
-    while waiting:
-        node, depth = waiting.pop()
-        seen += 1
-        if depth > MAX_DEPTH:
-            raise SiteError([f"{path}:1: nested more than {MAX_DEPTH} deep; an anchor that contains itself?"])
-        if seen > MAX_VALUES:
-            too_many = f"more than {MAX_VALUES} values once its aliases are written out; use fewer aliases"
-            raise SiteError([f"{path}:1: {too_many}"])
-        if isinstance(node, SequenceNode):
-            waiting += [(part, depth + 1) for part in node.value]
-        elif isinstance(node, MappingNode):
-            waiting += [(part, depth + 1) for pair in node.value for part in pair]
-    return None if root is None else yaml.constructor.construct_document(root)
-
-
-def _line(error: MarkedYAMLError) -> int:
-    return error.problem_mark.line + 1 if error.problem_mark is not None else 1
+    return found
 
 
 def _plain(path: Path, node: Any) -> Any:

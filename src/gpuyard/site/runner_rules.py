@@ -6,9 +6,10 @@ goes before what the site states.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from datetime import timedelta
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,9 @@ OrganizationName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9](-?[A-
 RepositoryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]+/[A-Za-z0-9._-]+$", max_length=140)]
 RepositoryPattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9*?-]+/[A-Za-z0-9._*?-]+$", max_length=140)]
 Forks = Literal["never", "members", "collaborators", "contributors", "everybody"]
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+WEEKDAYS = re.compile(r"(mon|tue|wed|thu|fri|sat|sun)(-(mon|tue|wed|thu|fri|sat|sun))?")
+HOURS_OF_DAY = re.compile(r"([01]?\d|2[0-4])-([01]?\d|2[0-4])")
 Share = Annotated[int, Field(ge=1, le=1000, strict=True)]
 Many = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 
@@ -127,14 +131,49 @@ class Enrolment(Stated):
         return mine and (not self.repositories or any(fnmatchcase(wanted, one.lower()) for one in self.repositories))
 
 
+def weekdays_of(text: str) -> frozenset[int]:
+    """``mon-fri`` -> 0 to 4; ``sat-mon`` goes over Sunday. Raises ValueError."""
+    if not WEEKDAYS.fullmatch(text):
+        raise ValueError(f"{text!r} is no day of the week; write 'mon', or a range as in 'mon-fri'")
+    first, _, last = text.partition("-")
+    start = DAYS.index(first)
+    return frozenset((start + day) % 7 for day in range((DAYS.index(last or first) - start) % 7 + 1))
+
+
+def hours_of(text: str) -> tuple[int, int]:
+    """``9-17`` -> (9, 17); ``22-6`` goes over midnight. Raises ValueError."""
+    match = HOURS_OF_DAY.fullmatch(text)
+    start, end = (int(part) for part in match.groups()) if match else (0, 0)
+    if start == end or start == 24:
+        raise ValueError(f"{text!r} are no hours of a day; write them as in '9-17', or '22-6' for a night")
+    return start, end
+
+
+def within_week(days: frozenset[int], start: int, end: int, local: datetime) -> bool:
+    """Whether a local time is between these hours of these days; a night counts to the day on which it begins."""
+    if start < end:
+        return local.weekday() in days and start <= local.hour < end
+    if local.hour >= start:
+        return local.weekday() in days
+    return local.hour < end and (local.weekday() - 1) % 7 in days
+
+
 class Idle(Stated):
     """Runners that wait for jobs, in a part of the week or always."""
 
     count: Annotated[int, Field(ge=0, le=1000, strict=True)]
-    days: Annotated[
-        str, StringConstraints(pattern=r"^(mon|tue|wed|thu|fri|sat|sun)(-(mon|tue|wed|thu|fri|sat|sun))?$")
-    ] = "mon-sun"
-    hours: Annotated[str, StringConstraints(pattern=r"^([01]?\d|2[0-4])-([01]?\d|2[0-4])$")] = "0-24"
+    days: str = Field("mon-sun", description="A day or a range of days, as in 'mon-fri'.")
+    hours: str = Field("0-24", description="Of these days, in the site's time zone, as in '9-17' or '22-6'.")
+
+    @model_validator(mode="after")
+    def _part_of_a_week(self) -> Idle:
+        weekdays_of(self.days)
+        hours_of(self.hours)
+        return self
+
+    def on(self, local: datetime) -> bool:
+        """Whether they are wanted at a local time."""
+        return within_week(weekdays_of(self.days), *hours_of(self.hours), local)
 
 
 class ScaleSet(RunnerLimits):

@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpuyard.model.finding import Finding, Severity
+from gpuyard.model.finding import Finding
 from gpuyard.nova.config import ConfigFile, View
 from gpuyard.nova.release import Release
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One kind of finding. Its id does not change."""
-
-    id: str
-    severity: Severity
-    """The usual one; a finding that is less sure of itself has a lower one."""
-    sentence: str
 
 
 @dataclass(frozen=True)

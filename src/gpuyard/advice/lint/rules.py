@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpuyard.advice.lint.model import Rule
-from gpuyard.model.finding import Finding, Severity
+from gpuyard.model.finding import Finding, Rule, Severity
 from gpuyard.nova.config import Located, Rejection
 
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.NOTE

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
 
 from gpuyard.model.finding import Finding
+from gpuyard.site.runner_rules import within_week
 
 OPENSTACK = "openstack"
 
@@ -29,8 +31,11 @@ class IdleTime:
     start: int = 0
     """Hour of the day, 0 to 23."""
     end: int = 24
-    """1 to 24, after `start`."""
+    """1 to 24; before `start` for a night, which counts to the day on which it begins."""
     timezone: str = "UTC"
+
+    def on(self, now: datetime) -> bool:
+        return within_week(self.days, self.start, self.end, now.astimezone(ZoneInfo(self.timezone)))
 
 
 @dataclass(frozen=True)

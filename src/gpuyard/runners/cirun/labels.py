@@ -1,0 +1,30 @@
+"""Which labels fit which. Letter case does not count, as at GitHub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+GENERAL = frozenset({"self-hosted", "linux", "x64"})
+"""Labels that every runner of ours would have if default labels were added: a job that asks for no other could mean
+any runner of anybody."""
+HOSTED = ("ubuntu-", "windows-", "macos-")
+"""How the labels of GitHub's own runners begin."""
+PREFIX = "cirun-"
+"""How labels begin that are meant for `.cirun.yml`, by its manual; gpuyard does not ask for it."""
+
+
+def bare(label: str) -> str:
+    """Without the suffix that makes a job's label its own: ``cirun-gpu--4711`` -> ``cirun-gpu``."""
+    return label.partition("--")[0].strip().lower()
+
+
+def fits(asked: Iterable[str], runner: Iterable[str]) -> bool:
+    """Whether a job that asks for these labels may run on a runner with those: it has all of them, and at least one is
+    not GENERAL."""
+    wanted = {bare(label) for label in asked}
+    return bool(wanted - GENERAL) and wanted <= {bare(label) for label in runner} | GENERAL
+
+
+def meant_for_cirun(asked: Sequence[str]) -> bool:
+    """Whether a job can only be for a runner of `.cirun.yml`, whatever is in there."""
+    return any(bare(label).startswith(PREFIX) for label in asked)

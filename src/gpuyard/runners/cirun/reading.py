@@ -1,0 +1,151 @@
+"""Takes a document apart, and collects what is wrong with it. Nothing in here raises."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any
+
+from gpuyard.model.finding import Finding
+from gpuyard.model.text import printable
+from gpuyard.runners.cirun.rules import RULES
+from gpuyard.site.document import Bounds, Document, DocumentError, Path, document
+
+MOST_CHARACTERS = 64 * 1024
+"""Of a file. The largest that is known of has 12,000."""
+BOUNDS = Bounds(values=20_000, depth=12)
+MOST_TEXT = 300
+"""Characters of a value, but for URLs."""
+MOST_URL = 2000
+
+
+@dataclass
+class Reading:
+    """One file, and what has been found in it so far."""
+
+    file: str
+    findings: list[Finding] = field(default_factory=list)
+    document: Document = field(default_factory=lambda: Document(None, {}))
+
+    def open(self, text: str) -> bool:
+        """Whether there is a document now."""
+        if len(text) > MOST_CHARACTERS:
+            reason = f"larger than {MOST_CHARACTERS // 1024} KiB, which no such file is"
+            self.say("not-yaml", (), reason, "make it smaller")
+            return False
+        try:
+            self.document = document(text, BOUNDS)
+        except DocumentError as error:
+            self.say_at(error.line, "not-yaml", error.problem)
+            return False
+        return True
+
+    def say(self, rule: str, path: Path, reason: str, remedy: str = "") -> None:
+        self.say_at(self.document.line(path), rule, reason, remedy)
+
+    def say_at(self, line: int, rule: str, reason: str, remedy: str = "") -> None:
+        """Text of the file may be in it as it is."""
+        self.findings.append(finding(rule, self.file, line, reason, remedy))
+
+    @property
+    def top(self) -> Mapping[str, Any] | None:
+        """The document as a mapping; None with a finding when it is something else."""
+        return self.mapping((), self.document.value, "the file")
+
+    def mapping(self, path: Path, value: object, what: str) -> Mapping[str, Any] | None:
+        if isinstance(value, dict):
+            return {str(key): one for key, one in value.items()}
+        self.say("wrong-form", path, f"{what} is {shown(value)}, not 'key: value' lines", "write such lines")
+        return None
+
+    def entries(
+        self, within: Mapping[str, Any], key: str, most: int, path: Path = ()
+    ) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+        """The mappings of a list, with their places; what is none is found wrong."""
+        value, place = within.get(key), (*path, key)
+        if value is None:
+            return
+        if not isinstance(value, list):
+            self.say("wrong-form", place, f"{key!r} is {shown(value)}, not a list", "start each entry with a dash")
+            return
+        if len(value) > most:
+            self.say("too-many", (*place, most), f"{len(value)} entries of {key!r}; the first {most} count")
+        for index, one in enumerate(value[:most]):
+            if (entry := self.mapping((*place, index), one, f"an entry of {key!r}")) is not None:
+                yield (*place, index), entry
+
+    def text(self, path: Path, value: object, most: int = MOST_TEXT) -> str | None:
+        """None with a finding for what is no text, or empty, or too long."""
+        what = f"{path[-1]!r}" if isinstance(path[-1], str) else f"an entry of {path[-2]!r}"
+        if not isinstance(value, str):
+            hint = f"quote it: '{value}'" if isinstance(value, (int, float, date)) else "write text"
+            self.say("wrong-form", path, f"{what} is {shown(value)}, not text", hint)
+            return None
+        if not value.strip() or len(value) > most or not value.isprintable():
+            problem = f"longer than {most} characters" if len(value) > most else "empty or has control characters"
+            self.say("wrong-form", path, f"{what} is {problem}", "write text of one line")
+            return None
+        return value.strip()
+
+    def texts(self, within: Mapping[str, Any], key: str, path: Path, most: int, length: int = MOST_TEXT) -> list[str]:
+        """A list of texts, or one text alone; what is none is left out with a finding."""
+        value, place = within.get(key), (*path, key)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            one = self.text(place, value, length)
+            return [] if one is None else [one]
+        if len(value) > most:
+            self.say("too-many", (*place, most), f"{len(value)} entries of {key!r}; the first {most} count")
+        read = (self.text((*place, index), one, length) for index, one in enumerate(value[:most]))
+        return [one for one in read if one is not None]
+
+    def truth(self, path: Path, value: object) -> bool | None:
+        """None with a finding for what is neither true nor false."""
+        if isinstance(value, bool):
+            return value
+        what = f"{path[-1]!r}" if isinstance(path[-1], str) else f"an entry of {path[-2]!r}"
+        self.say("wrong-form", path, f"{what} is {shown(value)}, neither true nor false", "write true or false")
+        return None
+
+    def number(self, within: Mapping[str, Any], key: str, path: Path, least: int, most: int) -> int | None:
+        """None with a finding for what is missing, no whole number or out of range."""
+        value = within.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+            return value
+        problem = f"{key!r} is missing" if value is None else f"{key!r} is {shown(value)}"
+        self.say("wrong-form", (*path, key), problem, f"write a whole number from {least} to {most}")
+        return None
+
+    def unknown(
+        self, within: Mapping[str, Any], known: Collection[str], path: Path, older: Collection[str] = ()
+    ) -> None:
+        """A finding for each key that nobody reads."""
+        for key in within:
+            if key in older:
+                self.say("ignored-key", (*path, key), f"gpuyard has no use for {key!r}, and ignores it")
+            elif key not in known:
+                close = difflib.get_close_matches(key[:MOST_TEXT], known, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known here are {', '.join(known)}"
+                self.say("unknown-key", (*path, key), f"{key[:MOST_TEXT]!r} means nothing here, and is ignored", hint)
+
+
+def finding(rule: str, file: str, line: int, reason: str, remedy: str = "") -> Finding:
+    """About a line of a file."""
+    place = f"{file}:{line}"
+    payload = {"file": file, "line": line}
+    return Finding(rule, RULES[rule].severity, place, printable(reason), printable(remedy), payload)
+
+
+def shown(value: object) -> str:
+    """A value in a sentence, whatever it is."""
+    if value is None:
+        return "empty"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
