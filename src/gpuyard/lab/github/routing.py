@@ -1,0 +1,44 @@
+"""Which handler answers a path."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+from urllib.parse import unquote
+
+Target = TypeVar("Target")
+
+
+class Routes(Generic[Target]):
+    """Templates such as ``/repos/{owner}/{repo}/contents/{path...}``, where the last takes all that is left."""
+
+    def __init__(self, rows: Iterable[tuple[str, str, Target]]) -> None:
+        self._rows: dict[tuple[str, str], list[tuple[list[str], Target]]] = defaultdict(list)
+        for method, template, target in rows:
+            segments = template.strip("/").split("/")
+            self._rows[method, segments[0]].append((segments, target))
+
+    def find(self, method: str, path: str) -> tuple[Target, dict[str, str]] | None:
+        """What answers, and what stands for the names in braces; None when nothing does."""
+        given = [unquote(part) for part in path.strip("/").split("/")]
+        for segments, target in self._rows.get((method, given[0]), ()):
+            parts = match(segments, given)
+            if parts is not None:
+                return target, parts
+        return None
+
+
+def match(segments: list[str], given: list[str]) -> dict[str, str] | None:
+    rest = segments[-1].endswith("...}")
+    if len(given) < len(segments) or (len(given) > len(segments) and not rest):
+        return None
+    parts = {}
+    for segment, part in zip(segments, given, strict=False):
+        if segment.startswith("{"):
+            parts[segment.strip("{}").removesuffix("...")] = part
+        elif segment != part:
+            return None
+    if rest:
+        parts[segments[-1].strip("{}").removesuffix("...")] = "/".join(given[len(segments) - 1 :])
+    return parts
