@@ -23,6 +23,8 @@ LOOK_AHEAD = timedelta(days=60)
 """How far after the wanted start another time is looked for."""
 MOST_MOVES = 200
 """Bookings that may change lanes to make room for one."""
+NO_ROOM = frozenset({"full", "fragmented"})
+"""Reasons for which waiting helps, or that somebody makes way."""
 FOREVER_SECONDS = seconds(FOREVER)
 STEP = 15 * 60
 """Seconds: other times that are proposed begin on a whole quarter of an hour where they can."""
@@ -54,6 +56,8 @@ class PoolLanes:
     """Lane -> until when (seconds) it is expected to be in trouble."""
     known_well: Sequence[Lane] | None = None
     """`well`, for whoever has it already: with ten thousand lanes finding it takes longer than all the rest."""
+    cost: Mapping[int, int] = field(default_factory=dict)
+    """What is lost when a lane is taken; nothing for one that is not named. The cheapest are taken."""
 
     @cached_property
     def well(self) -> Sequence[Lane]:
@@ -135,7 +139,7 @@ def find_place(ask: Ask, pool: PoolLanes, keep: Sequence[int] = ()) -> Placed | 
 
 def _find(ask: Ask, suitable: Sequence[Lane], pool: PoolLanes, keep: Sequence[int]) -> Placed | None:
     start, end = seconds(ask.start), seconds(ask.end)
-    chosen = _choose(ask, suitable, pool.timetable, start, end, keep)
+    chosen = _choose(ask, suitable, pool, start, end, keep)
     return (chosen, {}) if chosen else _make_room(ask, suitable, pool, start, end)
 
 
@@ -258,32 +262,45 @@ def _by_host(lanes: Iterable[Lane]) -> dict[str, int]:
 
 
 def _choose(
-    ask: Ask, lanes: Sequence[Lane], timetable: Timetable, start: int, end: int, keep: Sequence[int]
+    ask: Ask, lanes: Sequence[Lane], pool: PoolLanes, start: int, end: int, keep: Sequence[int]
 ) -> tuple[int, ...]:
-    """Free lanes for it that leave the least behind; () when there are not enough."""
+    """Free lanes for it that cost and leave behind the least; () when there are not enough."""
+    timetable, cost = pool.timetable, pool.cost
     known = bool(keep) and len(keep) == ask.lanes and {*keep} <= {lane.id for lane in lanes}
     if known and all(timetable.is_free(lane, start, end) for lane in keep):
         return tuple(keep)
+    if cost:
+        lanes = sorted(lanes, key=lambda lane: cost.get(lane.id, 0))
     free = (lane for lane in lanes if timetable.is_free(lane.id, start, end))
     if ask.same_host:
-        return _on_one_host(ask, list(free))
+        return _on_one_host(ask, list(free), cost)
     # Lanes of one GPU are at the front, and are not compared with those that would strand a peer.
     some = list(islice(free, ask.lanes + LOOK_AT))
     if len(some) < ask.lanes:
         return ()
     kept = {*keep}
-    some.sort(key=lambda lane: (lane.id not in kept, bool(lane.trouble), lane.size, timetable.gap(lane.id, start, end)))
-    return tuple(lane.id for lane in some[: ask.lanes])
+
+    def worth(lane: Lane) -> tuple[object, ...]:
+        gap = timetable.gap(lane.id, start, end)
+        return (lane.id not in kept, cost.get(lane.id, 0), bool(lane.trouble), lane.size, gap)
+
+    return tuple(lane.id for lane in sorted(some, key=worth)[: ask.lanes])
 
 
-def _on_one_host(ask: Ask, free: Sequence[Lane]) -> tuple[int, ...]:
-    """On the host that has the fewest left: whole hosts stay whole for those who need more."""
-    counts = _by_host(free)
-    able = [host for host, count in counts.items() if count >= ask.lanes]
+def _on_one_host(ask: Ask, free: Sequence[Lane], cost: Mapping[int, int]) -> tuple[int, ...]:
+    """On the host that has the fewest left, of those where it costs the least: whole hosts stay whole for those who
+    need more. `free`: the cheapest first."""
+    lanes: dict[str, list[int]] = {}
+    for lane in free:
+        lanes.setdefault(lane.host, []).append(lane.id)
+    able = [host for host, found in lanes.items() if len(found) >= ask.lanes]
     if not able:
         return ()
-    host = min(able, key=lambda name: (counts[name], name))
-    return tuple(lane.id for lane in free if lane.host == host)[: ask.lanes]
+
+    def price(host: str) -> int:
+        return sum(cost.get(lane, 0) for lane in lanes[host][: ask.lanes]) if cost else 0
+
+    return tuple(lanes[min(able, key=lambda host: (price(host), len(lanes[host]), host))][: ask.lanes])
 
 
 def _make_room(ask: Ask, lanes: Sequence[Lane], pool: PoolLanes, start: int, end: int) -> Placed | None:
@@ -327,7 +344,7 @@ def _place_all(wanted: Sequence[Movable], pool: PoolLanes) -> dict[str, tuple[in
             suitable = _suitable(one.ask, pool)
             if isinstance(suitable, Reason):
                 return None
-            chosen = _choose(one.ask, suitable, pool.timetable, start, end, one.lanes)
+            chosen = _choose(one.ask, suitable, pool, start, end, one.lanes)
             if not chosen:
                 return None
             placed[one.id] = chosen

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeVar
 
-from gpuyard.ledger.admission import Movable, PoolLanes, admit, find_place, place, well_lanes
+from gpuyard.ledger.admission import Movable, Placed, PoolLanes, admit, find_place, place, well_lanes
 from gpuyard.ledger.life import EVENTS, TAKES_LANES, become
 from gpuyard.ledger.policy import Usage, booking_owner, broken_rules, months
 from gpuyard.ledger.records import AuditEntry, Event
 from gpuyard.ledger.store import ConflictError, OverlapError, PoolChange, PoolLook, Store
 from gpuyard.ledger.timetable import Taken, Timetable
+from gpuyard.ledger.yielding import MADE_WAY, Placing, with_way_made
 from gpuyard.model.booking import FOREVER, Answer, Ask, Booking, BookingKind, BookingState, Lane, Person, Reason, Rules
 from gpuyard.store.times import moment, seconds
 
@@ -120,19 +121,37 @@ class Desk:
         rules = self.rules(who.project)
         old = without.id if without else ""
         facts = self.facts(ask, who, without)
-        with self.timetable.without(taken_by(without) if without else ()):
+        keep = without.lanes if without else ()
+        stay = without is not None and (without.claimed is not None or without.kind is BookingKind.HOLD)
+
+        def decide(pool: PoolLanes) -> Answer:
             return admit(
                 ask,
-                replace(self.pool, movable=lambda start, end: self._movable(start, end, old)),
+                pool,
                 rules,
                 who,
                 facts,
                 self.now,
                 zone=self.book.zone,
                 override=override,
-                keep=without.lanes if without else (),
-                stay=without is not None and (without.claimed is not None or without.kind is BookingKind.HOLD),
+                keep=keep,
+                stay=stay,
             )
+
+        with self.timetable.without(taken_by(without) if without else ()):
+            return self._decided(Placing(ask, keep, stay), decide, old)
+
+    def _decided(self, wish: Placing, decide: Callable[[PoolLanes], Answer], without: str) -> Answer:
+        """What `decide` says of the pool; leases that yield end where that helps. `without`: the id of a booking that
+        moves by itself."""
+        return with_way_made(wish, self._pool_but(without), decide, self.look.yielding)
+
+    def _pool_but(self, without: str) -> PoolLanes:
+        return replace(self.pool, movable=lambda start, end: self._movable(start, end, without))
+
+    def with_way_made(self) -> AbstractContextManager[None]:
+        """As if no lease that yields were there, for as long as the context lasts."""
+        return self.timetable.without([taken for one in self.look.yielding() for taken in taken_by(one)])
 
     def facts(self, ask: Ask, who: Person, without: Booking | None, rules: Rules | None = None) -> Usage:
         """What the rules need to know; those that hold, where no others are given."""
@@ -214,26 +233,31 @@ class Desk:
         return saved
 
     def move(self, moves: Answer) -> list[Booking]:
-        """Bookings of an answer's moves, with their new lanes; not saved yet."""
+        """Bookings of an answer's moves, with their new lanes; not saved yet. Leases that end for it have ended."""
+        for lease in self.look.get_many(list(moves.ends)).values():
+            self.transition(replace(lease, reason=MADE_WAY), BookingState.ENDED, action="lease.end", note=MADE_WAY)
         known = self.look.get_many(list(moves.moves))
         return [replace(known[id], lanes=lanes) for id, lanes in moves.moves.items()]
 
     def find_place(self, booking: Booking) -> Answer | None:
         """Lanes for one that has none, whatever the rules say of it; None when there are none."""
-        found = find_place(booking.ask, self.pool)
-        return Answer(lanes=found[0], moves=found[1]) if found else None
 
-    def place(
-        self, booking: Booking, keep: Sequence[int] = (), ask: Ask | None = None, *, stay: bool = False
-    ) -> Answer:
-        """Other lanes for a booking, whatever the rules say of it; for another `ask` than its own where one is given.
-        `keep` and `stay` as in `admission.admit`."""
+        def decide(pool: PoolLanes) -> Answer:
+            return _placed(find_place(booking.ask, pool) or Reason("full", "no GPU of it is free throughout that time"))
+
+        answer = self._decided(Placing(booking.ask), decide, "")
+        return answer if answer.yes else None
+
+    def place(self, booking: Booking, keep: Sequence[int] = ()) -> Answer:
+        """Other lanes for a booking, whatever the rules say of it."""
+        wish = Placing(booking.ask, keep)
         with self.timetable.without(taken_by(booking)):
-            movable = replace(self.pool, movable=lambda start, end: self._movable(start, end, booking.id))
-            found = place(ask or booking.ask, movable, keep, stay)
-        if isinstance(found, tuple):
-            return Answer(lanes=found[0], moves=found[1])
-        return Answer(reasons=(found,))
+            return self._decided(wish, lambda pool: _placed(place(wish.ask, pool, keep)), booking.id)
+
+    def place_lease(self, lease: Booking, ask: Ask, keep: Sequence[int] = ()) -> Answer:
+        """Lanes for a lease; `keep`: it must be these. No other lease ends for it."""
+        with self.timetable.without(taken_by(lease)):
+            return _placed(place(ask, self._pool_but(lease.id), keep, stay=bool(keep)))
 
     def _on_timetable(self, taken: bool, interval: Taken) -> None:
         (self.timetable.add if taken else self.timetable.remove)(*interval)
@@ -253,6 +277,10 @@ class Desk:
     def note(self, actor: str, action: str, booking: Booking, text: str = "", rule: str = "") -> None:
         """An entry in the audit log."""
         self.change.audit(AuditEntry(self.now, actor, action, booking.id, rule, text))
+
+
+def _placed(found: Placed | Reason) -> Answer:
+    return Answer(reasons=(found,)) if isinstance(found, Reason) else Answer(lanes=found[0], moves=found[1])
 
 
 def taken_by(booking: Booking) -> list[Taken]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpuyard.ledger import clock
+from gpuyard.ledger.admission import NO_ROOM
 from gpuyard.ledger.desk import Desk
 from gpuyard.ledger.errors import RefusedError
 from gpuyard.ledger.life import OPEN, used_until
@@ -14,8 +15,6 @@ from gpuyard.ledger.rights import Verb, may
 from gpuyard.model.booking import Answer, Ask, Booking, BookingKind, BookingState, Person, Reason
 
 S = BookingState
-NO_ROOM = frozenset({"full", "fragmented"})
-"""Reasons for which waiting helps."""
 
 
 def edit(desk: Desk, old: Booking, ask: Ask, who: Person, override: bool, new_id: Callable[[], str]) -> Booking:

@@ -51,11 +51,13 @@ def _hold(desk: Desk, lane: Lane, ask: Ask, who: Person, series: str, id: str) -
         raise RefusedError(Answer(reasons=(Reason("ends_first", text),)))
     ask = from_now(ask, desk.now)
     in_the_way = [one for one in desk.look.on_lanes([lane.id], ask.start) if one.ask.start < ask.end]
-    fixed = [one for one in in_the_way if not desk.may_move(one)]
+    leases = [one for one in in_the_way if one.yields]
+    fixed = [one for one in in_the_way if not desk.may_move(one) and not one.yields]
     if fixed:
         raise RefusedError(Answer(reasons=tuple(_blocks(lane, one) for one in fixed)))
+    desk.move(Answer(ends=tuple(one.id for one in leases)))
     desk.leave_out(lane.id)
-    for one in in_the_way:
+    for one in [other for other in in_the_way if other not in leases]:
         answer = desk.place(one)
         if not answer.yes:
             raise RefusedError(Answer(reasons=(_blocks(lane, one), *answer.reasons)))
@@ -80,8 +82,9 @@ def _hold(desk: Desk, lane: Lane, ask: Ask, who: Person, series: str, id: str) -
 
 
 def _blocks(lane: Lane, booking: Booking) -> Reason:
+    verb = "held" if booking.kind is BookingKind.HOLD else "booked"
+    whose = f"has runner {booking.server}" if booking.kind is BookingKind.RUNNER else f"is {verb} by {booking.user}"
     text = (
-        f"{lane.name} is {'held' if booking.kind is BookingKind.HOLD else 'booked'} by {booking.user} until "
-        f"{spell(booking.ask.end)} (booking {booking.id}), and that one cannot go elsewhere"
+        f"{lane.name} {whose} until {spell(booking.ask.end)} (booking {booking.id}), and that one cannot go elsewhere"
     )
     return Reason("in_the_way", text)

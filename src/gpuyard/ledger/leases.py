@@ -103,7 +103,7 @@ class Leases:
             )
             if wrong := malformed(ask, desk.now):
                 raise RefusedError(Answer(reasons=tuple(wrong)))
-            answer = desk.place(lease, ask=_with_hold(desk, ask))
+            answer = desk.place_lease(lease, _with_hold(desk, ask))
             if not answer.yes:
                 raise RefusedError(answer)
             saved = desk.add(replace(lease, lanes=answer.lanes), *desk.move(answer))
@@ -125,7 +125,7 @@ class Leases:
             ask = replace(old.ask, end=until)
             answer = Answer(lanes=old.lanes)
             if until > old.ask.end:
-                answer = desk.place(old, old.lanes, _with_hold(desk, ask), stay=True)
+                answer = desk.place_lease(old, _with_hold(desk, ask), old.lanes)
             if not answer.yes:
                 raise RefusedError(answer)
             new = replace(old, ask=ask, yields=old.yields if yields is None else yields)

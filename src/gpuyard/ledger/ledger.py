@@ -13,8 +13,9 @@ from datetime import datetime
 from functools import partial
 
 from gpuyard.ledger import clock
+from gpuyard.ledger.admission import NO_ROOM
 from gpuyard.ledger.desk import Book, Desk, Desks
-from gpuyard.ledger.editing import NO_ROOM, describe, edit, note_override, owner
+from gpuyard.ledger.editing import describe, edit, note_override, owner
 from gpuyard.ledger.errors import ForbiddenError, NoBookingError, RefusedError, StaleError
 from gpuyard.ledger.holding import hold_all, wanted_lanes, whole
 from gpuyard.ledger.leases import Leases
@@ -345,9 +346,10 @@ class Ledger:
         return self._store.occupied(pool, start, end)
 
     def free(self, pool: str, start: datetime, end: datetime, step: int) -> list[tuple[datetime, int]]:
-        """How many lanes are free throughout each `step` seconds of a time: (start of the step, lanes)."""
+        """How many lanes are free throughout each `step` seconds of a time: (start of the step, lanes). Those of leases
+        that would make way for a booking are."""
         self._require_pool(pool)
-        with self._desks.look(pool) as desk:
+        with self._desks.look(pool) as desk, desk.with_way_made():
             first, until = seconds(start), desk.troubled
             well = [lane.id for lane in desk.lanes if lane.id not in until]
             counts = desk.timetable.free_by_step(well, first, seconds(end), step)

@@ -96,7 +96,9 @@ def become(booking: Booking, to: BookingState, now: datetime, rules: Rules) -> B
     if to in (S.EXPIRED, S.CANCELLED):
         return replace(new, lanes=(), offer_until=None)
     if to in (S.ENDED, S.NO_SHOW):
-        return replace(new, usable_since=None, ask=replace(ask, end=min(ask.end, used_until(ask.start, now))))
+        return replace(
+            new, usable_since=None, yields=False, ask=replace(ask, end=min(ask.end, used_until(ask.start, now)))
+        )
     return new
 
 

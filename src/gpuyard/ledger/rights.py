@@ -135,6 +135,9 @@ def standing(who: Person, booking: Booking | None = None) -> Standing:
 
 def may(who: Person, verb: Verb, booking: Booking | None = None) -> Permission:
     """Whether `who`, with the roles of the booking's project, may do that to it; whatever its state."""
+    if booking is not None and booking.kind is BookingKind.RUNNER and verb is not Verb.SEE:
+        text = f"booking {booking.id} is gpuyard's own, for runner {booking.server}; it ends with that one's job"
+        return Permission(text, "forbidden")
     if booking is not None and booking.kind is BookingKind.HOLD and verb is not Verb.SEE:
         verb = Verb.HOLD
     its = standing(who, booking)

@@ -165,7 +165,7 @@ class Booking:
     server: str = ""
     """Name of the one server that a lease is for; empty for bookings and holds."""
     yields: bool = False
-    """Of a lease: a booking that needs its lanes may end it."""
+    """Of a lease that is on: a booking that needs its lanes may end it."""
     followed: int = 0
     """Its place among those that were made in the same second: order of the waitlist."""
 
@@ -196,6 +196,8 @@ class Answer:
     moves: Mapping[str, Tuple[int, ...]] = field(default_factory=dict)
     """Other bookings whose lanes change to make room: id -> all lanes that it has then. Nobody notices: GPUs of a pool
     are alike, and none of these has begun or asks for a certain GPU."""
+    ends: Tuple[str, ...] = ()
+    """Ids of leases that end at once to make room: all of them have said that they would (`Booking.yields`)."""
     reasons: Tuple[Reason, ...] = ()
     alternatives: Tuple[Alternative, ...] = ()
     overridden: Tuple[Reason, ...] = ()

@@ -49,6 +49,7 @@ _ENDING = _OF_POOL.where(_states(BookingState.ACTIVE), BOOKINGS.c.ends <= _MOMEN
     BOOKINGS.c.ends, BOOKINGS.c.id
 )
 _LEASES = _OF_POOL.where(_states(BookingState.ACTIVE), BOOKINGS.c.kind == BookingKind.RUNNER.value).order_by(*_ORDER)
+_YIELDING = _OF_POOL.where(BOOKINGS.c.yields).order_by(*_ORDER)
 _COUNT = select(func.count()).where(
     BOOKINGS.c.user_id == bindparam("user_id"),
     BOOKINGS.c.pool == bindparam("pool"),
@@ -196,6 +197,10 @@ class PoolLook:
     def leases(self) -> list[Booking]:
         """Those that are on. By start, then id."""
         return self._bookings(_LEASES)
+
+    def yielding(self) -> list[Booking]:
+        """Leases that are on and may be ended by a booking. By start, then id."""
+        return self._bookings(_YIELDING)
 
     def on_lanes(self, lanes: Sequence[int], after: datetime, before: datetime | None = None) -> list[Booking]:
         """Bookings and holds that take one of these lanes at any time after, and before, these. By start, then id."""

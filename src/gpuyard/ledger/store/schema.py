@@ -23,6 +23,7 @@ from sqlalchemy import (
     false,
     literal,
 )
+from sqlalchemy import text as sql
 
 from gpuyard.store.columns import RISING, flag, maybe_time, new_tables, number, text, time
 from gpuyard.store.rooms import Room
@@ -100,6 +101,7 @@ BOOKINGS = Table(
     Index("bookings_order", "starts", "id"),
     Index("bookings_of_user", "user_id", "starts", "id"),
     Index("bookings_of_series", "series"),
+    Index("bookings_yielding", "pool", sqlite_where=sql("yields = 1"), postgresql_where=sql("yields")),
 )
 
 OCCUPANCY = Table(
