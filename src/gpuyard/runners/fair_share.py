@@ -5,6 +5,28 @@ Pure.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from math import log
+
+from gpuyard.runners.records import GpuUse
+
+HOUR = timedelta(hours=1)
+
+
+def decayed(used: Iterable[GpuUse], now: datetime, half_life: timedelta) -> dict[str, float]:
+    """Repository (lower case) -> GPU-hours, of which those of one half-life ago count half. What is not over is left
+    out: the planner counts that with all that it may still take."""
+    found: dict[str, float] = defaultdict(float)
+    scale = half_life / HOUR / log(2)
+    for use in used:
+        if use.end is not None and use.start < use.end <= now:
+            weight = 2 ** ((use.end - now) / half_life) - 2 ** ((use.start - now) / half_life)
+            found[use.repository.lower()] += use.gpus * scale * weight
+    return dict(found)
+
 
 def factor(hours: float, share: int, all_hours: float, all_shares: int) -> float:
     """From 1 (has used nothing) over 0.5 (has used just its share of what all have used) down to 0: the higher goes
@@ -12,3 +34,48 @@ def factor(hours: float, share: int, all_hours: float, all_shares: int) -> float
     if all_hours <= 0:
         return 1.0
     return float(2 ** -((hours / all_hours) / (share / all_shares)))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Something that has GPUs, or waits for them."""
+
+    id: str
+    repository: str
+    """Lower case."""
+    pool: str
+    """The one it would have first."""
+    priority: int
+    share: int
+    queued: float
+    """Seconds since the epoch."""
+    hours: float
+    """GPU-hours that it takes at most."""
+    waits: bool
+
+
+def in_turn(turns: Iterable[Turn], used: Mapping[str, float], overdue: float) -> list[str]:
+    """Ids of those that wait, in the order of their turns: by priority, then those queued before `overdue`, the oldest
+    first, then by what its repository has used of its share, then by age.
+
+    What a repository has used is what it used before, and all that its own line in a pool takes before this one:
+    older ones, whether they run or wait. So repositories take turns however many jobs one of them has, and it makes
+    no difference to the order whether somebody who waits has been given a runner in the meantime.
+    """
+    lines: dict[tuple[str, str], list[Turn]] = defaultdict(list)
+    for turn in turns:
+        lines[turn.repository, turn.pool].append(turn)
+    ranked: list[tuple[int, bool, float, float, str]] = []
+    for (repository, _), line in lines.items():
+        hours = used.get(repository, 0.0)
+        for turn in sorted(line, key=_in_line):
+            if turn.waits:
+                late = turn.queued <= overdue
+                ranked.append((-turn.priority, not late, 0.0 if late else hours / turn.share, turn.queued, turn.id))
+            hours += turn.hours
+    ranked.sort()
+    return [one[-1] for one in ranked]
+
+
+def _in_line(turn: Turn) -> tuple[int, float, str]:
+    return -turn.priority, turn.queued, turn.id
