@@ -67,7 +67,7 @@ class ForgeGate:
         return token, until
 
     def require(self, request: ForgeRequest) -> Principal:
-        """Who asks the REST API. Raises ForgeRefusal: 401 without a token that is right, 403 when the limit is used up."""
+        """Who asks the REST API. Raises ForgeRefusal: 401 without a token that is right."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() not in ("bearer", "token") or not token:
             raise ForgeRefusal(401, "Requires authentication")
@@ -113,15 +113,13 @@ class ForgeGate:
             raise ForgeRefusal(401, "'Expiration time' claim ('exp') is too far in the future")
         return Principal(TokenKind.APP, str(app.id))
 
-    def limit(self, who: str, *, free: bool = False) -> dict[str, str]:
-        """Count a request; returns GitHub's headers on it. Raises ForgeRefusal (403) when none is left. ``free`` ones (304)
-        do not count."""
+    def limit(self, who: str) -> dict[str, str]:
+        """Count a request; returns the headers that tell of it. Raises ForgeRefusal (403) when none is left."""
         now, most = self.forge.now(), self.forge.settings.requests_an_hour
         budget = self.budgets.setdefault(who, Budget(now, 0, most))
         if now - budget.since >= LIMIT_WINDOW:
             budget.since, budget.used = now, 0
-        if not free:
-            budget.used += 1
+        budget.used += 1
         headers = {
             "x-ratelimit-limit": str(most),
             "x-ratelimit-remaining": str(max(0, most - budget.used)),

@@ -111,8 +111,8 @@ class Forge:
         self.unsent: dict[int, HookSending] = {}
         self.used_names: set[str] = set()
         """Of all runners that there ever were."""
-        self.on_event: Callable[[ForgeJob, str], None] = lambda job, action: None
-        """Called when something happened to a job; ``webhooks.py`` sets it."""
+        self.listeners: list[Callable[[ForgeJob, str], None]] = []
+        """Called with a job and what happened to it: ``queued``, ``waiting``, ``in_progress``, ``completed``."""
         self._ids: dict[str, Iterator[int]] = {}
 
     def wake(self) -> None:
@@ -194,7 +194,7 @@ class Forge:
             if not failed_only or job.conclusion != "success":
                 self._add_job(run, job.order)
             else:  # GitHub sends what was completed before once more
-                self.on_event(job, "completed")
+                self.tell(job, "completed")
         self.wake()
 
     def _add_job(self, run: ForgeRun, order: JobOrder) -> None:
@@ -210,14 +210,14 @@ class Forge:
         self.jobs[job.id] = self.unfinished[job.id] = job
         if approval is not None:
             job.status, job.release_at = WAITING, now + approval
-            self.on_event(job, "waiting")
+            self.tell(job, "waiting")
         else:
             self._queue(job)
 
     def _queue(self, job: ForgeJob) -> None:
         now = self.now()
         job.status, job.queued, job.release_at = QUEUED, now, None
-        self.on_event(job, "queued")
+        self.tell(job, "queued")
         if self.faults.strikes("job_stolen", f"job {job.id}", now):
             job.foreign_until = now + self.settings.foreign
             self.begin(job, None)
@@ -233,7 +233,7 @@ class Forge:
         job.tries.append(JobTry(job.runner_name, now))
         if runner:
             runner.job = job.id
-        self.on_event(job, "in_progress")
+        self.tell(job, "in_progress")
         self.wake()
 
     def complete(self, job: ForgeJob, conclusion: str) -> None:
@@ -250,7 +250,7 @@ class Forge:
         elif runner:  # it was offered, and the runner never began
             runner.job = 0
         self.unfinished.pop(job.id, None)
-        self.on_event(job, "completed")
+        self.tell(job, "completed")
         self.wake()
 
     def cancel(self, job: ForgeJob) -> None:
@@ -260,6 +260,10 @@ class Forge:
             self.wake()
         elif job.status != COMPLETED:
             self.complete(job, "cancelled")
+
+    def tell(self, job: ForgeJob, action: str) -> None:
+        for listener in self.listeners:
+            listener(job, action)
 
     # -- runners
 

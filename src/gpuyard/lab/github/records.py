@@ -146,6 +146,8 @@ class ForgeJob:
     assigned: datetime | None = None
     """Since when it is the scale set's."""
     assignments: int = 0
+    assigned_until: datetime | None = None
+    """It is taken back then unless a runner has begun."""
     not_before: datetime | None = None
     """After an assignment that came to nothing: when it is given again."""
 
@@ -208,8 +210,6 @@ class ForgeSet:
     messages: list[QueuedMessage] = field(default_factory=list)
     pending: list[dict[str, object]] = field(default_factory=list)
     """Events that are in no message yet."""
-    most_assigned: int = 0
-    """The most jobs that it ever had at once beyond what it said it could take; 0 when that never happened."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from gpuyard.lab.github import control, rest, runner_side
+from gpuyard.lab.github import control, rest, runner_side, scale_sets
 from gpuyard.lab.github.auth import ForgeGate
 from gpuyard.lab.github.faults import Faults
 from gpuyard.lab.github.forge import Forge, ForgeSettings
@@ -41,6 +41,7 @@ class StandIn:
         self.hooks = Webhooks(self.forge)
         self.control = control.Control(self.forge)
         self._rest = rest.Rest(self.forge, self.gate, self.hooks)
+        self.sets = scale_sets.ScaleSets(self.forge, self.gate, self.wait)
         self._runners = runner_side.RunnerSide(self.forge, self.wait)
         self.closed = False
 
@@ -57,6 +58,7 @@ class StandIn:
     def tick(self) -> None:
         with self.forge.lock:
             self.forge.tick()
+            self.sets.tick()
 
     def close(self) -> None:
         """Let those who wait in a long poll go."""
@@ -95,6 +97,11 @@ class StandIn:
         try:
             if request.path.startswith(runner_side.PREFIX + "/"):
                 return self._runners.answer(request)
+            if request.path.startswith(scale_sets.PREFIX + "/"):
+                self._refuse_at_random(subject)
+                return self.sets.answer(request)
+            if request.path.removeprefix(API) == scale_sets.REGISTRATION and request.method == "POST":
+                return self.sets.register(request)
             return self._answer_rest(request, subject)
         except ForgeRefusal as refusal:
             return refusal.answer

@@ -37,7 +37,7 @@ class Webhooks:
 
     def __init__(self, forge: Forge) -> None:
         self.forge = forge
-        forge.on_event = self.happened
+        forge.listeners.append(self.happened)
 
     def happened(self, job: ForgeJob, action: str) -> None:
         for hook in self.forge.hooks.values():
