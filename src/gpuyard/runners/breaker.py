@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 
@@ -20,13 +21,15 @@ class TokenBucket:
         self._level = burst
         self._at = clock()
 
-    def take(self, cost: float = 1.0) -> float:
+    def take(self, cost: float = 1.0, patience: float = math.inf) -> float:
         """Takes tokens and returns the seconds to wait before the call; 0 when it may go at once. Those who come
-        later wait longer: they are served in turn."""
+        later wait longer: they are served in turn. When that is more than `patience` seconds, nothing is taken."""
         with self._lock:
             self._fill()
-            self._level -= cost
-            return max(0.0, -self._level / self._rate)
+            wait = max(0.0, (cost - self._level) / self._rate)
+            if wait <= patience:
+                self._level -= cost
+            return wait
 
     def level(self) -> float:
         """Calls that may go at once; below 0 so many wait."""

@@ -1,7 +1,8 @@
 """GitHub, as gpuyard speaks with it: its REST API and its runner scale sets.
 
-`client.py` has the calls of one enrolment, `scale_sets.py` those of scale sets; both speak through `api.py`, which
-knows tokens, limits and retries, and `wire.py`, which knows sockets. `answers.py` has what comes back, as types.
+`client.py` has the calls of one enrolment, `scale_sets.py` those of scale sets, and `messages.py` what these say. Both
+speak through `api.py` and `set_service.py`, which know tokens, limits and what errors mean, `line.py`, which knows when
+to ask again, and `wire.py`, which knows sockets. `answers.py` has what comes back, as types.
 
 REST, below ``https://api.github.com`` or ``https://HOST/api/v3``; O is an owner, R a repository, T is
 ``/repos/O/R`` or ``/orgs/O``:
@@ -31,7 +32,7 @@ always with ``?api-version=6.0-preview``:
 
 | call | for |
 |---|---|
-| ``GET _apis/runtime/runnergroups/?groupName=`` | id of a runner group |
+| ``GET _apis/runtime/runnergroups/?groupName=`` | id of a runner group; the default one has the id 1 |
 | ``GET _apis/runtime/runnerscalesets?runnerGroupId=&name=``, ``POST`` | a scale set by name, a new one |
 | ``GET``, ``PATCH``, ``DELETE .../{id}`` | the same by id |
 | ``POST .../{id}/sessions``, ``PATCH .../{id}/sessions/{session}``, ``DELETE`` | a session, its new token, its end |

@@ -6,8 +6,13 @@ the organisation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from itertools import islice
+from typing import Any
+from urllib.parse import quote
 
+from gpuyard.runners import fields
 from gpuyard.runners.github.answers import (
     CallCount,
     Hook,
@@ -20,96 +25,323 @@ from gpuyard.runners.github.answers import (
     RepositoryFile,
     WorkflowRun,
 )
-from gpuyard.runners.jobs import JobUpdate
+from gpuyard.runners.github.api import RestApi
+from gpuyard.runners.github.credentials import owner_path
+from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
+from gpuyard.runners.jobs import JobUpdate, workflow_job
+from gpuyard.runners.webhook import JOB_EVENT
 from gpuyard.site.runner_rules import Enrolment
+
+RAW = {"accept": "application/vnd.github.raw+json"}
+MOST_FILE_BYTES = 1 << 20
+MOST_RUNS = 300
+"""Runs of a repository that are looked at, of each status."""
+MOST_HOOKS = 20
+MOST_ATTEMPTS = 5000
+REPOSITORY_GROUP = 1
+"""Runners of a repository are in no group, and GitHub wants a number all the same."""
+DESCRIPTION = 140
+"""Characters that GitHub takes in a commit status."""
 
 
 class GitHubClient:
     """`enrolment` says where and with which credentials."""
 
-    def __init__(self, enrolment: Enrolment) -> None:
+    def __init__(self, enrolment: Enrolment, api: RestApi | None = None) -> None:
+        """`api`: with other clocks or limits than the usual ones."""
         self.enrolment = enrolment
+        self.api = api or RestApi(enrolment)
+        self.host = enrolment.url.partition("://")[2].lower()
+        self._groups: dict[str, int] = {}
 
     def repositories(self) -> list[Repository]:
         """Those that are enrolled and that the app or token can see; archived ones are left out."""
-        raise NotImplementedError
+        if self.enrolment.repository:
+            found = [fields.row(self.api.ask("GET", _repository(self.enrolment.repository)).data)]
+        elif self.enrolment.app:
+            found = list(self.api.pages("/installation/repositories", "repositories"))
+        else:
+            found = list(self.api.pages(f"{owner_path(self.enrolment)}/repos", query={"type": "all"}))
+        known = [
+            Repository(
+                fields.repository(one, "full_name"),
+                fields.text(one, "default_branch", 256) or "main",
+                fields.truth(one, "private"),
+                fields.truth(one, "archived"),
+            )
+            for one in found
+        ]
+        return [one for one in known if one.name and not one.archived and self.enrolment.includes(one.name)]
+
+    # Runners
 
     def jit(self, name: str, labels: tuple[str, ...], repository: str = "") -> JitRunner:
         """Registers a runner, in the enrolment's runner group when it is the organisation's. The name must be fresh:
         CONFLICT when it is taken. When the answer is lost (RETRY), the registration may be there all the same: look
         for the name, delete it, and take another name."""
-        raise NotImplementedError
+        group = REPOSITORY_GROUP if self._of_repository(repository) else self.group(self.enrolment.runner_group)
+        body = {"name": name, "runner_group_id": group, "labels": list(labels), "work_folder": "_work"}
+        try:
+            told = self.api.ask("POST", f"{self._runners(repository)}/generate-jitconfig", body=body).data
+        except GitHubError as error:
+            self._groups.clear()
+            raise _conflict_when(error, "already exists") from None
+        return jit_runner(told, "encoded_jit_config")
+
+    def group(self, name: str) -> int:
+        """Id of a runner group of the organisation. Asked once for each name."""
+        wanted = name.lower()
+        if wanted not in self._groups:
+            found = self.api.pages(f"{owner_path(self.enrolment)}/actions/runner-groups", "runner_groups")
+            self._groups |= {fields.text(one, "name", 256).lower(): fields.whole(one, "id") for one in found}
+        if not self._groups.get(wanted):
+            known = ", ".join(sorted(self._groups)) or "none that the app or token may see"
+            raise GitHubError(
+                f"{self.enrolment.name} has no runner group {name!r}; it has: {known}", GitHubTrouble.MISSING
+            )
+        return self._groups[wanted]
 
     def runners(self, repository: str = "") -> list[RegisteredRunner]:
-        raise NotImplementedError
+        return [_runner(one) for one in self.api.pages(self._runners(repository), "runners")]
 
     def runner_named(self, name: str, repository: str = "") -> RegisteredRunner | None:
-        raise NotImplementedError
+        found = (_runner(one) for one in self.api.pages(self._runners(repository), "runners", query={"name": name}))
+        return next((one for one in found if one.name == name), None)
 
     def runner(self, id: int, repository: str = "") -> RegisteredRunner | None:
-        raise NotImplementedError
+        data = self._or_none(f"{self._runners(repository)}/{id}")
+        return None if data is None else _runner(data)
 
     def delete_runner(self, id: int, repository: str = "") -> bool:
         """False when it was gone already. CONFLICT while it has a job."""
-        raise NotImplementedError
+        try:
+            self.api.ask("DELETE", f"{self._runners(repository)}/{id}")
+        except GitHubError as error:
+            if error.kind is GitHubTrouble.MISSING:
+                return False
+            raise _conflict_when(error, "") from None
+        return True
 
     def registration_token(self) -> RegistrationToken:
         """For a scale set's client."""
-        raise NotImplementedError
+        told = fields.row(self.api.ask("POST", f"{self._runners('')}/registration-token").data)
+        token, expires = fields.text(told, "token"), fields.moment(told, "expires_at")
+        if not token or expires is None:
+            raise GitHubError("GitHub gave no registration token that can be read")
+        return RegistrationToken(token, expires)
+
+    # Files
 
     def file(self, repository: str, path: str, etag: str = "") -> RepositoryFile:
-        """A file of the default branch. `etag` is of the answer before."""
-        raise NotImplementedError
+        """A file of the default branch. `etag` is of the answer before. REFUSED when it is no text or too large."""
+        where = f"{_repository(repository)}/contents/{quote(path)}"
+        try:
+            reply = self.api.ask(
+                "GET", where, headers=RAW | ({"if-none-match": etag} if etag else {}), most=MOST_FILE_BYTES
+            )
+        except GitHubError as error:
+            if error.kind is not GitHubTrouble.MISSING:
+                raise
+            return RepositoryFile(None)
+        if reply.status == 304:
+            return RepositoryFile(None, etag, same=True)
+        now = reply.headers.get("etag", "")[:200]
+        if isinstance(reply.data, list):  # a folder
+            return RepositoryFile(None, now)
+        try:
+            return RepositoryFile(reply.body.decode(), now)
+        except UnicodeDecodeError:
+            raise GitHubError(f"{repository}: {path} is not text in UTF-8", GitHubTrouble.REFUSED) from None
+
+    # Jobs and runs
 
     def job(self, repository: str, id: int) -> JobUpdate | None:
         """A workflow job as it is now; None when GitHub has it no more."""
-        raise NotImplementedError
+        data = self._or_none(f"{_repository(repository)}/actions/jobs/{id}")
+        return None if data is None else self._job(data, repository)
 
     def waiting_jobs(self, repository: str) -> list[JobUpdate]:
-        """All jobs that are not over, of runs that are not over: 2 calls, and 1 for each such run."""
-        raise NotImplementedError
+        """All jobs of runs that are queued or in progress, those included that are over: 2 calls, and 1 for each such
+        run."""
+        runs: dict[int, None] = {}
+        for status in ("queued", "in_progress"):
+            found = self.api.pages(f"{_repository(repository)}/actions/runs", "workflow_runs", query={"status": status})
+            runs |= dict.fromkeys(fields.whole(one, "id") for one in islice(found, MOST_RUNS))
+        jobs = (job for id in runs if id for job in self.jobs_of(repository, id))
+        return list(jobs)
+
+    def jobs_of(self, repository: str, run: int) -> list[JobUpdate]:
+        """Jobs of the last attempt of a run."""
+        where = f"{_repository(repository)}/actions/runs/{run}/jobs"
+        found = (self._job(one, repository) for one in self.api.pages(where, "jobs", query={"filter": "latest"}))
+        return [one for one in found if one]
 
     def run(self, repository: str, id: int) -> WorkflowRun:
-        raise NotImplementedError
+        told = fields.row(self.api.ask("GET", f"{_repository(repository)}/actions/runs/{id}").data)
+        actor = fields.text(fields.row(told, "triggering_actor") or fields.row(told, "actor"), "login", 100)
+        return WorkflowRun(
+            id=fields.whole(told, "id"),
+            attempt=fields.whole(told, "run_attempt") or 1,
+            event=fields.text(told, "event", 64),
+            actor=actor,
+            status=fields.text(told, "status", 40),
+            head_repository=fields.repository(fields.row(told, "head_repository"), "full_name"),
+            head_branch=fields.text(told, "head_branch", 256),
+            head_sha=fields.text(told, "head_sha", 64),
+            pull_requests=tuple(
+                number for one in fields.rows(told, "pull_requests", 20) if (number := fields.whole(one, "number"))
+            ),
+        )
 
     def cancel_run(self, repository: str, id: int) -> None:
         """CONFLICT when it is over."""
-        raise NotImplementedError
+        self.api.ask("POST", f"{_repository(repository)}/actions/runs/{id}/cancel")
+
+    # People and pull requests
 
     def pull_request(self, repository: str, number: int) -> PullRequest:
-        raise NotImplementedError
+        return _pull_request(
+            fields.row(self.api.ask("GET", f"{_repository(repository)}/pulls/{number}").data), repository
+        )
 
     def pull_requests_of(self, repository: str, owner: str, branch: str) -> list[PullRequest]:
-        """Those whose code is the branch of a repository of `owner`, newest first."""
-        raise NotImplementedError
+        """Those whose code is the branch of a repository of `owner`, newest first, at most 100."""
+        query = {"head": f"{owner}:{branch}", "state": "all", "per_page": 100}
+        found = self.api.ask("GET", f"{_repository(repository)}/pulls", query=query).data
+        return [_pull_request(one, repository) for one in fields.rows(found)]
 
     def role(self, repository: str, user: str) -> str:
         """``admin``, ``maintain``, ``write``, ``triage``, ``read``, an organisation's own word, or ``none``."""
-        raise NotImplementedError
+        told = self._or_none(f"{_repository(repository)}/collaborators/{quote(user, safe='')}/permission")
+        if told is None:
+            return "none"
+        return fields.text(told, "role_name", 100) or fields.text(told, "permission", 100) or "none"
 
     def in_team(self, team: str, user: str) -> bool:
         """Whether a user is an active member of one of the organisation's teams, named by its slug."""
-        raise NotImplementedError
+        where = f"/orgs/{quote(self.enrolment.owner, safe='')}/teams/{quote(team, safe='')}/memberships"
+        told = self._or_none(f"{where}/{quote(user, safe='')}")
+        return told is not None and fields.text(told, "state", 40) == "active"
+
+    # Webhooks
 
     def hooks(self) -> list[Hook]:
-        """Webhooks that send us jobs: the app's own, or those of the organisation or repository."""
-        raise NotImplementedError
+        """Webhooks that send jobs: the app's own, or those of the organisation or repository."""
+        if self.enrolment.app:
+            return [Hook("/app/hook/deliveries")]
+        where = f"{owner_path(self.enrolment)}/hooks"
+        found = [
+            Hook(f"{where}/{fields.whole(one, 'id')}/deliveries", fields.text(fields.row(one, "config"), "url"))
+            for one in islice(self.api.pages(where), MOST_HOOKS)
+            if {JOB_EVENT, "*"} & {*fields.texts(one, "events")} and one.get("active") is not False
+        ]
+        return found
 
     def deliveries(self, hook: Hook, since: datetime) -> list[HookAttempt]:
-        """Newest first."""
-        raise NotImplementedError
+        """Newest first, back to a time; at most MOST_ATTEMPTS."""
+        found = []
+        pages = self.api.pages(hook.path, as_app=_as_app(hook))
+        for one in islice(pages, MOST_ATTEMPTS):
+            delivered = fields.moment(one, "delivered_at")
+            if delivered is None:
+                continue
+            if delivered < since:
+                break
+            found.append(
+                HookAttempt(
+                    fields.whole(one, "id"),
+                    fields.text(one, "guid", 64),
+                    fields.text(one, "event", 64),
+                    delivered,
+                    200 <= fields.whole(one, "status_code") < 300,
+                    fields.truth(one, "redelivery"),
+                )
+            )
+        return found
 
     def redeliver(self, hook: Hook, delivery: int) -> None:
         """Has GitHub deliver it again, with the same GUID."""
-        raise NotImplementedError
+        self.api.ask("POST", f"{hook.path}/{delivery}/attempts", as_app=_as_app(hook))
+
+    # What people see
 
     def set_status(self, repository: str, sha: str, state: str, description: str, context: str, url: str = "") -> None:
-        """`state`: ``pending``, ``success``, ``failure`` or ``error``; `description`: at most 140 characters."""
-        raise NotImplementedError
+        """`state`: ``pending``, ``success``, ``failure`` or ``error``; `description` is cut to 140 characters."""
+        body = {"state": state, "description": description[:DESCRIPTION], "context": context}
+        path = f"{_repository(repository)}/statuses/{quote(sha, safe='')}"
+        self.api.ask("POST", path, body=body | ({"target_url": url} if url else {}))
 
     def usage(self) -> CallCount:
-        raise NotImplementedError
+        return self.api.usage()
 
     def close(self) -> None:
         """Ends connections, and calls that are under way."""
-        raise NotImplementedError
+        self.api.wire.close()
+
+    def _of_repository(self, repository: str) -> str:
+        return repository or self.enrolment.repository or ""
+
+    def _runners(self, repository: str) -> str:
+        own = self._of_repository(repository)
+        return f"{_repository(own) if own else owner_path(self.enrolment)}/actions/runners"
+
+    def _or_none(self, path: str) -> Mapping[str, Any] | None:
+        try:
+            return fields.row(self.api.ask("GET", path).data)
+        except GitHubError as error:
+            if error.kind is not GitHubTrouble.MISSING:
+                raise
+            return None
+
+    def _job(self, told: Mapping[str, Any], repository: str) -> JobUpdate | None:
+        return workflow_job(told, repository, self.enrolment.name, self.host)
+
+
+def jit_runner(told: Any, key: str) -> JitRunner:
+    """Of an answer; `key` is what it calls the configuration. Raises GitHubError."""
+    one = fields.row(told)
+    runner, encoded = fields.row(one, "runner"), fields.text(one, key, 1 << 20)
+    if not fields.whole(runner, "id") or not encoded:
+        raise GitHubError("GitHub registered a runner and gave no configuration that can be read")
+    return JitRunner(fields.whole(runner, "id"), fields.text(runner, "name", 256), encoded)
+
+
+def _repository(name: str) -> str:
+    """Raises GitHubError for what is no name of a repository: it may come from a webhook."""
+    if not fields.repository({"name": name}, "name"):
+        raise GitHubError(f"{name[:200]!r} is no name of a repository", GitHubTrouble.REFUSED)
+    return f"/repos/{name}"
+
+
+def _runner(one: Mapping[str, Any]) -> RegisteredRunner:
+    return RegisteredRunner(
+        fields.whole(one, "id"),
+        fields.text(one, "name", 256),
+        fields.text(one, "status", 40) == "online",
+        fields.truth(one, "busy"),
+        fields.texts(one, "labels"),
+    )
+
+
+def _pull_request(one: Mapping[str, Any], repository: str) -> PullRequest:
+    head = fields.row(one, "head")
+    source = fields.repository(fields.row(head, "repo"), "full_name")
+    return PullRequest(
+        fields.whole(one, "number"),
+        fields.text(fields.row(one, "user"), "login", 100),
+        fields.text(one, "author_association", 40) or "NONE",
+        source,
+        fields.text(head, "sha", 64),
+        source.lower() != repository.lower(),
+    )
+
+
+def _as_app(hook: Hook) -> bool:
+    return hook.path.startswith("/app/")
+
+
+def _conflict_when(error: GitHubError, words: str) -> GitHubError:
+    """GitHub says 422 to a name that is taken and to a runner that has a job."""
+    if error.status == 422 and words in str(error):
+        return GitHubError(str(error), GitHubTrouble.CONFLICT, status=422)
+    return error

@@ -5,125 +5,254 @@ Every method raises GitHubError.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
-from enum import StrEnum
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
+from gpuyard.runners import fields
 from gpuyard.runners.github.answers import JitRunner, RegisteredRunner, RunnerSet, Statistics
-from gpuyard.runners.github.client import GitHubClient
-from gpuyard.runners.jobs import JobUpdate
+from gpuyard.runners.github.api import AGENT
+from gpuyard.runners.github.client import GitHubClient, jit_runner
+from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
+from gpuyard.runners.github.messages import (
+    JobNotice,
+    NoticeKind,
+    SessionFacts,
+    SetMessage,
+    job_updates,
+    read_message,
+    read_session,
+    runner_of_set,
+    runner_set,
+)
+from gpuyard.runners.github.set_service import API_VERSION, SetService
+from gpuyard.runners.github.wire import HttpAnswer, WireStop
 
+__all__ = ["JobNotice", "NoticeKind", "ScaleSetClient", "SetMessage", "SetSession", "job_updates"]
 
-class NoticeKind(StrEnum):
-    """What a message may say of a job."""
-
-    AVAILABLE = "JobAvailable"
-    """Somebody must acquire it."""
-    ASSIGNED = "JobAssigned"
-    """It is ours: it waits for a runner of the set."""
-    STARTED = "JobStarted"
-    COMPLETED = "JobCompleted"
-
-
-@dataclass(frozen=True)
-class JobNotice:
-    """A part of a message: of one job."""
-
-    kind: NoticeKind
-    request: int
-    """GitHub's ``runnerRequestId``."""
-    repository: str
-    workflow_ref: str = ""
-    """``owner/name/.github/workflows/file.yml@refs/heads/main``."""
-    name: str = ""
-    run_id: int = 0
-    event: str = ""
-    labels: tuple[str, ...] = ()
-    runner: str = ""
-    result: str = ""
-    """Of one that is over: ``succeeded``, ``failed``, ``canceled`` ..."""
-    queued: datetime | None = None
-    assigned: datetime | None = None
-    started: datetime | None = None
-    finished: datetime | None = None
-
-
-@dataclass(frozen=True)
-class SetMessage:
-    id: int
-    statistics: Statistics
-    notices: tuple[JobNotice, ...] = ()
-
-    @property
-    def available(self) -> tuple[int, ...]:
-        """Requests that are to be acquired."""
-        return tuple(one.request for one in self.notices if one.kind is NoticeKind.AVAILABLE)
-
-
-def job_updates(message: SetMessage, runner_set: RunnerSet, scope: str, host: str = "github.com") -> list[JobUpdate]:
-    """What a message says of jobs. Such that are only available say nothing: another set may get them."""
-    raise NotImplementedError
+SETS = "_apis/runtime/runnerscalesets"
+GROUPS = "_apis/runtime/runnergroups/"
+AGENTS = "_apis/distributedtask/pools/0/agents"
+DEFAULT_GROUP = 1
+CAPACITY = "X-ScaleSetMaxCapacity"
+POLL_READ = 70.0
+POLL_TOTAL = 90.0
+"""Seconds. GitHub holds a poll for 50."""
+Done = TypeVar("Done")
 
 
 class ScaleSetClient:
-    """Scale sets of one enrolment."""
+    """Scale sets of one enrolment. Safe to use from several threads."""
 
     def __init__(self, github: GitHubClient) -> None:
         self._github = github
+        self._service = SetService(github.api, github.enrolment, github.registration_token)
 
     def ensure(self, name: str, group: str, labels: tuple[str, ...] = ()) -> RunnerSet:
         """The scale set of a name in a runner group (by name), made or with its labels mended where that is needed.
-        Without `labels` its label is its name."""
-        raise NotImplementedError
+        Without `labels` its label is its name. A GitHub that knows one label only leaves out the others."""
+        number = self._group(group)
+        wanted = labels or (name,)
+        found = self._named(name, number)
+        if found is None:
+            body = _body(name, number, wanted)
+            try:
+                answer = self._service.ask("POST", SETS, body=body)
+            except GitHubError as error:
+                # Made by a call whose answer was lost, or by somebody else at the same time.
+                found = (
+                    self._named(name, number) if error.kind in {GitHubTrouble.CONFLICT, GitHubTrouble.RETRY} else None
+                )
+                if found is None:
+                    raise
+            else:
+                return runner_set(_row(answer))
+        if {one.lower() for one in found.labels} != {one.lower() for one in wanted}:
+            answer = self._service.ask("PATCH", f"{SETS}/{found.id}", body=_body(name, number, wanted))
+            return runner_set(_row(answer))
+        return found
 
     def set_of(self, id: int) -> RunnerSet:
         """A scale set with its statistics now."""
-        raise NotImplementedError
+        return runner_set(_row(self._service.ask("GET", f"{SETS}/{id}")))
 
     def delete(self, id: int) -> None:
         """Nothing when it is gone already."""
-        raise NotImplementedError
+        _deleted(lambda: self._service.ask("DELETE", f"{SETS}/{id}"))
 
     def open(self, id: int, owner: str) -> SetSession:
-        """A session, of which a scale set has one at a time: CONFLICT while another one is open. `owner` names us."""
-        raise NotImplementedError
+        """A session, of which a scale set has one at a time: CONFLICT while another one is open. `owner` names us.
+        GitHub ends one that nobody polls after some minutes; `end_session` does at once, with its id."""
+        answer = self._service.ask("POST", f"{SETS}/{id}/sessions", body={"ownerName": owner})
+        return SetSession(self._service, id, read_session(answer.body))
+
+    def end_session(self, id: int, session: str) -> None:
+        """Ends a session of a scale set that a process before this one has left open. Nothing when it is over."""
+        _deleted(lambda: self._service.ask("DELETE", f"{SETS}/{id}/sessions/{quote(session, safe='')}"))
 
     def jit(self, id: int, name: str) -> JitRunner:
         """Registers a runner of a scale set; as `GitHubClient.jit`."""
-        raise NotImplementedError
+        body = {"name": name, "workFolder": "_work"}
+        answer = self._service.ask("POST", f"{SETS}/{id}/generatejitconfig", body=body)
+        return jit_runner(_row(answer), "encodedJITConfig")
 
     def runner_named(self, name: str) -> RegisteredRunner | None:
         """`online` and `busy` are not told here."""
-        raise NotImplementedError
+        found = _row(self._service.ask("GET", AGENTS, query={"agentName": name}))
+        runners = (runner_of_set(one) for one in fields.rows(found, "value"))
+        return next((one for one in runners if one.name == name), None)
 
     def delete_runner(self, id: int) -> bool:
         """False when it was gone already. CONFLICT while it has a job."""
-        raise NotImplementedError
+        return _deleted(lambda: self._service.ask("DELETE", f"{AGENTS}/{id}"))
+
+    def _named(self, name: str, group: int) -> RunnerSet | None:
+        found = _row(self._service.ask("GET", SETS, query={"runnerGroupId": group, "name": name}))
+        sets = (runner_set(one) for one in fields.rows(found, "value"))
+        return next((one for one in sets if one.name.lower() == name.lower()), None)
+
+    def _group(self, name: str) -> int:
+        if name.lower() == "default" or self._github.enrolment.repository:
+            return DEFAULT_GROUP
+        found = fields.rows(_row(self._service.ask("GET", GROUPS, query={"groupName": name})), "value")
+        number = fields.whole(found[0], "id") if found else 0
+        if not number:
+            raise GitHubError(
+                f"{self._github.enrolment.name} has no runner group {name!r}, or the app or token may not see it",
+                GitHubTrouble.MISSING,
+            )
+        return number
 
 
 class SetSession:
     """What one listens with to one scale set. One thread polls; another may `stop` it."""
 
-    statistics: Statistics
-    """As of when it was opened or refreshed."""
+    def __init__(self, service: SetService, set_id: int, facts: SessionFacts) -> None:
+        self._service = service
+        self._set_id = set_id
+        self._line = service.line()
+        self._stop = WireStop()
+        self._lock = threading.Lock()
+        self._facts = facts
+        service.checked(facts.queue_url)
+
+    @property
+    def id(self) -> str:
+        """To be kept for `ScaleSetClient.end_session`, should the process end without `close`."""
+        return self._facts.id
+
+    @property
+    def statistics(self) -> Statistics:
+        """As of when it was opened or its token renewed."""
+        return self._facts.statistics
 
     def poll(self, last_message: int, capacity: int) -> SetMessage | None:
-        """The next message after one; None when there was none in about 50 s. `capacity`: runners that may be had now.
-        Raises PollEndedError after `stop`."""
-        raise NotImplementedError
+        """The next message after one; None when there was none in about 50 s. `capacity`: runners that may be had in
+        all, those included that there are. Raises PollEndedError after `stop`; MISSING: open another session."""
+        answer = self._with_token(lambda facts: self._get(facts, last_message, capacity))
+        if answer.status == 202 or (answer.status == 200 and not answer.body):
+            return None
+        return read_message(answer.body)
 
     def acknowledge(self, message: int) -> None:
-        """GitHub forgets it; do so only when what it means is written down."""
-        raise NotImplementedError
+        """GitHub forgets it; do so only when what it means is written down. Nothing when it is forgotten already."""
+        _deleted(lambda: self._with_token(lambda facts: self._delete(facts, message)))
 
     def acquire(self, requests: tuple[int, ...]) -> tuple[int, ...]:
         """Takes jobs that are available; those that we got."""
-        raise NotImplementedError
+        if not requests:
+            return ()
+        answer = self._with_token(
+            lambda facts: self._service.ask(
+                "POST", f"{SETS}/{self._set_id}/acquirejobs", body=list(requests), bearer=facts.queue_token
+            )
+        )
+        got = _row(answer).get("value")
+        return tuple(one for one in requests if one in got) if isinstance(got, list) else ()
 
     def stop(self) -> None:
         """Ends a poll that is under way, from another thread."""
-        raise NotImplementedError
+        self._stop.stop()
 
     def close(self) -> None:
         """Ends the session at GitHub, so that another one may be opened at once."""
-        raise NotImplementedError
+        self.stop()
+        path = f"{SETS}/{self._set_id}/sessions/{quote(self._facts.id, safe='')}"
+        _deleted(lambda: self._service.ask("DELETE", path))
+
+    def _get(self, facts: SessionFacts, last_message: int, capacity: int) -> HttpAnswer:
+        url = _with(facts.queue_url, "", {"lastMessageId": last_message} if last_message > 0 else {})
+        headers = {
+            "accept": f"application/json; api-version={API_VERSION}",
+            "authorization": f"Bearer {facts.queue_token}",
+            "user-agent": AGENT,
+            CAPACITY: str(max(0, capacity)),
+        }
+        return self._queue("GET", url, headers, read=POLL_READ, total=POLL_TOTAL, stop=self._stop)
+
+    def _delete(self, facts: SessionFacts, message: int) -> HttpAnswer:
+        headers = {
+            "authorization": f"Bearer {facts.queue_token}",
+            "content-type": "application/json",
+            "user-agent": AGENT,
+        }
+        return self._queue("DELETE", _with(facts.queue_url, f"/{message}", {}), headers)
+
+    def _queue(self, method: str, url: str, headers: dict[str, str], **how: Any) -> HttpAnswer:
+        what = f"{method} of messages of scale set {self._set_id}"
+        answer = self._line.ask(method, url, headers, what=what, safe=method == "DELETE", **how)
+        if answer.status >= 300:
+            raise self._service.trouble(what, answer)
+        return answer
+
+    def _with_token(self, call: Callable[[SessionFacts], Done]) -> Done:
+        """The token of a session ends before the session does."""
+        facts = self._facts
+        try:
+            return call(facts)
+        except GitHubError as error:
+            if error.kind is not GitHubTrouble.UNAUTHORIZED:
+                raise
+        self._renew(facts)
+        return call(self._facts)
+
+    def _renew(self, old: SessionFacts) -> None:
+        with self._lock:
+            if self._facts is old:
+                path = f"{SETS}/{self._set_id}/sessions/{quote(old.id, safe='')}"
+                facts = read_session(self._service.ask("PATCH", path).body)
+                self._service.checked(facts.queue_url)
+                self._facts = facts
+
+
+def _body(name: str, group: int, labels: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "runnerGroupId": group,
+        "labels": [{"type": "System", "name": one} for one in labels],
+        "RunnerSetting": {"disableUpdate": True},  # it lives for one job: a new image brings a new runner
+    }
+
+
+def _row(answer: HttpAnswer) -> Mapping[str, Any]:
+    try:
+        return fields.row(fields.document(answer.body))
+    except ValueError:
+        raise GitHubError("the service of scale sets answered with what is no JSON", status=answer.status) from None
+
+
+def _with(url: str, path: str, query: Mapping[str, object]) -> str:
+    parts = urlsplit(url)
+    asked = [(key, value) for key, value in parse_qsl(parts.query, keep_blank_values=True) if key not in query]
+    return urlunsplit((parts.scheme, parts.netloc, parts.path + path, urlencode([*asked, *query.items()]), ""))
+
+
+def _deleted(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except GitHubError as error:
+        if error.kind is GitHubTrouble.MISSING:
+            return False
+        raise
+    return True

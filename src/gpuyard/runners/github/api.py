@@ -1,0 +1,294 @@
+"""GitHub's REST API for one enrolment: tokens, limits, pages, and what its errors mean."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlencode, urljoin, urlsplit
+
+from gidgethub.sansio import create_headers, decipher_response
+
+from gpuyard import __version__
+from gpuyard.model.text import printable
+from gpuyard.runners import fields
+from gpuyard.runners.breaker import CircuitBreaker, Clock, TokenBucket
+from gpuyard.runners.github.answers import CallCount
+from gpuyard.runners.github.credentials import credentials_of
+from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
+from gpuyard.runners.github.line import Counter, Line, Now, Sleep, said
+from gpuyard.runners.github.wire import MOST_BYTES, HttpAnswer, HttpWire
+from gpuyard.site.runner_rules import Enrolment
+
+AGENT = f"gpuyard/{__version__}"
+VERSION = "2022-11-28"
+PER_PAGE = 100
+MOST_PAGES = 100
+READ_COST, WRITE_COST = 1, 5
+RATE, BURST = 10.0, 300.0
+"""GitHub's secondary limit is 900 points a minute, by these costs: so many a second in the long run, and at once."""
+PATIENCE = 5.0
+"""Seconds that a call waits for its turn; when it would be more, it says when to ask again."""
+MOST_WAIT = timedelta(hours=1)
+"""GitHub's limits are by the hour; a longer time is none."""
+UNSPECIFIC_WAIT = timedelta(minutes=1)
+"""When GitHub limits without saying for how long: what its documentation asks for."""
+REDIRECTS = 3
+KINDS = {
+    401: GitHubTrouble.UNAUTHORIZED,
+    404: GitHubTrouble.MISSING,
+    408: GitHubTrouble.RETRY,
+    409: GitHubTrouble.CONFLICT,
+    410: GitHubTrouble.MISSING,
+}
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    data: Any
+    """JSON; None where the answer has none."""
+    headers: Mapping[str, str]
+    body: bytes
+    more: str = ""
+    """Address of the next page."""
+
+
+class RestApi:
+    """Safe to use from several threads."""
+
+    def __init__(
+        self,
+        enrolment: Enrolment,
+        *,
+        wire: HttpWire | None = None,
+        now: Now = lambda: datetime.now(UTC),
+        clock: Clock = time.monotonic,
+        sleep: Sleep = time.sleep,
+        rate: float = RATE,
+        burst: float = BURST,
+    ) -> None:
+        """`rate` and `burst` are points of GitHub's secondary limit: a read costs 1, a write 5."""
+        self.base = api_base(enrolment.url)
+        self.wire = wire or HttpWire()
+        self.now = now
+        self.clock = clock
+        self.sleep = sleep
+        self.counter = Counter()
+        self._name = enrolment.name
+        self._bucket = TokenBucket(rate, burst, clock)
+        self._line = self.line()
+        self._credentials = credentials_of(enrolment, self._ask_as_app, now)
+        self._lock = threading.Lock()
+        self._not_before: datetime | None = None
+
+    def line(self) -> Line:
+        """To one host, with a breaker of its own."""
+        return Line(self.wire, CircuitBreaker(self.clock), self.counter, self.now, self.sleep)
+
+    def usage(self) -> CallCount:
+        return self.counter.now()
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        authorization: str = "",
+        as_app: bool = False,
+        most: int = MOST_BYTES,
+    ) -> Reply:
+        """An answer of 200 to 299, or 304. `authorization` goes in place of the enrolment's own. A GET and a DELETE may
+        be asked twice. Raises GitHubError."""
+        url = path if "://" in path else self.base + path
+        if query:
+            url += "?" + urlencode({key: value for key, value in query.items() if value != ""})
+        what = f"{method} {urlsplit(url).path}"
+        data = None if body is None else json.dumps(body).encode()
+        renewed = False
+        for _ in range(REDIRECTS + 2):
+            self._take_turn(what, READ_COST if method == "GET" else WRITE_COST)
+            token = "" if authorization else self._token(as_app)
+            sent = self._headers(token, as_app, authorization, headers, data)
+            safe = method in {"GET", "DELETE"}
+            answer = self._line.ask(method, url, sent, data, what=what, safe=safe, most=most)
+            self._note(answer, as_app)
+            if answer.status == 401 and token and not as_app and not renewed:
+                renewed = True
+                if self._credentials.renew(token):
+                    continue
+            if answer.status in {301, 302, 307, 308} and method == "GET":
+                url = self._same_host(urljoin(url, answer.headers.get("location", "")), what)
+                continue
+            if answer.status >= 300 and answer.status != 304:
+                raise self._trouble(what, answer)
+            return self._reply(what, answer)
+        raise GitHubError(f"{what}: one redirect follows the other", GitHubTrouble.REFUSED)
+
+    def pages(
+        self, path: str, key: str = "", *, query: Mapping[str, object] | None = None, as_app: bool = False
+    ) -> Iterator[Mapping[str, Any]]:
+        """All objects of a list, or of the list that the answer has as `key`. Raises GitHubError, also when there are
+        more than MOST_PAGES pages: half a list may be worse than none."""
+        reply = self.ask("GET", path, query={"per_page": PER_PAGE, **(query or {})}, as_app=as_app)
+        for _ in range(MOST_PAGES):
+            yield from fields.rows(reply.data, key)
+            if not reply.more:
+                return
+            reply = self.ask("GET", self._same_host(reply.more, f"GET {path}"), as_app=as_app)
+        raise GitHubError(f"GET {path}: more than {MOST_PAGES} pages", GitHubTrouble.REFUSED)
+
+    def _ask_as_app(self, method: str, path: str) -> Mapping[str, Any]:
+        return fields.row(self.ask(method, path, as_app=True).data)
+
+    def _token(self, as_app: bool) -> str:
+        token = self._credentials.app_token() if as_app else self._credentials.token()
+        if not token:
+            raise GitHubError("only an app can ask this, and the enrolment has a token", GitHubTrouble.REFUSED)
+        return token
+
+    def _headers(
+        self, token: str, as_app: bool, authorization: str, more: Mapping[str, str] | None, data: bytes | None
+    ) -> dict[str, str]:
+        made = create_headers(AGENT, jwt=token) if as_app else create_headers(AGENT, oauth_token=token or None)
+        made["x-github-api-version"] = VERSION
+        if authorization:
+            made["authorization"] = authorization
+        if data is not None:
+            made["content-type"] = "application/json"
+        return made | dict(more or {})
+
+    def _take_turn(self, what: str, cost: float) -> None:
+        """Waits a little where the limit asks for it. Raises GitHubError (LIMITED) where it would be long."""
+        with self._lock:
+            until = self._not_before
+        now = self.now()
+        if until is not None and now < until:
+            raise GitHubError(f"{what}: not asked, GitHub's limit is used up", GitHubTrouble.LIMITED, retry_at=until)
+        wait = self._bucket.take(cost, PATIENCE)
+        if wait > PATIENCE:
+            at = now + timedelta(seconds=wait)
+            raise GitHubError(f"{what}: not asked, too many calls at once", GitHubTrouble.LIMITED, retry_at=at)
+        if wait:
+            self.sleep(wait)
+
+    def _note(self, answer: HttpAnswer, as_app: bool) -> None:
+        """What GitHub says of its limit. Of some calls it keeps another one, and of an app another than of its
+        installation."""
+        if answer.status == 304:
+            self.counter.add(unchanged=1)
+        if as_app or answer.headers.get("x-ratelimit-resource", "core") != "core":
+            return
+        try:
+            _, rate, _ = decipher_response(200, answer.headers, b"")
+        except (ValueError, OverflowError, OSError):
+            return
+        if rate is None:
+            return
+        wait = rate.reset_datetime - _date(answer, self.now())
+        reset = self.now() + max(timedelta(0), min(wait, MOST_WAIT))
+        self.counter.note(max(0, rate.limit), max(0, rate.remaining), reset)
+        if rate.remaining <= 0:
+            self._pause_until(reset)
+
+    def _pause_until(self, at: datetime) -> None:
+        with self._lock:
+            self._not_before = max(self._not_before or at, at)
+
+    def _reply(self, what: str, answer: HttpAnswer) -> Reply:
+        is_json = answer.headers.get("content-type", "").partition(";")[0].strip() == "application/json"
+        try:
+            data = fields.document(answer.body) if is_json and answer.body else None
+        except ValueError:
+            raise GitHubError(f"{what}: the answer is not the JSON that it says it is", status=answer.status) from None
+        # The link is cut: nobody else's is so long, and the library's search takes the square of its length.
+        _, _, more = decipher_response(200, {"link": answer.headers.get("link", "")[:4000]}, b"")
+        return Reply(answer.status, data, answer.headers, answer.body, more or "")
+
+    def _trouble(self, what: str, answer: HttpAnswer) -> GitHubError:
+        self.counter.add(failed=1)
+        status, words = answer.status, said(answer)
+        if limited(answer, words):
+            self.counter.add(limited=1)
+            at = self._retry_at(answer)
+            if answer.headers.get("x-ratelimit-resource", "core") == "core":
+                self._pause_until(at)
+            return GitHubError(
+                f"{what}: asked too often ({status}{words})", GitHubTrouble.LIMITED, status=status, retry_at=at
+            )
+        if status < 400:
+            return GitHubError(f"{what}: the answer is a redirect ({status})", GitHubTrouble.REFUSED, status=status)
+        kind = KINDS.get(status, GitHubTrouble.REFUSED)
+        needs = printable(answer.headers.get("x-accepted-github-permissions", "")[:200])
+        hint = f"; the app or token needs one of these permissions: {needs}" if status in {403, 404} and needs else ""
+        if kind is GitHubTrouble.UNAUTHORIZED:
+            hint = f"; look at the app or token of enrolment {self._name}"
+        return GitHubError(f"{what}: the answer is {status}{words}{hint}", kind, status=status)
+
+    def _retry_at(self, answer: HttpAnswer) -> datetime:
+        now = self.now()
+        after = answer.headers.get("retry-after", "")
+        wait = UNSPECIFIC_WAIT
+        if after.isascii() and after.isdigit() and len(after) < 9:
+            wait = timedelta(seconds=int(after))
+        elif answer.headers.get("x-ratelimit-remaining") == "0":
+            reset = answer.headers.get("x-ratelimit-reset", "")
+            if reset.isascii() and reset.isdigit() and len(reset) < 12:
+                wait = datetime.fromtimestamp(int(reset), UTC) - _date(answer, now)
+        return now + max(timedelta(seconds=1), min(wait, MOST_WAIT))
+
+    def _same_host(self, url: str, what: str) -> str:
+        """Raises GitHubError for an address elsewhere: the token is for GitHub alone."""
+        if _origin(url) != _origin(self.base):
+            raise GitHubError(f"{what}: the answer leads to another host", GitHubTrouble.REFUSED)
+        return url
+
+
+def limited(answer: HttpAnswer, words: str) -> bool:
+    """Whether an answer means that we ask too often. GitHub says so with 429 or 403."""
+    if answer.status == 429:
+        return True
+    if answer.status != 403:
+        return False
+    headers = answer.headers
+    told = words.lower()
+    return (
+        "retry-after" in headers
+        or headers.get("x-ratelimit-remaining") == "0"
+        or "rate limit" in told
+        or "abuse" in told
+    )
+
+
+def api_base(url: str) -> str:
+    """Where the REST API of a GitHub is: ``https://github.com`` -> ``https://api.github.com``."""
+    scheme, _, host = url.rstrip("/").partition("://")
+    low = host.lower()
+    if low in {"github.com", "www.github.com"}:
+        return f"{scheme}://api.github.com"
+    return f"{scheme}://api.{host}" if low.endswith(".ghe.com") else f"{scheme}://{host}/api/v3"
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme, (parts.hostname or "").lower(), parts.port
+    except ValueError:
+        return "", "", None
+
+
+def _date(answer: HttpAnswer, now: datetime) -> datetime:
+    """What time it is for GitHub: waits are reckoned by its clock."""
+    try:
+        told = parsedate_to_datetime(answer.headers.get("date", "")[:40])
+        return told if told.tzinfo else told.replace(tzinfo=UTC)
+    except (ValueError, TypeError, OverflowError):
+        return now

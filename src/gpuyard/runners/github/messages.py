@@ -1,0 +1,214 @@
+"""What the service of scale sets says: sessions, messages, jobs. Unknown fields and kinds are left out. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from gpuyard.runners import fields
+from gpuyard.runners.github.answers import RegisteredRunner, RunnerSet, Statistics
+from gpuyard.runners.github.errors import GitHubError
+from gpuyard.runners.jobs import JobUpdate
+from gpuyard.runners.records import JobState
+
+JOB_MESSAGES = "RunnerScaleSetJobMessages"
+MOST_NOTICES = 1000
+"""GitHub sends 50 at most."""
+CONCLUSIONS = {"succeeded": "success", "failed": "failure", "canceled": "cancelled"}
+"""Results of scale sets -> what the same is called elsewhere."""
+BRANCH = "refs/heads/"
+
+
+class NoticeKind(StrEnum):
+    """What a message may say of a job."""
+
+    AVAILABLE = "JobAvailable"
+    """Somebody must acquire it."""
+    ASSIGNED = "JobAssigned"
+    """It is ours: it waits for a runner of the set."""
+    STARTED = "JobStarted"
+    COMPLETED = "JobCompleted"
+
+
+STATES = {
+    NoticeKind.ASSIGNED: JobState.QUEUED,
+    NoticeKind.STARTED: JobState.RUNNING,
+    NoticeKind.COMPLETED: JobState.COMPLETED,
+}
+
+
+@dataclass(frozen=True)
+class JobNotice:
+    """A part of a message: of one job."""
+
+    kind: NoticeKind
+    request: int
+    """GitHub's ``runnerRequestId``."""
+    repository: str
+    workflow_ref: str = ""
+    """``owner/name/.github/workflows/file.yml@refs/heads/main``."""
+    name: str = ""
+    run_id: int = 0
+    event: str = ""
+    labels: tuple[str, ...] = ()
+    runner: str = ""
+    result: str = ""
+    """Of one that is over: ``succeeded``, ``failed``, ``canceled`` ..."""
+    queued: datetime | None = None
+    assigned: datetime | None = None
+    started: datetime | None = None
+    finished: datetime | None = None
+
+
+@dataclass(frozen=True)
+class SetMessage:
+    id: int
+    statistics: Statistics
+    notices: tuple[JobNotice, ...] = ()
+
+    @property
+    def available(self) -> tuple[int, ...]:
+        """Requests that are to be acquired."""
+        return tuple(one.request for one in self.notices if one.kind is NoticeKind.AVAILABLE)
+
+
+@dataclass(frozen=True)
+class SessionFacts:
+    id: str
+    queue_url: str = field(repr=False)
+    queue_token: str = field(repr=False)
+    statistics: Statistics
+
+
+def job_updates(message: SetMessage, runner_set: RunnerSet, scope: str, host: str = "github.com") -> list[JobUpdate]:
+    """What a message says of jobs. Such that are only available say nothing: another set may get them."""
+    return [
+        JobUpdate(
+            id=f"{host}/set/{runner_set.id}/{one.request}",
+            repository=one.repository,
+            scope=scope,
+            state=STATES[one.kind],
+            labels=(runner_set.name,),
+            scale_set=runner_set.name,
+            queued=one.queued,
+            assigned=one.assigned,
+            run_id=one.run_id,
+            workflow=one.workflow_ref.partition("@")[0].rpartition("/")[2],
+            name=one.name,
+            event=one.event,
+            head_branch=one.workflow_ref.partition("@" + BRANCH)[2],
+            html_url=f"https://{host}/{one.repository}/actions/runs/{one.run_id}" if one.run_id else "",
+            runner=one.runner,
+            conclusion=CONCLUSIONS.get(one.result.lower(), one.result.lower()),
+            started=one.started,
+            completed=one.finished,
+        )
+        for one in message.notices
+        if one.kind in STATES
+    ]
+
+
+def read_message(body: bytes) -> SetMessage:
+    """Raises GitHubError when it cannot be read, so that it is not acknowledged. Notices of a kind or form that we do
+    not know are left out: what they mean is in the statistics."""
+    told = _document(body)
+    number = fields.whole(told, "messageId")
+    if not number:
+        raise GitHubError("a message of a scale set has no number")
+    inner, notices = told.get("body"), ()
+    if fields.text(told, "messageType", 100) == JOB_MESSAGES and isinstance(inner, str) and inner:
+        try:
+            rows = fields.rows(fields.document(inner.encode()), most=MOST_NOTICES)
+        except ValueError:
+            raise GitHubError(f"message {number} of a scale set cannot be read") from None
+        return SetMessage(number, statistics(told), tuple(one for one in map(_notice, rows) if one))
+    return SetMessage(number, statistics(told), notices)
+
+
+def _notice(one: Mapping[str, Any]) -> JobNotice | None:
+    kind, request = one.get("messageType"), fields.whole(one, "runnerRequestId")
+    repository = fields.text(one, "repositoryName", 200)
+    if "/" not in repository:
+        repository = f"{fields.text(one, 'ownerName', 200)}/{repository}"
+    repository = fields.repository({"name": repository}, "name")
+    if kind not in set(NoticeKind) or not request or not repository:
+        return None
+    return JobNotice(
+        kind=NoticeKind(kind),
+        request=request,
+        repository=repository,
+        workflow_ref=fields.text(one, "jobWorkflowRef", 500),
+        name=fields.text(one, "jobDisplayName", 256),
+        run_id=fields.whole(one, "workflowRunId"),
+        event=fields.text(one, "eventName", 64),
+        labels=fields.texts(one, "requestLabels"),
+        runner=fields.text(one, "runnerName", 256),
+        result=fields.text(one, "result", 40),
+        queued=fields.moment(one, "queueTime"),
+        assigned=fields.moment(one, "scaleSetAssignTime"),
+        started=fields.moment(one, "runnerAssignTime"),
+        finished=fields.moment(one, "finishTime"),
+    )
+
+
+def read_session(body: bytes) -> SessionFacts:
+    """Raises GitHubError."""
+    told = _document(body)
+    found = SessionFacts(
+        fields.text(told, "sessionId", 100),
+        fields.text(told, "messageQueueUrl", 4000),
+        fields.text(told, "messageQueueAccessToken", 16_000),
+        statistics(told),
+    )
+    if not (found.id and found.queue_url and found.queue_token):
+        raise GitHubError("GitHub opened a session of a scale set and did not say where its messages are")
+    return found
+
+
+def statistics(told: Mapping[str, Any]) -> Statistics:
+    one = fields.row(told, "statistics")
+    return Statistics(
+        available=fields.whole(one, "totalAvailableJobs"),
+        acquired=fields.whole(one, "totalAcquiredJobs"),
+        assigned=fields.whole(one, "totalAssignedJobs"),
+        running=fields.whole(one, "totalRunningJobs"),
+        registered=fields.whole(one, "totalRegisteredRunners"),
+        busy=fields.whole(one, "totalBusyRunners"),
+        idle=fields.whole(one, "totalIdleRunners"),
+    )
+
+
+def runner_set(one: Mapping[str, Any]) -> RunnerSet:
+    """Raises GitHubError."""
+    id, name = fields.whole(one, "id"), fields.text(one, "name", 256)
+    if not id or not name:
+        raise GitHubError("GitHub described a scale set without number or name")
+    return RunnerSet(id, name, fields.whole(one, "runnerGroupId"), fields.texts(one, "labels"), statistics(one))
+
+
+def runner_of_set(one: Mapping[str, Any]) -> RegisteredRunner:
+    return RegisteredRunner(
+        fields.whole(one, "id"), fields.text(one, "name", 256), scale_set=fields.whole(one, "runnerScaleSetId")
+    )
+
+
+def expiry(token: str) -> datetime | None:
+    """When a JWT ends, as it says itself; None when it does not. Nothing is proved by it."""
+    middle = token.split(".", 2)[1:2]
+    try:
+        claims = fields.row(fields.document(base64.urlsafe_b64decode(middle[0] + "===" if middle else "")))
+        return datetime.fromtimestamp(fields.whole(claims, "exp"), UTC) if "exp" in claims else None
+    except (ValueError, binascii.Error, OverflowError, OSError):
+        return None
+
+
+def _document(body: bytes) -> Mapping[str, Any]:
+    try:
+        return fields.row(fields.document(body))
+    except ValueError:
+        raise GitHubError("the service of scale sets answered with what is no JSON") from None
