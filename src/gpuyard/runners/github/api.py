@@ -21,8 +21,8 @@ from gpuyard.runners.breaker import CircuitBreaker, Clock, TokenBucket
 from gpuyard.runners.github.answers import CallCount
 from gpuyard.runners.github.credentials import credentials_of
 from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
-from gpuyard.runners.github.line import Counter, Line, Now, Sleep, said
-from gpuyard.runners.github.wire import MOST_BYTES, HttpAnswer, HttpWire
+from gpuyard.runners.github.line import CallCounter, HostLine, Now, Sleep, said
+from gpuyard.runners.github.wire import MOST_BYTES, HttpWire, WireAnswer
 from gpuyard.site.runner_rules import Enrolment
 
 AGENT = f"gpuyard/{__version__}"
@@ -49,7 +49,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Reply:
+class RestReply:
     status: int
     data: Any
     """JSON; None where the answer has none."""
@@ -79,7 +79,7 @@ class RestApi:
         self.now = now
         self.clock = clock
         self.sleep = sleep
-        self.counter = Counter()
+        self.counter = CallCounter()
         self._name = enrolment.name
         self._bucket = TokenBucket(rate, burst, clock)
         self._line = self.line()
@@ -87,9 +87,9 @@ class RestApi:
         self._lock = threading.Lock()
         self._not_before: datetime | None = None
 
-    def line(self) -> Line:
+    def line(self) -> HostLine:
         """To one host, with a breaker of its own."""
-        return Line(self.wire, CircuitBreaker(self.clock), self.counter, self.now, self.sleep)
+        return HostLine(self.wire, CircuitBreaker(self.clock), self.counter, self.now, self.sleep)
 
     def usage(self) -> CallCount:
         return self.counter.now()
@@ -105,7 +105,7 @@ class RestApi:
         authorization: str = "",
         as_app: bool = False,
         most: int = MOST_BYTES,
-    ) -> Reply:
+    ) -> RestReply:
         """An answer of 200 to 299, or 304. `authorization` goes in place of the enrolment's own. A GET and a DELETE may
         be asked twice. Raises GitHubError."""
         url = path if "://" in path else self.base + path
@@ -180,7 +180,7 @@ class RestApi:
         if wait:
             self.sleep(wait)
 
-    def _note(self, answer: HttpAnswer, as_app: bool) -> None:
+    def _note(self, answer: WireAnswer, as_app: bool) -> None:
         """What GitHub says of its limit. Of some calls it keeps another one, and of an app another than of its
         installation."""
         if answer.status == 304:
@@ -203,7 +203,7 @@ class RestApi:
         with self._lock:
             self._not_before = max(self._not_before or at, at)
 
-    def _reply(self, what: str, answer: HttpAnswer) -> Reply:
+    def _reply(self, what: str, answer: WireAnswer) -> RestReply:
         is_json = answer.headers.get("content-type", "").partition(";")[0].strip() == "application/json"
         try:
             data = fields.document(answer.body) if is_json and answer.body else None
@@ -211,9 +211,9 @@ class RestApi:
             raise GitHubError(f"{what}: the answer is not the JSON that it says it is", status=answer.status) from None
         # The link is cut: nobody else's is so long, and the library's search takes the square of its length.
         _, _, more = decipher_response(200, {"link": answer.headers.get("link", "")[:4000]}, b"")
-        return Reply(answer.status, data, answer.headers, answer.body, more or "")
+        return RestReply(answer.status, data, answer.headers, answer.body, more or "")
 
-    def _trouble(self, what: str, answer: HttpAnswer) -> GitHubError:
+    def _trouble(self, what: str, answer: WireAnswer) -> GitHubError:
         self.counter.add(failed=1)
         status, words = answer.status, said(answer)
         if limited(answer, words):
@@ -233,7 +233,7 @@ class RestApi:
             hint = f"; look at the app or token of enrolment {self._name}"
         return GitHubError(f"{what}: the answer is {status}{words}{hint}", kind, status=status)
 
-    def _retry_at(self, answer: HttpAnswer) -> datetime:
+    def _retry_at(self, answer: WireAnswer) -> datetime:
         now = self.now()
         after = answer.headers.get("retry-after", "")
         wait = UNSPECIFIC_WAIT
@@ -252,7 +252,7 @@ class RestApi:
         return url
 
 
-def limited(answer: HttpAnswer, words: str) -> bool:
+def limited(answer: WireAnswer, words: str) -> bool:
     """Whether an answer means that we ask too often. GitHub says so with 429 or 403."""
     if answer.status == 429:
         return True
@@ -285,7 +285,7 @@ def _origin(url: str) -> tuple[str, str, int | None]:
         return "", "", None
 
 
-def _date(answer: HttpAnswer, now: datetime) -> datetime:
+def _date(answer: WireAnswer, now: datetime) -> datetime:
     """What time it is for GitHub: waits are reckoned by its clock."""
     try:
         told = parsedate_to_datetime(answer.headers.get("date", "")[:40])

@@ -27,7 +27,7 @@ AskAsApp = Callable[[str, str], Mapping[str, Any]]
 """Method and path -> what GitHub answers to the app itself."""
 
 
-class Credentials(Protocol):
+class GitHubLogin(Protocol):
     """What the calls are signed with."""
 
     def token(self) -> str:
@@ -125,7 +125,7 @@ class AppInstallation:
         return found
 
 
-def credentials_of(enrolment: Enrolment, ask: AskAsApp, now: Callable[[], datetime]) -> Credentials:
+def credentials_of(enrolment: Enrolment, ask: AskAsApp, now: Callable[[], datetime]) -> GitHubLogin:
     if enrolment.app is not None:
         return AppInstallation(enrolment.app, owner_path(enrolment), ask, now)
     return TokenFile(enrolment.token_file or "")

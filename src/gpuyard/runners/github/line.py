@@ -12,7 +12,7 @@ from gpuyard.runners import fields
 from gpuyard.runners.breaker import CircuitBreaker
 from gpuyard.runners.github.answers import CallCount
 from gpuyard.runners.github.errors import GitHubError, GitHubTrouble, PollEndedError
-from gpuyard.runners.github.wire import MOST_BYTES, READ, TOTAL, HttpAnswer, HttpWire, WireError, WireStop
+from gpuyard.runners.github.wire import MOST_BYTES, READ, TOTAL, HttpWire, WireAnswer, WireError, WireStop
 
 Now = Callable[[], datetime]
 Sleep = Callable[[float], None]
@@ -20,7 +20,7 @@ PAUSES = (0.5, 2.0)
 """Seconds before the second and the third try."""
 
 
-class Counter:
+class CallCounter:
     """Counts calls, for several lines."""
 
     def __init__(self) -> None:
@@ -40,10 +40,10 @@ class Counter:
             self._count = replace(self._count, limit=limit, remaining=remaining, reset=reset)
 
 
-class Line:
+class HostLine:
     """To one host."""
 
-    def __init__(self, wire: HttpWire, breaker: CircuitBreaker, counter: Counter, now: Now, sleep: Sleep) -> None:
+    def __init__(self, wire: HttpWire, breaker: CircuitBreaker, counter: CallCounter, now: Now, sleep: Sleep) -> None:
         self._wire = wire
         self._breaker = breaker
         self._counter = counter
@@ -63,7 +63,7 @@ class Line:
         total: float = TOTAL,
         most: int = MOST_BYTES,
         stop: WireStop | None = None,
-    ) -> HttpAnswer:
+    ) -> WireAnswer:
         """An answer below 500. `safe`: it may be asked twice; what has certainly not arrived always may. `what` names
         the call in errors. Raises GitHubError, and PollEndedError after `stop`."""
         for pause in (*PAUSES, None):
@@ -102,7 +102,7 @@ class Line:
         return GitHubError(f"{what}: {error}")
 
 
-def said(answer: HttpAnswer) -> str:
+def said(answer: WireAnswer) -> str:
     """``: `` and GitHub's own words about an error; empty when there are none."""
     try:
         told = fields.row(fields.document(answer.body))

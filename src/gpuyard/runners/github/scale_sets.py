@@ -27,7 +27,7 @@ from gpuyard.runners.github.messages import (
     runner_set,
 )
 from gpuyard.runners.github.set_service import API_VERSION, SetService
-from gpuyard.runners.github.wire import HttpAnswer, WireStop
+from gpuyard.runners.github.wire import WireAnswer, WireStop
 
 __all__ = ["JobNotice", "NoticeKind", "ScaleSetClient", "SetMessage", "SetSession", "job_updates"]
 
@@ -181,7 +181,7 @@ class SetSession:
         path = f"{SETS}/{self._set_id}/sessions/{quote(self._facts.id, safe='')}"
         _deleted(lambda: self._service.ask("DELETE", path))
 
-    def _get(self, facts: SessionFacts, last_message: int, capacity: int) -> HttpAnswer:
+    def _get(self, facts: SessionFacts, last_message: int, capacity: int) -> WireAnswer:
         url = _with(facts.queue_url, "", {"lastMessageId": last_message} if last_message > 0 else {})
         headers = {
             "accept": f"application/json; api-version={API_VERSION}",
@@ -191,7 +191,7 @@ class SetSession:
         }
         return self._queue("GET", url, headers, read=POLL_READ, total=POLL_TOTAL, stop=self._stop)
 
-    def _delete(self, facts: SessionFacts, message: int) -> HttpAnswer:
+    def _delete(self, facts: SessionFacts, message: int) -> WireAnswer:
         headers = {
             "authorization": f"Bearer {facts.queue_token}",
             "content-type": "application/json",
@@ -199,7 +199,7 @@ class SetSession:
         }
         return self._queue("DELETE", _with(facts.queue_url, f"/{message}", {}), headers)
 
-    def _queue(self, method: str, url: str, headers: dict[str, str], **how: Any) -> HttpAnswer:
+    def _queue(self, method: str, url: str, headers: dict[str, str], **how: Any) -> WireAnswer:
         what = f"{method} of messages of scale set {self._set_id}"
         answer = self._line.ask(method, url, headers, what=what, safe=method == "DELETE", **how)
         if answer.status >= 300:
@@ -235,7 +235,7 @@ def _body(name: str, group: int, labels: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _row(answer: HttpAnswer) -> Mapping[str, Any]:
+def _row(answer: WireAnswer) -> Mapping[str, Any]:
     try:
         return fields.row(fields.document(answer.body))
     except ValueError:

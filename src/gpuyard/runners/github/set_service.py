@@ -14,9 +14,9 @@ from gpuyard.runners import fields
 from gpuyard.runners.github.answers import RegistrationToken
 from gpuyard.runners.github.api import AGENT, RestApi, limited
 from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
-from gpuyard.runners.github.line import PAUSES, Line, said
+from gpuyard.runners.github.line import PAUSES, HostLine, said
 from gpuyard.runners.github.messages import expiry
-from gpuyard.runners.github.wire import HttpAnswer
+from gpuyard.runners.github.wire import WireAnswer
 from gpuyard.site.runner_rules import Enrolment
 
 API_VERSION = "6.0-preview"
@@ -61,7 +61,7 @@ class SetService:
         self._lock = threading.Lock()
         self._admin: _Admin | None = None
 
-    def line(self) -> Line:
+    def line(self) -> HostLine:
         """One of its own for each session: a proxy that cuts long polls shall not stop the other calls."""
         return self._api.line()
 
@@ -73,7 +73,7 @@ class SetService:
         query: Mapping[str, object] | None = None,
         body: Any = None,
         bearer: str = "",
-    ) -> HttpAnswer:
+    ) -> WireAnswer:
         """An answer below 300. `bearer` goes in place of the admin token. Raises GitHubError."""
         data = None if body is None else json.dumps(body).encode()
         what = f"{method} {path}"
@@ -95,7 +95,7 @@ class SetService:
             raise self.trouble(what, answer)
         return answer
 
-    def trouble(self, what: str, answer: HttpAnswer) -> GitHubError:
+    def trouble(self, what: str, answer: WireAnswer) -> GitHubError:
         """What an answer of 300 or more means."""
         try:
             name = fields.text(fields.row(fields.document(answer.body)), "typeName", 500)

@@ -42,7 +42,7 @@ POOLED = 8
 
 
 @dataclass(frozen=True)
-class HttpAnswer:
+class WireAnswer:
     status: int
     headers: Mapping[str, str]
     """Names in lower case."""
@@ -114,7 +114,7 @@ class HttpWire:
         total: float = TOTAL,
         most: int = MOST_BYTES,
         stop: WireStop | None = None,
-    ) -> HttpAnswer:
+    ) -> WireAnswer:
         """The answer, whatever its status. `read` and `total` are seconds, `most` bytes of its body. Raises WireError,
         also when `stop` or `close` call it off."""
         watch = _Watch()
@@ -140,7 +140,7 @@ class HttpWire:
 
     def _exchange(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, read: float, most: int
-    ) -> HttpAnswer:
+    ) -> WireAnswer:
         answer = self._way(url).urlopen(
             method,
             url,
@@ -162,7 +162,7 @@ class HttpWire:
             answer.close()
             raise
         answer.release_conn()
-        return HttpAnswer(answer.status, {name.lower(): value for name, value in answer.headers.items()}, bytes(taken))
+        return WireAnswer(answer.status, {name.lower(): value for name, value in answer.headers.items()}, bytes(taken))
 
     def _way(self, url: str) -> urllib3.PoolManager:
         parts = urlsplit(url)
