@@ -24,6 +24,7 @@ from gpuyard.portal import (
     calendar_api,
     calendar_pages,
     feeds,
+    github_webhook,
     health,
     login,
     me,
@@ -36,16 +37,19 @@ from gpuyard.portal import (
 from gpuyard.portal.booking_documents import BookingRows
 from gpuyard.portal.doorman import Doorman
 from gpuyard.portal.gate import Gate
+from gpuyard.portal.github_webhook import Intake
 from gpuyard.portal.live import LiveFeed
 from gpuyard.portal.problem_pages import ProblemPages
 from gpuyard.portal.request_limits import Limited
 from gpuyard.portal.security import LOOPBACK_NAMES, Protected
 from gpuyard.portal.settings import PortalSettings
-from gpuyard.portal.sources import Sources, utc_now
+from gpuyard.portal.sources import RunnerSources, Sources, utc_now
 from gpuyard.portal.store import PortalStore
+from gpuyard.runners.hook_secrets import HookSecrets
 from gpuyard.site.objects import FlavorObject
 
 BOOKING_TAGS = ("bookings", "calendar", "feeds", "people")
+RUNNER_TAGS = ("runners",)
 
 
 def create_app(
@@ -61,6 +65,7 @@ def create_app(
     people: People | None = None,
     settings: PortalSettings | None = None,
     flavors: Sequence[FlavorObject] = (),
+    runners: RunnerSources | None = None,
 ) -> FastAPI:
     """The app; its feed, which whoever runs it must close to end open streams, is `app.state.feed`.
 
@@ -68,19 +73,21 @@ def create_app(
     send requests to an address it likes (DNS rebinding), but not with a name of ours. ``*`` is any.
 
     With a `ledger` GPUs can be booked, and all but the addresses that gate.py names needs somebody whom `people` knows;
-    `store` remembers who is logged in, and `flavors` are what its servers can have.
+    `store` remembers who is logged in, and `flavors` are what its servers can have. With `runners` webhooks of GitHub
+    are taken; a site that has runners has bookings.
     """
     settings = settings or PortalSettings()
+    tags = *(BOOKING_TAGS if ledger else ()), *(RUNNER_TAGS if runners else ()), "gpus", "about", "operation"
     app = FastAPI(
         title="gpuyard",
         version=__version__,
         summary=f"The GPUs of {site_name}: which are free, who has the others, and why.",
-        openapi_tags=[{"name": name} for name in (*(BOOKING_TAGS if ledger else ()), "gpus", "about", "operation")],
+        openapi_tags=[{"name": name} for name in tags],
         docs_url=None,  # these pages load their scripts from elsewhere
         redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    sources = Sources(yard, driver, site_name, gpus, now, ledger, people, settings)
+    sources = Sources(yard, driver, site_name, gpus, now, ledger, people, settings, runners)
     app.state.feed = LiveFeed(sources)
     # The one that is added last sees a request first.
     if ledger is not None:
@@ -89,6 +96,8 @@ def create_app(
         rows = BookingRows(ledger, gpus, flavors, settings.others)
         doorman = Doorman(people, store, settings, now, knows=lambda project: ledger.book.knows(project))
         _install_booking(app, sources, ledger, doorman, rows)
+        if runners is not None:
+            _install_runners(app, sources, runners)
     app.add_middleware(ProblemPages, site=site_name)
     app.add_middleware(GZipMiddleware, minimum_size=2000)  # leaves event streams alone
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)
@@ -112,6 +121,18 @@ def _install_booking(app: FastAPI, sources: Sources, ledger: Ledger, doorman: Do
     sessions_api.install(app, sources, ledger, doorman)
     calendar_pages.install(app, sources)
     booking_problems.install(app, rows)
+
+
+def _install_runners(app: FastAPI, sources: Sources, runners: RunnerSources) -> None:
+    intake = Intake(
+        runners.store.keep_deliveries,
+        HookSecrets(runners.site.enrolments),
+        runners.site.enrolments,
+        sources.now,
+        runners.kept,
+        sources.settings.trusted_gateways,
+    )
+    github_webhook.install(app, intake)
 
 
 def _install_operation(app: FastAPI, sources: Sources, feed: LiveFeed) -> None:

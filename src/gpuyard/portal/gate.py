@@ -13,12 +13,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuyard.cloud.errors import CloudError
 from gpuyard.ledger.store import StoreError
+from gpuyard.portal import github_webhook
 from gpuyard.portal.doorman import Doorman, same_token
 from gpuyard.portal.gateway import is_same_site, up_from
 from gpuyard.portal.people import Visitor
 from gpuyard.portal.problems import Refusal, response_to, unavailable
 
-OPEN = frozenset({"/login", "/login/sso", "/healthz", "/readyz", "/metrics", "/v1"})
+OWN_BODY = frozenset({github_webhook.PATH})
+"""Read the body themselves, and bound it."""
+OPEN = frozenset({"/login", "/login/sso", "/healthz", "/readyz", "/metrics", "/v1"}) | OWN_BODY
 OPEN_FOLDERS = ("/static/", "/ical/")
 PROGRAMS = ("/v1", "/openapi.json", "/events")
 """Beginnings of paths that answer with a problem instead of the login page."""
@@ -43,7 +46,8 @@ class Gate:
             return
         request = Request(scope, receive)
         try:
-            body = b"" if request.method in SAFE else await read_body(request)
+            reads = request.method not in SAFE and request.url.path not in OWN_BODY
+            body = await read_body(request) if reads else b""
             answer = None
             if not is_open(request.url.path):
                 answer = await run_in_threadpool(self._look, request, body)
@@ -56,7 +60,7 @@ class Gate:
         if answer is not None:
             await answer(scope, receive, send)
             return
-        if request.method not in SAFE:
+        if reads:
             receive = replayed(body, receive)
         if request.url.path in STREAMS:
             await self._stream(request, receive, send)

@@ -34,6 +34,7 @@ from gpuyard.portal.connections import (
 from gpuyard.portal.live import LiveFeed
 from gpuyard.portal.security import LOOPBACK_NAMES
 from gpuyard.portal.settings import PortalSettings
+from gpuyard.portal.sources import RunnerSources
 from gpuyard.portal.store import PortalStore
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def run(
     settings: PortalSettings | None = None,
     listener: socket.socket | None = None,
     ends: threading.Event | None = None,
+    runners: RunnerSources | None = None,
 ) -> bool:
     """Serve the portal of a site, and run the loops of the driver, until SIGINT or SIGTERM, or until `ends` is set:
     True then. A `listener` is used instead of an own one, and stays open.
@@ -85,6 +87,7 @@ def run(
         people=people,
         settings=settings,
         flavors=site.compiled.flavors,
+        runners=runners,
     )
 
     def start(url: str) -> None:

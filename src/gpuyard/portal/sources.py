@@ -12,10 +12,24 @@ from gpuyard.keeper.yard import Yard
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.model.gpu import Gpu
 from gpuyard.portal.settings import PortalSettings
+from gpuyard.runners.board import RunnerYard
+from gpuyard.runners.store import RunnerStore
+from gpuyard.site.runner_rules import SiteRunners
 
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class RunnerSources:
+    """Of a site that has runners for GitHub jobs."""
+
+    site: SiteRunners
+    store: RunnerStore
+    yard: RunnerYard
+    kept: Callable[[], None] = lambda: None
+    """Called, from any thread, when a webhook has been kept: somebody shall look."""
 
 
 @dataclass(frozen=True)
@@ -32,3 +46,5 @@ class Sources:
     people: People | None = None
     """Who may log in; with a ledger always there."""
     settings: PortalSettings = field(default_factory=PortalSettings)
+    runners: RunnerSources | None = None
+    """None when the site has none."""

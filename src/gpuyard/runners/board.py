@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpuyard.runners.github.answers import CallCount
@@ -16,7 +16,7 @@ class EnrolmentStatus:
 
     name: str
     """`Enrolment.name`."""
-    calls: CallCount = CallCount()
+    calls: CallCount = field(default_factory=CallCount)
     error: str = ""
     """Why nothing can be asked of GitHub at the moment, in words for admins; empty when all is well."""
 

@@ -13,7 +13,7 @@ from gpuyard.runners.store.schema import DELIVERIES
 from gpuyard.runners.store.writing import put_all
 from gpuyard.store.engine import Database
 from gpuyard.store.times import moment, seconds
-from gpuyard.store.upsert import put
+from gpuyard.store.upsert import put_many
 
 KEEP = timedelta(days=4)
 """GitHub redelivers for three days."""
@@ -32,20 +32,22 @@ class Deliveries:
 
     def keep_deliveries(self, deliveries: Sequence[HookDelivery]) -> None:
         """Several in one transaction: a burst costs one commit."""
+        rows = [
+            {
+                "scope": storable(one.scope),
+                "id": storable(one.id),
+                "event": storable(one.event),
+                "received": seconds(one.received),
+                "body": one.body,
+                "tries": one.tries,
+                "next_try": seconds(one.received),
+                "outcome": "",
+                "error": "",
+            }
+            for one in deliveries
+        ]
         with self._database.writing() as connection:
-            for one in deliveries:
-                row = {
-                    "scope": storable(one.scope),
-                    "id": storable(one.id),
-                    "event": storable(one.event),
-                    "received": seconds(one.received),
-                    "body": one.body,
-                    "tries": one.tries,
-                    "next_try": seconds(one.received),
-                    "outcome": "",
-                    "error": "",
-                }
-                put(connection, DELIVERIES, row, DELIVERIES.c.outcome == "")
+            put_many(connection, DELIVERIES, rows, DELIVERIES.c.outcome == "")
 
     def deliveries(self, now: datetime, limit: int = 1000) -> list[HookDelivery]:
         """Those that may be tried now; the oldest first."""

@@ -1,0 +1,58 @@
+"""The secrets of webhooks, read from the files that the site names; a file that changes is read again, so that a secret
+can be replaced while gpuyard runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from gpuyard.runners.webhook import secrets_of
+from gpuyard.site.runner_rules import Enrolment
+
+LOG = logging.getLogger(__name__)
+LOOK_EVERY = 5.0
+"""Seconds between looks at the files."""
+MOST_BYTES = 64 * 1024
+"""Of a file that is read."""
+
+
+class HookSecrets:
+    """For one thread, such as an event loop."""
+
+    def __init__(self, enrolments: Sequence[Enrolment], clock: Callable[[], float] = time.monotonic) -> None:
+        self._files = {one.name: Path(one.webhook_secrets_file) for one in enrolments if one.webhook_secrets_file}
+        self._clock, self._looked = clock, float("-inf")
+        self._seen: dict[str, tuple[int, int, int]] = {}
+        self._secrets: dict[str, Sequence[bytes]] = {}
+        self._told: dict[str, str] = {}
+
+    def __call__(self) -> Mapping[str, Sequence[bytes]]:
+        """By enrolment's name those that are right now. While a file cannot be read, those that it had."""
+        if self._clock() - self._looked >= LOOK_EVERY:
+            self._looked = self._clock()
+            for name, path in self._files.items():
+                self._look(name, path)
+        return self._secrets
+
+    def _look(self, name: str, path: Path) -> None:
+        try:
+            stat = path.stat()
+            seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            if self._seen.get(name) == seen:
+                return
+            with path.open("rb") as file:
+                text = file.read(MOST_BYTES).decode()
+        except (OSError, UnicodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not text"
+            self._tell(name, f"{path} with the secrets of its webhook cannot be read: {why}")
+            return
+        self._seen[name], self._secrets[name] = seen, secrets_of(text)
+        self._tell(name, "" if self._secrets[name] else f"{path} has no secret in it; its webhooks are refused")
+
+    def _tell(self, name: str, trouble: str) -> None:
+        """Once for each trouble."""
+        if trouble and self._told.get(name) != trouble:
+            LOG.warning("%s: %s", name, trouble)
+        self._told[name] = trouble
