@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -174,7 +174,7 @@ def test_rooms_say_when_lanes_are_free(ledger: Ledger, clock: Clock) -> None:
     ledger.upkeep.set_troubles({bad: "lost"})
     room = ledger.leases.rooms()["v100"]
     by_lane = dict(zip((id for id in ids if id != bad), room.lanes, strict=True))
-    expected = {id: ((NOON, FOREVER),) for id in ids if id != bad}
+    expected: dict[int, tuple[tuple[datetime, datetime], ...]] = {id: ((NOON, FOREVER),) for id in ids if id != bad}
     expected[one.lanes[0]] = ((NOON + 2 * HOUR, FOREVER),)
     expected[late.lanes[0]] = (
         ((NOON, NOON + 5 * HOUR - HOLD), (NOON + 6 * HOUR, FOREVER))
@@ -188,11 +188,12 @@ def test_rooms_say_when_lanes_are_free(ledger: Ledger, clock: Clock) -> None:
 
 def test_nobody_but_gpuyard_changes_a_lease(ledger: Ledger) -> None:
     one = lease(ledger, "r1")
-    for act in (
+    acts: tuple[Callable[[], object], ...] = (
         lambda: ledger.end(one.id, ROOT),
         lambda: ledger.cancel(one.id, ROOT),
         lambda: ledger.open(one.id, ROOT),
         lambda: ledger.edit(one.id, one.ask, ROOT),
-    ):
+    )
+    for act in acts:
         with pytest.raises(ForbiddenError, match="gpuyard's own"):
             act()

@@ -40,12 +40,13 @@ from gpuyard.ledger.pool_view import PoolView, read_memory
 from gpuyard.ledger.records import AuditEntry, Event, Query
 from gpuyard.ledger.shortage import Shortage, shortage
 from gpuyard.ledger.state import LedgerWords, ledger_words
-from gpuyard.model.booking import Booking, BookingState
+from gpuyard.ledger.yielding import MADE_WAY
+from gpuyard.model.booking import Booking, BookingState, Lane
 from gpuyard.model.errors import GpuyardError, UsageError
 from gpuyard.model.world import Snapshot
 from gpuyard.nova.release import RELEASES
 from gpuyard.site.compile import CompiledSite
-from gpuyard.site.objects import bookings_mark, gpu_resources
+from gpuyard.site.objects import bookings_mark, gpu_resources, runner_flavors
 
 LOG = logging.getLogger(__name__)
 ROUNDS = 6
@@ -164,8 +165,12 @@ class BookingsKeeper:
         short = shortage(view, self._now())
         if short.moves and self._upkeep.prefer(short.moves):
             view = self._with_bookings(view)
+        for id in short.leases:
+            self._require_turn()
+            self._ledger.leases.end(id, MADE_WAY)
         self._tell_delayed(view, short)
         plan = self._enforce(view, snapshot)
+        self._tell_leases(view, plan)
         run.waits += plan.waits
         run.kept |= plan.kept
         run.ready |= plan.ready
@@ -204,10 +209,22 @@ class BookingsKeeper:
             reserved=snapshot.reserved,
             memory=read_memory(self._upkeep.records.values(pool)),
             unbooked=unbooked,
+            trusted=self._trusted(lanes, projects),
             held_below=RELEASES[site.release].placement >= MOVES and not site.pools[pool].one_time_use,
             taken_at=snapshot.taken_at,
         )
         return self._with_bookings(replace(view, holders=tuple(self._holders(view, snapshot))))
+
+    def _trusted(self, lanes: Iterable[Lane], projects: Mapping[str, str]) -> dict[str, int]:
+        """The runners' project, where their flavors have GPUs of the lanes' pool, with as many as there are."""
+        runners, lanes = self._compiled.site.runners, list(lanes)
+        if runners is None or runners.project not in projects:
+            return {}
+        pools = {
+            pool for name in runner_flavors(self._compiled.site) for pool in self._compiled.site.flavors[name].gpus
+        }
+        there = sum(lane.size for lane in lanes if lane.pool in pools)
+        return {projects[runners.project]: min(there, runners.most or there)} if there else {}
 
     def _holders(self, view: PoolView, snapshot: Snapshot) -> Iterable[Holder]:
         """Servers of the pool, and those of which it cannot be told yet."""
@@ -282,6 +299,12 @@ class BookingsKeeper:
         if news:
             self._require_turn()
             self._upkeep.record_claims(news)
+
+    def _tell_leases(self, view: PoolView, plan: PoolPlan) -> None:
+        """What speaks against new leases that is not in the ledger."""
+        taken = {lane for lane in view.lanes if not view.ready(lane)}
+        self._require_turn()
+        self._ledger.leases.tell(view.pool, plan.blocked, taken | plan.kept.keys())
 
     def _tell_delayed(self, view: PoolView, short: Shortage) -> None:
         """Once for each booking that has begun and has no GPU yet."""

@@ -35,6 +35,7 @@ def apply_site(lab: Lab, loaded: LoadedSite) -> int:
     site = loaded.site
     private = [pool.projects for pool in site.pools.values()]
     private += [flavor.projects for flavor in site.flavors.values() if not flavor.foreign]
+    private += [[site.runners.project]] if site.runners else []
     named = {*site.projects, *(project for projects in private for project in projects or ())}
     token = log_in(lab)
     ensure_projects(lab, token, sorted(named))

@@ -22,6 +22,8 @@ from gpuyard.store.times import moment, seconds
 GPUYARD = "gpuyard"
 """The actor of what happens by the clock."""
 EPOCH = moment(0)
+A_MOMENT = 60
+"""Seconds."""
 T = TypeVar("T")
 
 
@@ -152,6 +154,21 @@ class Desk:
     def with_way_made(self) -> AbstractContextManager[None]:
         """As if no lease that yields were there, for as long as the context lasts."""
         return self.timetable.without([taken for one in self.look.yielding() for taken in taken_by(one)])
+
+    @contextmanager
+    def also_taken(self, lanes: Sequence[int]) -> Iterator[None]:
+        """As if these lanes were taken for the next moment, for as long as the context lasts; those that are free."""
+        start = seconds(self.now)
+        known = {lane.id for lane in self.lanes}
+        taken = [(lane, start, start + A_MOMENT) for lane in lanes if lane in known]
+        taken = [one for one in taken if self.timetable.is_free(*one)]
+        for one in taken:
+            self.timetable.add(*one)
+        try:
+            yield
+        finally:
+            for one in taken:
+                self.timetable.remove(*one)
 
     def facts(self, ask: Ask, who: Person, without: Booking | None, rules: Rules | None = None) -> Usage:
         """What the rules need to know; those that hold, where no others are given."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from math import inf
 
-from gpuyard.ledger.matching import running
+from gpuyard.ledger.matching import on_now, running
 from gpuyard.ledger.pool_view import SOON, PoolView
 from gpuyard.model.booking import Booking, BookingKind, BookingState
 
@@ -123,6 +123,8 @@ class PoolPlan:
     """Those of them whose GPUs are released now: all but who has had a window that is over."""
     again: datetime | None = None
     """When to look again, where that is known to help."""
+    blocked: str = ""
+    """Why trusted projects get nothing new at the moment; empty when they do."""
 
 
 def plan_pool(view: PoolView, controls: Controls, now: datetime) -> PoolPlan:
@@ -158,7 +160,8 @@ def plan_pool(view: PoolView, controls: Controls, now: datetime) -> PoolPlan:
     again = _again(view, now) if settling else None
     ready = _ready(view, closing, opened)
     usable = {one.id for one in view.bookings if one.id in ready and (one.id in opened or not view.exclusive(one))}
-    return PoolPlan(steps, (*waits, *_pauses(view, now)), kept, ready, frozenset(usable), again)
+    waits = (*waits, *_pauses(view, now), *_leftover(view))
+    return PoolPlan(steps, waits, kept, ready, frozenset(usable), again, _blocked(view, closing, now))
 
 
 def _ready(view: PoolView, closing: Iterable[Booking], opened: frozenset[str]) -> frozenset[str]:
@@ -187,6 +190,23 @@ def _pauses(view: PoolView, now: datetime) -> Iterable[str]:
             yield f"pool {view.pool}: GPUs of booking {booking.id} are not released again before {again}"
 
 
+def _leftover(view: PoolView) -> Iterable[str]:
+    for holder in view.leftover:
+        yield (
+            f"pool {view.pool}: server {holder.name or holder.id} is in the runners' project without a lease: gpuyard "
+            "deletes it if it has made it, else somebody must"
+        )
+
+
+def _blocked(view: PoolView, closing: Iterable[Booking], now: datetime) -> str:
+    if not view.trusted:
+        return ""
+    ends = [window[1] for one in closing if (window := view.window(one, now))]
+    until = f" until {max(ends).strftime('%H:%M:%S UTC')} or its server is there" if ends else ""
+    names = ", ".join(f"booking {one.id} of {one.user}" for one in closing)
+    return f"GPUs of pool {view.pool} are released for {names}{until}" if names else ""
+
+
 def _has(controls: Controls, step: SetLimit) -> float:
     """The limit that a step changes, as it is; Keystone's -1 is none at all."""
     limit = controls.limits.get((step.project, step.resource), 0)
@@ -201,10 +221,14 @@ def limit_targets(
     As many as its bookings let in, and those of servers without a booking that it has already as long as a booking of
     its own still waits for a server: else they would use that one's place up. While a release is on or about to be,
     nobody else gets anything new, not even in place of a server that is deleted: that could land on what is released.
+    A trusted project has its number all the time but then: whoever takes a lease need not wait for a look at the pool.
     """
     closing = list(closing)
     projects = (
-        {project for project, _ in controls.limits} | view.unbooked.keys() | {b.project_id for b in view.bookings}
+        {project for project, _ in controls.limits}
+        | view.unbooked.keys()
+        | view.trusted.keys()
+        | {b.project_id for b in view.bookings if b.kind is not BookingKind.RUNNER}
     )
     let_in: dict[str, int] = {}
     waiting: set[str] = set()
@@ -224,7 +248,8 @@ def limit_targets(
     for project in projects:
         more = strays.get(project, 0) if project in waiting else 0
         if not closing:
-            targets[project] = let_in.get(project, 0) + max(more, view.unbooked.get(project, 0))
+            unasked = max(view.unbooked.get(project, 0), view.trusted.get(project, 0))
+            targets[project] = let_in.get(project, 0) + max(more, unasked)
         else:
             targets[project] = let_in.get(project, 0) + more if project in owners else 0
     return targets
@@ -235,6 +260,8 @@ def _limit_steps(view: PoolView, controls: Controls, targets: Mapping[str, int])
         for resource in controls.resources:
             if controls.limits.get((project, resource), 0) != targets[project]:
                 reason = "its bookings, and what it may use without one"
+                if project in view.trusted:
+                    reason = "servers for which gpuyard has leases"
                 yield SetLimit(view.pool, project, resource, targets[project], reason)
 
 
@@ -304,6 +331,8 @@ def kept_lanes(view: PoolView, now: datetime, opened: frozenset[str]) -> dict[in
         elif booking.state in SOON:
             if booking.ask.start - view.rules_of(booking).hold <= now < booking.ask.end:
                 kept |= dict.fromkeys(booking.lanes, f"booking {booking.id} of {booking.user} starts soon")
+        elif booking.kind is BookingKind.RUNNER:
+            released |= set(view.missing(booking))
         elif booking.state is BookingState.ACTIVE:
             claimed = view.matches.claims.get(booking.id, ())
             lanes = view.missing(booking)
@@ -327,6 +356,8 @@ def _guarded(view: PoolView, now: datetime) -> Iterable[tuple[int, str]]:
         for booking in view.bookings
         if booking.kind is BookingKind.BOOKING and booking.state is BookingState.ACTIVE
     ]
+    # The one server of a lease stays where it is, and there is none after it.
+    stays += [(b.ask.end, frozenset(b.lanes)) for b in on_now(view.bookings) if b.id not in view.matches.claims]
     for later in view.bookings:
         pinned = later.ask.gpu or (view.mixed and view.whole(later))
         if later.kind is BookingKind.BOOKING and later.state in SOON and pinned:

@@ -7,7 +7,7 @@ have is for whoever takes leases to say. docs/adr/0021 says why it is so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -23,6 +23,7 @@ from gpuyard.model.booking import FOREVER, Answer, Ask, Booking, BookingKind, Bo
 from gpuyard.store.times import moment, seconds
 
 S = BookingState
+_BLOCKED, _CLOSED = "leases.blocked", "leases.closed"
 HORIZON = timedelta(hours=48)
 """How far ahead `Leases.rooms` looks."""
 
@@ -81,6 +82,8 @@ class Leases:
             text = f"there is no pool {pool!r}; there are {', '.join(self._desks.book.pools)}"
             raise _refused(Reason("no_such_pool", text))
 
+        _, closed = self._told(pool)
+
         def take(desk: Desk) -> Booking:
             for known in desk.look.leases():
                 if (known.server, known.project_id) == (server, project_id):
@@ -103,7 +106,8 @@ class Leases:
             )
             if wrong := malformed(ask, desk.now):
                 raise RefusedError(Answer(reasons=tuple(wrong)))
-            answer = desk.place_lease(lease, _with_hold(desk, ask))
+            with desk.also_taken(closed):
+                answer = desk.place_lease(lease, _with_hold(desk, ask))
             if not answer.yes:
                 raise RefusedError(answer)
             saved = desk.add(replace(lease, lanes=answer.lanes), *desk.move(answer))
@@ -161,14 +165,29 @@ class Leases:
         return {pool: self._room(pool) for pool in self._desks.book.pools}
 
     def _room(self, pool: str) -> PoolRoom:
-        with self._desks.look(pool) as desk:
+        blocked, closed = self._told(pool)
+        with self._desks.look(pool) as desk, desk.also_taken(closed):
             now, hold = seconds(desk.now), int(desk.rules("").hold.total_seconds())
             lanes = tuple(
                 LaneRoom(lane.size, tuple(_gaps(desk.timetable, lane.id, now, hold)), lane.host)
                 for lane in desk.lanes
                 if not lane.trouble
             )
-        return PoolRoom(pool, lanes)
+        return PoolRoom(pool, lanes, blocked)
+
+    def tell(self, pool: str, blocked: str, closed: Collection[int]) -> None:
+        """What only who looks at the cloud knows, for leases that are taken from now on. `blocked`: why no server may
+        be started in the pool. `closed`: lanes that no new server can have or is to have now: servers without a
+        booking are on them, or they are held."""
+        words = {_BLOCKED: blocked, _CLOSED: " ".join(map(str, sorted(closed)))}
+        known = self._store.values(pool)
+        for key, text in words.items():
+            if known.get(key, "") != text:
+                self._store.set_value(pool, key, text or None)
+
+    def _told(self, pool: str) -> tuple[str, list[int]]:
+        known = self._store.values(pool)
+        return known.get(_BLOCKED, ""), [int(lane) for lane in known.get(_CLOSED, "").split()]
 
     def _pool_of(self, id: str) -> str:
         """Raises NoBookingError."""

@@ -1,4 +1,5 @@
-"""Which server uses which booking: by Keystone's ids of user and project, or for a shared one of the project. Pure."""
+"""Which server uses which booking: by Keystone's ids of user and project, or for a shared one of the project; and which
+one a lease is for, by its name and project. Pure."""
 
 from __future__ import annotations
 
@@ -52,6 +53,12 @@ def running(bookings: Iterable[Booking]) -> list[Booking]:
     return sorted(active, key=lambda b: (b.ask.start, b.id))
 
 
+def on_now(bookings: Iterable[Booking]) -> list[Booking]:
+    """Leases whose time it is, in order of their start."""
+    found = [b for b in bookings if b.kind is BookingKind.RUNNER and b.state is BookingState.ACTIVE]
+    return sorted(found, key=lambda b: (b.ask.start, b.id))
+
+
 def may_use(holder: Holder, booking: Booking) -> bool:
     """Whether a booking is for a server, as far as its user and project tell."""
     return booking.project_id == holder.project_id and (booking.shared or booking.user_id == holder.user_id)
@@ -61,14 +68,21 @@ def match(bookings: Iterable[Booking], holders: Iterable[Holder]) -> Matches:
     """Give each server a booking of its user and project, or a shared one of its project, that is not used up; several
     where none has enough: Nova counts GPUs of a project, so it lets in whoever has booked two GPUs one by one and
     starts a server with both. The oldest server first, so that what runs keeps what it has. Of several bookings one
-    that is not shared, then one whose lanes the server is on, then the one that began first."""
+    that is not shared, then one whose lanes the server is on, then the one that began first. A server that a lease is
+    for has that one, and no other server has it."""
+    bookings = list(bookings)
     active = running(bookings)
+    leases = {(lease.project_id, lease.server): lease.id for lease in reversed(on_now(bookings))}
     left = {booking.id: _Left(booking.ask.gpus, len(booking.lanes) or booking.ask.lanes) for booking in active}
     claims: dict[str, tuple[int, ...]] = {}
     gpus: dict[str, int] = {}
     bookings_of: dict[str, tuple[str, ...]] = {}
     unbooked: list[Holder] = []
     for holder in sorted((one for one in holders if one.lanes), key=lambda one: (one.created or EARLY, one.id)):
+        lease = leases.pop((holder.project_id, holder.name), None)
+        if lease is not None:
+            claims[lease], gpus[lease], bookings_of[holder.id] = holder.lanes, holder.gpus, (lease,)
+            continue
         drawn = _drawn(holder, active, left)
         if not drawn:
             unbooked.append(holder)

@@ -62,6 +62,9 @@ class PoolView:
     memory: Memory = Memory()
     unbooked: Mapping[str, int] = field(default_factory=dict)
     """Project -> how many GPUs it may use without a booking; only those that may."""
+    trusted: Mapping[str, int] = field(default_factory=dict)
+    """Project -> how many GPUs it may have at once without being let in: nobody but gpuyard itself starts servers
+    there, each on a lease."""
     held_below: bool = True
     """Whether GPUs of exclusive bookings are held below their servers too: Placement 14 and later lets Nova move such
     a server, and Nova itself reserves those that are used once."""
@@ -76,6 +79,16 @@ class PoolView:
     def mixed(self) -> bool:
         """Whether a server with one GPU may land in a slot of several."""
         return len({lane.size for lane in self.lanes.values()}) > 1
+
+    @cached_property
+    def strays(self) -> tuple[Holder, ...]:
+        """Servers without a booking that somebody answers for, the oldest first."""
+        return tuple(one for one in self.matches.unbooked if one.project_id not in self.trusted)
+
+    @cached_property
+    def leftover(self) -> tuple[Holder, ...]:
+        """Servers in trusted projects without a lease: about to be deleted, or somebody has put them there."""
+        return tuple(one for one in self.matches.unbooked if one.project_id in self.trusted)
 
     def rules_of(self, booking: Booking) -> Rules:
         return self.rules(booking.project)
@@ -144,7 +157,7 @@ class PoolView:
     def keeps_others_out(self, booking: Booking) -> bool:
         """Whether somebody outside the project waits while its GPUs are released."""
         booked = {one.project_id for one in self.bookings if one.kind is BookingKind.BOOKING}
-        return bool((self.unbooked.keys() | booked) - {booking.project_id})
+        return bool((self.unbooked.keys() | self.trusted.keys() | booked) - {booking.project_id})
 
     def closing(self, now: datetime) -> list[Booking]:
         """Exclusive bookings whose GPUs are released, or to be released now or in a moment. Those of which one's

@@ -60,7 +60,7 @@ def reasons(view: PoolView, ended: Mapping[tuple[str, str], datetime], yielding:
     of the pool that they could use was over last. Servers that Nova is still making are left for the next look."""
     may_stay, must_yield = tolerated(view), set(yielding)
     found = {}
-    for holder in view.matches.unbooked:
+    for holder in view.strays:
         if holder.on_its_way or holder.status == "BUILD":
             continue
         if holder.id in may_stay:

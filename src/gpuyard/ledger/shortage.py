@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from gpuyard.ledger.matching import Holder
+from gpuyard.ledger.matching import Holder, on_now
 from gpuyard.ledger.pool_view import SOON, PoolView
 from gpuyard.model.booking import Booking, BookingKind, BookingState, Lane
+
+LEAVING = timedelta(minutes=5)
+"""How long into a booking nobody is told that it waits for a runner's server, which is being deleted."""
 
 
 @dataclass(frozen=True)
@@ -21,17 +24,21 @@ class Shortage:
     """Ids of servers without a booking that must make room."""
     delayed: tuple[str, ...]
     """Bookings that have begun and wait for a GPU."""
+    leases: tuple[str, ...]
+    """Leases that must end, because their servers are on GPUs of bookings that have begun, or that are kept free for
+    them already. Nova puts a server anywhere, so it may be where its lease is not."""
 
 
 def shortage(view: PoolView, now: datetime) -> Shortage:
     """Look at bookings in order of their start; each takes its GPU, or another free one like it, or is short of one."""
     near = list(_near(view, now))
-    spoken_for = {lane for booking in near for lane in booking.lanes}
+    spoken_for = {lane for booking in (*near, *on_now(view.bookings)) for lane in booking.lanes}
     free = {lane for lane in view.lanes if view.ready(lane)}
     moves: dict[str, tuple[int, ...]] = {}
     given: set[int] = set()
     victims: list[str] = []
     delayed: list[str] = []
+    leases: list[str] = []
     for booking in near:
         lanes = {lane: lane for lane in booking.lanes}
         for lane in view.missing(booking):
@@ -45,13 +52,17 @@ def shortage(view: PoolView, now: datetime) -> Shortage:
                 lanes[lane] = other
                 given.add(other)
                 continue
+            kept = booking.ask.start - view.rules_of(booking).hold <= now
+            if (gone := _leases_on(view, lane)) or _is_leaving(view, booking, lane, now):
+                leases += gone if kept else ()
+                continue
             victims += _makes_room(view, booking, lane, victims)
             if booking.state is BookingState.ACTIVE:
                 delayed.append(booking.id)
         hold = view.rules_of(booking).hold
         if tuple(lanes.values()) != booking.lanes and booking.ask.start - hold <= now:
             moves[booking.id] = tuple(lanes.values())
-    return Shortage(moves, tuple(dict.fromkeys(victims)), tuple(dict.fromkeys(delayed)))
+    return Shortage(moves, *(tuple(dict.fromkeys(ids)) for ids in (victims, delayed, leases)))
 
 
 def _near(view: PoolView, now: datetime) -> Iterable[Booking]:
@@ -72,6 +83,19 @@ def _leaves_in_time(view: PoolView, booking: Booking, lane: int) -> bool:
             own = view.matches.bookings_of.get(holder.id, ())
             return any(b.id in own and b.ask.end <= booking.ask.start for b in view.bookings)
     return False
+
+
+def _leases_on(view: PoolView, lane: int) -> list[str]:
+    """Leases whose servers are on a lane."""
+    leases = {lease.id for lease in on_now(view.bookings)}
+    own = [id for one in view.holders if lane in one.lanes for id in view.matches.bookings_of.get(one.id, ())]
+    return [id for id in own if id in leases]
+
+
+def _is_leaving(view: PoolView, booking: Booking, lane: int, now: datetime) -> bool:
+    """Whether a server on a lane has lost its lease a moment ago, so that gpuyard is deleting it."""
+    soon = now < booking.ask.start + LEAVING
+    return soon and any(lane in one.lanes for one in view.leftover)
 
 
 def _of_intruder(view: PoolView, near: Iterable[Booking], lane: int) -> set[int]:
@@ -111,7 +135,7 @@ def _makes_room(view: PoolView, booking: Booking, lane: int, victims: Iterable[s
         like = any(old is None or view.lanes[one].size == old.size for one in holder.lanes if one in view.lanes)
         return like and not booking.ask.gpu
 
-    able = [holder for holder in reversed(view.matches.unbooked) if holder.id not in taken and helps(holder)]
+    able = [holder for holder in reversed(view.strays) if holder.id not in taken and helps(holder)]
     able.sort(key=lambda holder: holder.id in allowed)
     return [able[0].id] if able else []
 
@@ -120,7 +144,7 @@ def tolerated(view: PoolView) -> frozenset[str]:
     """Servers without a booking that their project may have: its oldest ones, up to its number."""
     left = dict(view.unbooked)
     found = []
-    for holder in view.matches.unbooked:
+    for holder in view.strays:
         if holder.gpus <= left.get(holder.project_id, 0):
             left[holder.project_id] -= holder.gpus
             found.append(holder.id)

@@ -45,6 +45,9 @@ def ledger_words(
             comment = f": {booking.ask.comment}" if booking.ask.comment else ""
             what = f"held by {booking.user} until {_moment(booking.ask.end)}{comment}"
             keeping = Keeping(GpuState.HELD, what, booking.id)
+        elif booking.kind is BookingKind.RUNNER:
+            what = f"{booking.ask.comment or f'runner {booking.server}'} until {_moment(booking.ask.end)}"
+            keeping = Keeping(GpuState.BOOKED, what, booking.id)
         else:
             when = f"until {_moment(booking.ask.end)}" if active else f"from {_moment(booking.ask.start)}"
             keeping = Keeping(GpuState.BOOKED, f"booked by {booking.user} ({booking.project}) {when}", booking.id)

@@ -141,7 +141,8 @@ class Upkeep:
             self._desks.run(pool, partial(_release, ids, seen_for))
 
     def _active(self) -> list[Booking]:
-        query = Query(states=frozenset({S.ACTIVE}), kinds=frozenset({BookingKind.BOOKING}))
+        """Also leases: their lanes become those of their servers, as bookings' do."""
+        query = Query(states=frozenset({S.ACTIVE}), kinds=frozenset({BookingKind.BOOKING, BookingKind.RUNNER}))
         found: list[Booking] = []
         while page := self._store.find(query, PAGE, found[-1].id if found else ""):
             found += page

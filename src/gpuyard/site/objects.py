@@ -145,9 +145,9 @@ def _flavor(site: Site, name: str, flavor: Flavor, aliases: str | None) -> Flavo
     specs = dict(flavor.properties) if flavor.foreign else {**_site_specs(site, flavor), **flavor.properties}
     if aliases:
         specs[ALIAS_SPEC] = aliases
-    projects = flavor.projects
-    if projects is None and flavor.gpus and not flavor.foreign:
-        projects = site.pools[next(iter(flavor.gpus))].projects
+    projects = _allowed(site, flavor)
+    if projects is not None and site.runners and not flavor.foreign and name in runner_flavors(site):
+        projects = [*projects, site.runners.project]
     return FlavorObject(
         name=name,
         vcpus=flavor.vcpus,
@@ -162,6 +162,28 @@ def _flavor(site: Site, name: str, flavor: Flavor, aliases: str | None) -> Flavo
         gpus=sum(flavor.gpus.values()),
         foreign=flavor.foreign,
     )
+
+
+def runner_flavors(site: Site) -> tuple[str, ...]:
+    """Flavors that runners for GitHub jobs may have, by name: those of scale sets, and those that `.cirun.yml` may
+    name, which are all with GPUs where the site names none. Private ones are theirs only where the site names them."""
+    if site.runners is None:
+        return ()
+    named = {*site.runners.allowed.flavors, *(name for one in site.runners.sets.values() for name in one.flavors)}
+    every = not site.runners.allowed.flavors and any(one.cirun for one in site.runners.enrolments)
+    project = site.runners.project
+
+    def seen(flavor: Flavor) -> bool:
+        return project in (_allowed(site, flavor) or [project])
+
+    return tuple(name for name, one in site.flavors.items() if one.gpus and (name in named or (every and seen(one))))
+
+
+def _allowed(site: Site, flavor: Flavor) -> list[str] | None:
+    """The projects that a flavor is private to by the site file; None when everybody sees it."""
+    if flavor.projects is None and not flavor.foreign and set(flavor.gpus) & set(site.pools):
+        return site.pools[next(iter(flavor.gpus))].projects
+    return flavor.projects
 
 
 def _site_specs(site: Site, flavor: Flavor) -> dict[str, str]:
@@ -192,7 +214,8 @@ def keeps_reserves(site: Site) -> bool:
 
 
 def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject]:
-    """Registered limits that the site states, and each project's own.
+    """Registered limits that the site states, and each project's own. The runners' project has none but those that the
+    site states for it: how many servers it has is gpuyard's own doing.
 
     A GPU class that has no registered limit is unlimited for everybody, so each gets one, of 0.
     """
@@ -200,6 +223,10 @@ def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject
     mark = owner_mark(site.site)
     for project, wish in site.projects.items():
         wanted += [LimitObject(name, value, project, mark) for name, value in _base_limits(wish)]
+    if site.runners is not None:
+        own = dict(_base_limits(site.projects.get(site.runners.project, Limits())))
+        names = (name for name, _ in _base_limits(site.limits) if name not in own)
+        wanted += [LimitObject(name, -1, site.runners.project, mark) for name in names]
     if not site.gpu_quotas:
         return wanted
     by_pool: dict[str, list[EncodedGpu]] = {pool: [] for pool in site.pools}
