@@ -43,10 +43,15 @@ def booked_site(folder: Path, booking: Mapping[str, Any], projects: Mapping[str,
     document["booking"] = dict(booking)
     if projects is not None:
         document["projects"] = dict(projects)
-    shutil.copytree(EXAMPLE_SITE.parent / "recordings", folder / "recordings", dirs_exist_ok=True)
+    copy_recordings(folder)
     path = folder / "site.yaml"
     path.write_text(json.dumps(document))  # JSON is YAML too
     return load_site(path).compiled
+
+
+def copy_recordings(folder: Path) -> None:
+    """What the example site's file refers to."""
+    shutil.copytree(EXAMPLE_SITE.parent / "recordings", folder / "recordings", dirs_exist_ok=True)
 
 
 def open_ledger(folder: Path, compiled: CompiledSite, clock: ShiftedClock) -> Ledger:

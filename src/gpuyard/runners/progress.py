@@ -51,13 +51,12 @@ class Seen:
     """Nova had its server, and has deleted it for good."""
     registered: bool | None = None
     """Whether GitHub has its registration; None: not asked since its last change."""
-    online: bool = False
+    online: bool | None = None
+    """The same of its being online."""
     busy: bool = False
     console: Console | None = None
     job: Job | None = None
     """The one that GitHub has given it."""
-    lost_lease: str = ""
-    """Why the ledger has taken its GPU back; empty while it has not."""
 
 
 @dataclass(frozen=True)
@@ -117,14 +116,14 @@ def _end(runner: Runner, seen: Seen, patience: Patience, now: datetime) -> Runne
         return become(last, S.DELETING, now, cause, reason)
 
     job, console = seen.job, seen.console or Console()
-    if job is not None and job.state is JobState.REFUSED:
+    # One that we gave up, or refused, GitHub may run all the same: it is over when GitHub says so.
+    over = job is not None and job.state in DONE and (job.state is JobState.COMPLETED or job.completed is not None)
+    if job is not None and job.state is JobState.REFUSED and not over:
         return end(Cause.REFUSED, job.reason or "a policy does not allow its job")
-    if (job is not None and job.state in DONE) or console.job is JobProgress.FINISHED:
+    if over or console.job is JobProgress.FINISHED:
         return end(Cause.FINISHED, "its job is over")
     if seen.gone:
         return end(Cause.SERVER_ERROR, "its server was deleted by somebody else")
-    if seen.lost_lease:
-        return end(Cause.BOOKING, seen.lost_lease)
     if runner.state is S.BUSY and runner.until is not None and now >= runner.until:
         return end(Cause.TIME_LIMIT, f"its job has run for {_hours(runner)}, which is as long as it may")
     server = seen.server
@@ -138,8 +137,8 @@ def _end(runner: Runner, seen: Seen, patience: Patience, now: datetime) -> Runne
 def _silent(runner: Runner, seen: Seen, patience: Patience, now: datetime, end: _End) -> Runner | None:
     """The same, of one that should have said something, or has said that it cannot go on."""
     console, state = seen.console or Console(), runner.state
-    # A job could write anything; what it says of the GPU counts only while there can have been none (console.py).
-    never = runner.online is None and runner.busy is None and not seen.online
+    # A job could write anything: what is said of the GPU counts only while there can have been none (console.py).
+    never = runner.online is None and runner.busy is None and seen.online is False
     if never and console.gpu is GpuVerdict.FAILED:
         return end(Cause.GPU_CHECK, f"its GPU did not pass the check: {console.gpu_words or 'no words'}")
     if never and console.failed:

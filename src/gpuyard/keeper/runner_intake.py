@@ -1,0 +1,143 @@
+"""What comes in of jobs: webhooks that were written down, and jobs of which it is not known yet what they may have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from gpuyard.keeper.job_book import JobBook
+from gpuyard.keeper.repositories import Repositories
+from gpuyard.keeper.runner_site import RunnerSite
+from gpuyard.runners.github.errors import GitHubError
+from gpuyard.runners.jobs import JobUpdate, merge
+from gpuyard.runners.records import DONE, HookDelivery, Job, JobState
+from gpuyard.runners.resolve import Ruling
+from gpuyard.runners.store import RunnerStore
+from gpuyard.runners.webhook import HookRefusedError, job_update
+
+LOG = logging.getLogger(__name__)
+MANY = 200
+"""Webhooks that are read from the store at once."""
+AGAIN = timedelta(seconds=15)
+"""After GitHub could not be asked; twice as long each time."""
+LONGEST = timedelta(minutes=10)
+
+
+class Intake:
+    """Of one site. One run at a time, and in one process."""
+
+    def __init__(
+        self,
+        site: RunnerSite,
+        store: RunnerStore,
+        book: JobBook,
+        repositories: Repositories,
+        executor: Executor,
+        now: Callable[[], datetime],
+    ) -> None:
+        """`executor`: GitHub is asked about several jobs at once."""
+        self._site, self._store, self._book = site, store, book
+        self._repositories, self._executor, self._now = repositories, executor, now
+        self._again: dict[str, tuple[int, datetime]] = {}
+        """Job -> how often GitHub could not be asked about it, and when to try again."""
+
+    def run(self) -> float | None:
+        """Everything that can be worked on now. Returns in how many seconds another look helps."""
+        while deliveries := self._store.deliveries(self._now(), MANY):
+            for _ in self._executor.map(self._deliver, deliveries):
+                pass
+        open_jobs = [job for job in self._store.jobs(frozenset({JobState.QUEUED})) if job.wanted is None]
+        now = self._now()
+        due = [job for job in open_jobs if self._again.get(job.id, (0, now))[1] <= now]
+        for _ in self._executor.map(self._settle, due):
+            pass
+        self._again = {job.id: self._again[job.id] for job in open_jobs if job.id in self._again}
+        waits = [at for _, at in self._again.values()]
+        return max(0.1, (min(waits) - self._now()).total_seconds()) if waits else None
+
+    def found(self, updates: list[JobUpdate]) -> None:
+        """Jobs that GitHub was asked for: those of other people's runners are left alone, as with webhooks."""
+        for update in updates:
+            known = self._store.job(update.id)
+            job = known or self._new(update)
+            if job is not None:
+                self._book.update([update], {} if known else {job.id: job})
+
+    def _deliver(self, delivery: HookDelivery) -> None:
+        """One webhook, to its end. What must be asked again is tried again; nothing that it says can end the loop."""
+        try:
+            self._done(delivery, *self._understood(delivery))
+        except GitHubError as error:
+            wait = min(AGAIN * 2 ** min(delivery.tries, 10), LONGEST)
+            self._store.delivery_failed(delivery.id, delivery.scope, str(error), error.retry_at or self._now() + wait)
+        except Exception as error:  # a mistake of ours: it may concern this one only, and there are others
+            LOG.exception("webhook %s", delivery.id)
+            text = f"{type(error).__name__}: {error}"
+            self._store.delivery_failed(delivery.id, delivery.scope, text, self._now() + LONGEST)
+
+    def _done(self, delivery: HookDelivery, outcome: str, update: JobUpdate | None, known: Job | None) -> None:
+        if update is None:
+            self._store.delivery_done(delivery.id, delivery.scope, outcome)
+        else:
+            self._book.deliver(delivery.id, delivery.scope, update, known)
+
+    def _understood(self, delivery: HookDelivery) -> tuple[str, JobUpdate | None, Job | None]:
+        """What becomes of it, what it says, and the job as it begins when it is new."""
+        enrolment = self._site.enrolment(delivery.scope)
+        if enrolment is None:
+            return "no such enrolment", None, None
+        try:
+            update = job_update(delivery.event, delivery.body, delivery.scope, enrolment.url.partition("://")[2])
+        except HookRefusedError as error:
+            return f"unreadable: {error}"[:200], None, None
+        if update is None:
+            return "ignored", None, None
+        if not enrolment.includes(update.repository):
+            return "not enrolled", None, None
+        if self._store.job(update.id) is not None:
+            return "", update, None
+        job = self._new(update)
+        return ("", update, job) if job is not None else ("not ours", None, None)
+
+    def _new(self, update: JobUpdate) -> Job | None:
+        """A new job, with what it may have; None when its labels are others'. Raises GitHubError."""
+        job = merge(None, update, self._now())
+        ruling, settled = self._repositories.settle(job)
+        if ruling is Ruling.NOT_OURS:
+            return None
+        # What has begun or is over is only written down: nobody decides about it any more.
+        return settled if job.state not in DONE and job.state is not JobState.RUNNING else job
+
+    def _settle(self, job: Job) -> None:
+        try:
+            ruling, settled = self._repositories.settle(job)
+            why = "" if ruling is not Ruling.UNKNOWN else settled.reason
+        except GitHubError as error:
+            ruling, settled, why = Ruling.UNKNOWN, job, str(error)
+        if ruling is Ruling.NOT_OURS:
+            ruling, settled = Ruling.REFUSED, replace(settled, state=JobState.REFUSED)
+        if ruling is Ruling.UNKNOWN:
+            times = self._again.get(job.id, (0, self._now()))[0]
+            self._again[job.id] = times + 1, self._now() + min(AGAIN * 2 ** min(times, 10), LONGEST)
+        reason = why or settled.reason
+
+        def decided(now: Job) -> Job:
+            if now.state is not JobState.QUEUED or now.wanted is not None:
+                return now
+            state = JobState.REFUSED if ruling is Ruling.REFUSED else now.state
+            return replace(
+                now,
+                state=state,
+                wanted=settled.wanted,
+                reason=reason,
+                event=settled.event,
+                actor=settled.actor,
+                trust=settled.trust,
+                association=settled.association,
+            )
+
+        text = f"refused: {reason}" if ruling is Ruling.REFUSED else ""
+        self._book.change(job.id, decided, text)

@@ -1,0 +1,165 @@
+"""All that keeps a site's runners, put together, and the loops that run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from datetime import datetime, timedelta
+from functools import partial
+
+from gpuyard.cloud.api import CloudApi
+from gpuyard.cloud.guarded_servers import GuardedServers
+from gpuyard.cloud.servers import NovaServers, open_runners_project
+from gpuyard.keeper.crew import Crew
+from gpuyard.keeper.driver import Loop
+from gpuyard.keeper.registrations import Registrations
+from gpuyard.keeper.repositories import Repositories
+from gpuyard.keeper.runner_intake import Intake
+from gpuyard.keeper.runner_recovery import Recovery
+from gpuyard.keeper.runner_site import RunnerSite
+from gpuyard.keeper.runners import A_JOB, Doors, RunnersKeeper
+from gpuyard.keeper.set_listener import SetListener
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.runners.github.client import GitHubClient
+from gpuyard.runners.github.scale_sets import ScaleSetClient
+from gpuyard.runners.store import RunnerStore
+from gpuyard.site.compile import CompiledSite
+from gpuyard.site.runner_rules import Enrolment
+
+PERIOD = 5.0
+"""Seconds between looks at everything; whatever happens wakes the loop at once."""
+NOVA_PERIOD, NOVA_REST = 3.0, 3.0
+CONSOLE_PERIOD, CONSOLE_REST = 3.0, 2.0
+GITHUB_PERIOD = 60.0
+INTAKE_PERIOD = 5.0
+RECOVERY_PERIOD = 120.0
+SET_PERIOD = 2.0
+"""Seconds before a poll is tried again that failed; twice as long each time."""
+CREW = 16
+"""Things done at Nova and GitHub at once."""
+ASKERS = 8
+PRUNED = timedelta(days=1)
+
+
+class Runners:
+    """Of one site, on one ledger. Nothing runs before its loops do."""
+
+    def __init__(
+        self,
+        site: RunnerSite,
+        doors: Doors,
+        now: Callable[[], datetime],
+        executor: Callable[[str, int], Executor] = lambda name, many: ThreadPoolExecutor(many, name),
+        late: timedelta | None = None,
+    ) -> None:
+        """`executor` makes one of a name that does so many things at once. `late`: see `Tools`."""
+        self._now = now
+        self._executors = [executor("runners", CREW), executor("jobs", ASKERS)]
+        more = {} if late is None else {"late": late}
+        self.keeper = RunnersKeeper(site, doors, partial(Crew, self._executors[0]), now, **more)
+        self.site, self.doors = site, doors
+        repositories = Repositories(site.compiled.site, doors.clients, now)
+        self.intake = Intake(site, doors.store, self.keeper.book, repositories, self._executors[1], now)
+        period = timedelta(seconds=RECOVERY_PERIOD)
+        self.recovery = Recovery(
+            doors.clients, doors.store, self.keeper.book, self.intake, repositories, self._hooked, now, period
+        )
+        self.registrations = Registrations(site, self.keeper.sights, doors.store, self.keeper.crew, now)
+        self.listeners = [self._listener(label) for label in site.runners.sets]
+        self._pruned: datetime | None = None
+
+    def _hooked(self, scope: str) -> bool:
+        enrolment = self.site.enrolment(scope)
+        return enrolment is not None and enrolment.webhook_secrets_file is not None
+
+    def _listener(self, label: str) -> SetListener:
+        scope = self.site.set_scope(label)
+        enrolment = self.site.enrolment(scope)
+        assert enrolment is not None  # the site file was checked
+        return SetListener(
+            scope, label, enrolment.runner_group, enrolment.url.partition("://")[2], self.doors.sets[scope],
+            self.doors.store, self.keeper.book,
+            capacity=lambda: self.keeper.plan.capacity.get(label, 0),
+            known=lambda number: self.keeper.set_ids.__setitem__((scope, label), number),
+            now=self._now, may=lambda: self.keeper.has_turn,
+        )  # fmt: skip
+
+    def loops(self) -> list[Loop]:
+        """To be registered with a driver, before it starts."""
+        keeper = self.keeper
+        main = Loop("runners", "Makes runners for jobs, and deletes those that are done.", PERIOD, keeper.run)
+        intake = Loop("jobs", "Takes in what GitHub says of jobs, and what they may have.", INTAKE_PERIOD, self.take_in)
+
+        def wake(reason: str) -> None:
+            main.wake(reason)
+            if reason == A_JOB:
+                intake.wake(reason)
+
+        keeper.wake = wake
+        self.wake_intake = lambda: intake.wake("a webhook")
+        found = [
+            main,
+            intake,
+            Loop("servers", "Looks at runners' servers at Nova.", NOVA_PERIOD, keeper.look_at_nova, NOVA_REST),
+            Loop(
+                "consoles", "Reads what runners say while they start.", CONSOLE_PERIOD, keeper.look_at_consoles,
+                CONSOLE_REST,
+            ),
+            Loop("registrations", "Looks at runners at GitHub.", GITHUB_PERIOD, self.look_at_github),
+            Loop("lost-jobs", "Looks for what GitHub has lost on its way here.", RECOVERY_PERIOD, self.recover, 2.0),
+        ]  # fmt: skip
+        for listener, label in zip(self.listeners, self.site.runners.sets, strict=True):
+            found.append(Loop(f"set {label}", "Listens to a runner scale set.", SET_PERIOD, listener.run))
+        return found
+
+    wake_intake: Callable[[], None] = staticmethod(lambda: None)
+    """To be called after a webhook was written down."""
+
+    def take_in(self) -> float | None:
+        return self.intake.run() if self.keeper.has_turn else None
+
+    def look_at_github(self) -> None:
+        if self.keeper.has_turn:
+            self.registrations.look()
+            self.keeper.wake("registrations were looked at")
+
+    def recover(self) -> None:
+        if not self.keeper.has_turn:
+            return
+        now = self._now()
+        if self._pruned is None or now - self._pruned >= PRUNED:
+            self.doors.store.prune(now)
+            self._pruned = now
+        self.recovery.run()
+
+    def stop_listening(self) -> None:
+        """End polls that are under way: they last for up to a minute."""
+        for listener in self.listeners:
+            listener.stop()
+
+    def close(self) -> None:
+        """After the loops have ended: what is under way is waited for."""
+        self.stop_listening()
+        for executor in self._executors:
+            executor.shutdown(wait=True, cancel_futures=True)
+        for client in self.doors.clients.values():
+            client.close()
+
+
+def open_runners(
+    compiled: CompiledSite,
+    api: CloudApi,
+    ledger: Ledger,
+    now: Callable[[], datetime],
+    client: Callable[[Enrolment], GitHubClient] = GitHubClient,
+) -> Runners:
+    """The runners of a site that has some. Raises GpuyardError: a file of secrets that is missing, a project that is
+    not there, credentials that are for another one."""
+    runners = compiled.site.runners
+    assert runners is not None
+    door, project_id = open_runners_project(api, runners.project, runners.cloud)
+    servers = NovaServers(door, compiled.site.site, runners.network, runners.security_groups)
+    clients: Mapping[str, GitHubClient] = {one.name: client(one) for one in runners.enrolments}
+    sets = {name: ScaleSetClient(one) for name, one in clients.items()}
+    doors = Doors(RunnerStore(ledger.database), ledger, GuardedServers(servers), clients, sets)
+    return Runners(RunnerSite(compiled, project_id), doors, now)

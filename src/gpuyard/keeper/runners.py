@@ -1,0 +1,466 @@
+"""The loop of runners: looks at jobs, runners, leases and the cloud, plans, and has the plan carried out.
+
+A run looks at everything again. What takes time at Nova or GitHub is done beside it by a crew; a runner that somebody
+is at work on is left to them. What must not be forgotten when the process is killed is in the store, written before the
+call that it speaks of. docs/adr/0025 has the order of these intents.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
+
+from gpuyard.cloud.guarded_servers import GuardedServers
+from gpuyard.cloud.servers import ServerError, ServerProblem
+from gpuyard.keeper.crew import Crew
+from gpuyard.keeper.job_book import JobBook
+from gpuyard.keeper.quarantine import Quarantine
+from gpuyard.keeper.registrar import Registrar
+from gpuyard.keeper.runner_hands import LATE, RunnerHands, Tools
+from gpuyard.keeper.runner_sights import RunnerSights, wants_console
+from gpuyard.keeper.runner_site import RunnerSite
+from gpuyard.ledger.errors import NoBookingError, RefusedError
+from gpuyard.ledger.leases import PoolRoom
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.model.booking import Booking
+from gpuyard.model.errors import GpuyardError
+from gpuyard.runners.board import EnrolmentStatus, RunnerBoard, RunnerYard
+from gpuyard.runners.console import GpuVerdict
+from gpuyard.runners.fair_share import decayed
+from gpuyard.runners.github.client import GitHubClient
+from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
+from gpuyard.runners.github.scale_sets import ScaleSetClient
+from gpuyard.runners.placing import TEARDOWN
+from gpuyard.runners.planner import plan, retry_after
+from gpuyard.runners.progress import OFF, Seen, progress
+from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerEvent, RunnerState, ServerChoice
+from gpuyard.runners.store import RunnerStore
+from gpuyard.runners.view import (
+    ChangeLease,
+    CreateRunner,
+    DeleteRunner,
+    FailJob,
+    RunnerPlan,
+    RunnerView,
+    Step,
+)
+
+LOG = logging.getLogger(__name__)
+S = RunnerState
+TURN = "runners"
+A_JOB = "a job changed"
+"""A reason to wake up."""
+GENTLE = frozenset({Cause.NOT_NEEDED, Cause.BOOKING, Cause.REGISTRATION_TIMEOUT})
+"""Causes for which a runner goes only if GitHub has not given it a job by then."""
+PAUSE, LONGEST_PAUSE = timedelta(seconds=30), timedelta(minutes=15)
+"""After Nova had no room in a pool, nothing is started there for so long; twice as long each time."""
+HISTORY = timedelta(days=60)
+"""Use that is older counts for nothing in fair shares."""
+ASKED = timedelta(seconds=15)
+"""GitHub is asked about one runner no more often."""
+
+
+class RunnersError(GpuyardError):
+    """A run of the loop left something undone; the message says what."""
+
+
+@dataclass(frozen=True)
+class Doors:
+    """To everything that the keeper of runners talks to."""
+
+    store: RunnerStore
+    ledger: Ledger
+    servers: GuardedServers
+    clients: Mapping[str, GitHubClient]
+    """By the names of enrolments; so are the next."""
+    sets: Mapping[str, ScaleSetClient]
+
+
+@dataclass
+class _Pauses:
+    """Pools in which Nova had no room, and enrolments for which GitHub does nothing."""
+
+    pools: dict[str, tuple[int, datetime, str]] = field(default_factory=dict)
+    scopes: dict[str, tuple[datetime, str]] = field(default_factory=dict)
+
+
+class RunnersKeeper:
+    """Keeps one site's runners. One run at a time; of several processes on one database one does it."""
+
+    def __init__(
+        self,
+        site: RunnerSite,
+        doors: Doors,
+        crew: Callable[[Callable[[], None]], Crew],
+        now: Callable[[], datetime],
+        late: timedelta = LATE,
+    ) -> None:
+        """`crew` makes one that calls its argument after each piece of work. `late`: see `Tools`."""
+        self.site, self.doors, self._now, self._late = site, doors, now, late
+        self.wake: Callable[[str], None] = lambda reason: None
+        """Set by whoever runs the loop."""
+        self.yard = RunnerYard()
+        self.book = JobBook(doors.store, now, lambda: self.wake(A_JOB))
+        self.set_ids: dict[tuple[str, str], int] = {}
+        """(enrolment, name) -> GitHub's number of a scale set; its listener says it."""
+        registrar = Registrar(doors.clients, doors.sets, lambda scope, name: self.set_ids.get((scope, name), 0))
+        self.sights = RunnerSights(doors.servers, registrar, doors.clients, now)
+        self.crew = crew(lambda: self.wake("some work is done"))
+        self._leases = doors.ledger.leases
+        self._quarantine = Quarantine(doors.ledger, now)
+        self.hands = RunnerHands(
+            Tools(
+                store=doors.store, leases=self._leases, servers=doors.servers, registrar=registrar,
+                flavor=self._flavor, find=self.sights.server_of, looked=self.sights.looked_at_nova,
+                broken=self._quarantine.hold, now=now, failed=self._job_goes_on, limited=self._github_limited,
+                crowded=self._nova_crowded, late=late,
+            )
+        )  # fmt: skip
+        self._pauses = _Pauses()
+        self._asked: dict[str, datetime] = {}
+        self._twice: dict[str, int] = {}
+        """What is ours and belongs to nothing -> number of the look at which it was first seen so."""
+        self._lock = threading.Lock()
+        self.plan = RunnerPlan()
+        self.waits = ""
+        """Why this process does not keep the runners, when it does not."""
+        self.idle: Callable[[datetime], Sequence[object]] = lambda now: ()
+
+    @property
+    def has_turn(self) -> bool:
+        return self.doors.ledger.upkeep.turns.has_turn(TURN)
+
+    def take_turn(self) -> bool:
+        return self.doors.ledger.upkeep.turns.take_turn(TURN)
+
+    def run(self) -> None:
+        """One look, and what follows from it. Raises what went wrong, after the rest was done."""
+        with self._lock:
+            if not self.take_turn():
+                self.waits = "another process on this database keeps the runners"
+                return
+            self.waits = ""
+            if self.sights.nova is None:  # before anything is decided
+                self.sights.look_at_nova()
+            problems: list[str] = []
+            now = self._now()
+            # In this order: a worker that ends meanwhile has written what is read next, and leases come last, so that
+            # a runner without one is one that made way.
+            busy = self.crew.busy()
+            runners = self.doors.store.runners()
+            jobs = self.doors.store.jobs()
+            over = self.book.over(
+                {id for one in runners for id in (one.job, one.for_job) if id}, {r.name for r in runners}
+            )
+            leases = {lease.id: lease for lease in self._leases.current()}
+            runners = self._advanced(runners, [*jobs, *over], leases, busy, now, problems)
+            self.plan = plan(self._view(runners, [*jobs, *over], leases), now)
+            by_name = {runner.name: runner for runner in runners}
+            for step in self.plan.steps:
+                with _apart(problems, str(step)[:200]):
+                    self._act(step, by_name, busy, now)
+            for runner in runners:
+                if runner.state is S.DELETING and runner.name not in busy:
+                    self.crew.start(runner.name, partial(self._remove, runner.name))
+            with _apart(problems, "what belongs to nothing"):
+                self._sweep(runners, leases)
+            self._publish(now)
+            if problems:
+                raise RunnersError("; ".join(problems))
+
+    # What is seen
+
+    def _advanced(
+        self, runners: Sequence[Runner], jobs: Sequence[Job], leases: Mapping[str, Booking], busy: frozenset[str],
+        now: datetime, problems: list[str],
+    ) -> list[Runner]:  # fmt: skip
+        """Each runner as far as it has come, written down."""
+        given: dict[str, Job] = {}
+        for job in sorted(jobs, key=lambda job: (job.started or job.queued, job.id)):
+            if job.runner:
+                given[job.runner] = job  # of several the one that began last
+        found = []
+        for runner in runners:
+            after = runner
+            if runner.name not in busy:
+                with _apart(problems, f"runner {runner.name}"):
+                    after = self._advance(runner, given.get(runner.name), leases.get(runner.lease), now)
+            found.append(after)
+        return found
+
+    def _advance(self, runner: Runner, job: Job | None, lease: Booking | None, now: datetime) -> Runner:
+        seen = self.sights.of(runner, job)
+        if runner.state is S.REQUESTED or self._never_asked_for(runner, seen):
+            self.hands.interrupted(runner)
+            return self._stored(runner)
+        after = progress(self._with_gpus(runner, lease), seen, self.site.patience(runner), now)
+        if after.state is not S.DELETING and self._hangs_on_github(after, seen, now):
+            self.crew.start(runner.name, partial(self._ask, runner))
+        if after == runner:
+            return runner
+        if after.state is S.DELETING and after.cause in GENTLE and runner.state is not S.BUSY:
+            self.crew.start(
+                runner.name, partial(self.hands.let_go, runner, after.cause or Cause.NOT_NEEDED, after.reason)
+            )
+            return runner
+        self._pool_news(after)
+        self.hands.write(after, _told(runner, after))
+        return after
+
+    def _never_asked_for(self, runner: Runner, seen: Seen) -> bool:
+        """Whether it is one that a process before this one was about to ask Nova for, and did not."""
+        look = self.sights.nova
+        alone = runner.state is S.CREATING and not runner.server_id and seen.server is None
+        return alone and look is not None and look.at - runner.changed >= self._late
+
+    def _with_gpus(self, runner: Runner, lease: Booking | None) -> Runner:
+        if runner.gpus or lease is None or lease.claimed is None:
+            return runner
+        lanes = {lane.id: lane for lane in self.doors.ledger.lanes(lease.ask.pool)}
+        mine = [lanes[id] for id in lease.lanes if id in lanes]
+        return replace(runner, gpus=tuple(f"{lane.host}/{address}" for lane in mine for address in lane.addresses))
+
+    def _hangs_on_github(self, runner: Runner, seen: Seen, now: datetime) -> bool:
+        """Whether what is to be done about it hangs on a word of GitHub's about it alone."""
+        console, server = seen.console, seen.server
+        wrong = console is not None and (console.gpu is GpuVerdict.FAILED or bool(console.failed))
+        off = server is not None and server.status in OFF
+        if seen.registered is not None or not (wrong or off) or now - self._asked.get(runner.name, now - ASKED) < ASKED:
+            return False
+        self._asked[runner.name] = now
+        return True
+
+    def _ask(self, runner: Runner) -> None:
+        self.sights.ask_github(runner)
+
+    def _stored(self, runner: Runner) -> Runner:
+        return self.doors.store.runner(runner.name) or runner
+
+    def _pool_news(self, runner: Runner) -> None:
+        """What became of it says whether there is room in its pool."""
+        if runner.state is S.DELETING and runner.cause is Cause.NO_CAPACITY:
+            self._no_room(runner.choice.pool, runner.reason)
+        elif runner.active is not None:
+            self._pauses.pools.pop(runner.choice.pool, None)
+
+    # What is planned
+
+    def _view(self, runners: Sequence[Runner], jobs: Sequence[Job], leases: Mapping[str, Booking]) -> RunnerView:
+        site, now = self.site.runners, self._now()
+        used = self.doors.store.used(now - HISTORY)
+        return RunnerView(
+            site=site,
+            jobs=jobs,
+            runners=runners,
+            leases=leases,
+            rooms=self._rooms(now),
+            used=decayed(used, now, site.half_life),
+            idle=self.site.idle(now),
+            sets=self.site.demands(self.doors.store.scale_sets()),
+            stopped=self._stopped(now),
+            since=self.plan.since,
+        )
+
+    def _rooms(self, now: datetime) -> Mapping[str, PoolRoom]:
+        rooms = dict(self._leases.rooms())
+        for pool, (_, until, why) in self._pauses.pools.items():
+            if pool in rooms and now < until and not rooms[pool].blocked:
+                rooms[pool] = replace(rooms[pool], blocked=why)
+        return rooms
+
+    def _stopped(self, now: datetime) -> dict[str, str]:
+        stopped = {scope: why for scope, (until, why) in self._pauses.scopes.items() if now < until}
+        return {**stopped, "": trouble} if (trouble := self.doors.servers.trouble) else stopped
+
+    # What is done
+
+    def _act(self, step: Step, runners: Mapping[str, Runner], busy: frozenset[str], now: datetime) -> None:
+        if isinstance(step, CreateRunner):
+            self._create(step, now)
+        elif isinstance(step, FailJob):
+            self.book.change(step.job, lambda job: replace(job, state=JobState.FAILED, reason=step.reason), step.reason)
+        elif step.runner in busy or step.runner not in runners:
+            return
+        elif isinstance(step, DeleteRunner):
+            self._end(runners[step.runner], step.cause, step.reason)
+        else:
+            self._change_lease(step, runners[step.runner], now)
+
+    def _create(self, step: CreateRunner, now: datetime) -> None:
+        """Lease, intent, and then the crew. A lease without its runner is ended by the next run; a runner that was not
+        begun by a living process is ended, too."""
+        name, site = self.site.new_name(step.choice.pool), self.site
+        whose = step.for_repository or step.repository or step.scope
+        lease = self._leases.take(
+            step.choice.pool, step.choice.gpus, step.choice.same_group, step.end, name, site.project_id,
+            site.runners.project, f"runner {name} of {whose}", yields=step.yields,
+        )  # fmt: skip
+        runner = Runner(
+            name=name, state=S.REQUESTED, scope=step.scope, repository=step.repository, labels=step.labels,
+            wanted=step.wanted, choice=step.choice, created=now, changed=now, for_repository=step.for_repository,
+            for_job=step.for_job, scale_set=step.scale_set, lease=lease.id,
+        )  # fmt: skip
+        self.doors.store.add_runner(runner, RunnerEvent(now, name, step.for_job, f"runner {name}: {step.reason}"))
+        self.crew.start(name, partial(self.hands.make, runner))
+
+    def _end(self, runner: Runner, cause: Cause, reason: str) -> None:
+        if runner.state is S.DELETING:
+            return
+        if cause in GENTLE and runner.state is not S.BUSY:
+            self.crew.start(runner.name, partial(self.hands.let_go, runner, cause, reason))
+        else:
+            self.hands.end(runner, cause, reason)
+            self.crew.start(runner.name, partial(self._remove, runner.name))
+
+    def _remove(self, name: str) -> None:
+        runner = self.doors.store.runner(name)
+        if runner is not None and runner.state is S.DELETING:
+            self.hands.remove(runner)
+
+    def _change_lease(self, step: ChangeLease, runner: Runner, now: datetime) -> None:
+        try:
+            self._leases.extend(step.lease, step.end, yields=step.yields)
+        except (RefusedError, NoBookingError) as refused:
+            if runner.state is not S.BUSY:
+                self._end(runner, Cause.BOOKING, f"its GPU is booked: {refused}")
+                return
+            lease = self.doors.ledger.get(step.lease)
+            until = lease.ask.end - TEARDOWN
+            if runner.until is None or until < runner.until:
+                self.hands.write(
+                    replace(runner, until=until), f"its GPU is booked: its job may run until {until:%H:%M}"
+                )
+
+    # What goes wrong
+
+    def _job_goes_on(self, runner: Runner) -> None:
+        """A runner that was made for a job has failed: when the next one may be made, and whether it counts."""
+        if not runner.for_job:
+            return
+        counts = runner.cause is not Cause.NO_CAPACITY and not self._stopped(self._now())
+
+        def again(job: Job) -> Job:
+            if job.state is not JobState.QUEUED:
+                return job
+            tries = job.tries + counts
+            after = self._now() + retry_after(tries)
+            return replace(job, tries=tries, not_before=after, reason=f"runner {runner.name} failed: {runner.reason}")
+
+        self.book.change(runner.for_job, again)
+
+    def _github_limited(self, scope: str, error: GitHubError) -> None:
+        if error.kind in (GitHubTrouble.LIMITED, GitHubTrouble.UNAUTHORIZED, GitHubTrouble.RETRY):
+            until = error.retry_at or self._now() + timedelta(seconds=10)
+            self._pauses.scopes[scope] = until, str(error)
+
+    def _nova_crowded(self, choice: ServerChoice, error: ServerError) -> None:
+        if error.problem is ServerProblem.QUOTA:
+            self._no_room(choice.pool, str(error))
+
+    def _no_room(self, pool: str, why: str) -> None:
+        times = self._pauses.pools.get(pool, (0, self._now(), ""))[0]
+        pause = min(PAUSE * 2 ** min(times, 10), LONGEST_PAUSE)
+        self._pauses.pools[pool] = times + 1, self._now() + pause, f"Nova had no room when last asked: {why}"
+
+    def _flavor(self, runner: Runner) -> str:
+        lease = self.doors.ledger.get(runner.lease)
+        lanes = {lane.id: lane for lane in self.doors.ledger.lanes(lease.ask.pool)}
+        return self.site.nova_flavor(runner.choice, [lanes[id] for id in lease.lanes if id in lanes])
+
+    # What belongs to nothing
+
+    def _sweep(self, runners: Sequence[Runner], leases: Mapping[str, Booking]) -> None:
+        """End leases, and delete servers and registrations, that are ours and belong to no runner: seen twice, for a
+        list may be older than what we wrote."""
+        look = self.sights.nova
+        if look is None:
+            return
+        mine = {runner.name: runner for runner in runners}
+        names = {server.name for server in look.servers.values()}
+        for lease in leases.values():
+            if lease.server not in mine and lease.server not in names:
+                self._leases.end(lease.id, "it belongs to no runner")
+        strange = {
+            f"server {server.id}": partial(self.doors.servers.delete, server.id)
+            for server in look.servers.values()
+            if not self._belongs(server.id, mine.get(server.name))
+        }
+        self._twice = {key: self._twice.get(key, look.number) for key in strange}
+        for key, first in self._twice.items():
+            if first < look.number and self.crew.start(key, strange[key]):
+                LOG.warning("%s is a runner's and belongs to none: it is deleted", key)
+
+    @staticmethod
+    def _belongs(server_id: str, runner: Runner | None) -> bool:
+        return runner is not None and runner.server_id in ("", server_id)
+
+    # What others are shown
+
+    def _publish(self, now: datetime) -> None:
+        trouble = {scope: why for scope, (until, why) in self._pauses.scopes.items() if now < until}
+        enrolments = tuple(
+            EnrolmentStatus(name, client.usage(), trouble.get(name, "")) for name, client in self.doors.clients.items()
+        )
+        store = self.doors.store
+        board = RunnerBoard(
+            now, tuple(store.jobs()), tuple(store.runners()), self.plan.queue, tuple(store.scale_sets()), enrolments
+        )
+        self.yard.publish(board)
+
+    # What is looked at beside it
+
+    def look_at_nova(self) -> None:
+        """For a loop of its own."""
+        if not self.has_turn:
+            return
+        changed = self.sights.look_at_nova()
+        runners = self.doors.store.runners()
+        self.sights.confirm_gone(runner for runner in runners if runner.state is not S.DELETING)
+        self.sights.forget({runner.name for runner in runners})
+        if changed:
+            self.wake("servers changed")
+
+    def look_at_consoles(self) -> None:
+        """For a loop of its own."""
+        if not self.has_turn:
+            return
+        news = [self.sights.look_at_console(one) for one in self.doors.store.runners() if wants_console(one)]
+        if any(news):
+            self.wake("a runner said something")
+
+
+def _told(before: Runner, after: Runner) -> str:
+    if after.state is S.DELETING:
+        return after.reason
+    if after.state is not before.state:
+        return {
+            S.REGISTERING: "its server is ACTIVE",
+            S.IDLE: "GitHub has it online",
+            S.BUSY: "GitHub has given it a job",
+        }.get(after.state, after.state.value)
+    return f"its server is {after.server_id}" if after.server_id != before.server_id else "more is known of it"
+
+
+class _apart:  # noqa: N801
+    """An error in here is written down, and what comes after it is done all the same."""
+
+    def __init__(self, problems: list[str], what: str) -> None:
+        self._problems, self._what = problems, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if isinstance(error, RefusedError):  # the ledger knows better than the plan: the next one is made with that
+            LOG.info("%s: %s", self._what, error)
+            return True
+        if not isinstance(error, GpuyardError):
+            LOG.exception("%s", self._what)
+        self._problems.append(f"{self._what}: {error}")
+        return True

@@ -1,0 +1,130 @@
+"""Listens to one runner scale set by long poll: what a message says is written down, then acknowledged.
+
+After anything that may have lost something the session is opened anew, and its statistics say how many jobs GitHub has
+given the set; the plan makes runners for those that nobody told of (docs/adr/0022).
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+
+from gpuyard.keeper.job_book import JobBook
+from gpuyard.runners.github.answers import RunnerSet
+from gpuyard.runners.github.errors import GitHubError, GitHubTrouble, PollEndedError
+from gpuyard.runners.github.scale_sets import ScaleSetClient, SetMessage, SetSession, job_updates
+from gpuyard.runners.records import ScaleSetState
+from gpuyard.runners.store import RunnerStore
+
+LOG = logging.getLogger(__name__)
+
+
+class SetListener:
+    """Of one scale set. `run` in a loop; `stop` from any thread."""
+
+    def __init__(
+        self,
+        scope: str,
+        label: str,
+        group: str,
+        host: str,
+        client: ScaleSetClient,
+        store: RunnerStore,
+        book: JobBook,
+        capacity: Callable[[], int],
+        known: Callable[[int], None],
+        now: Callable[[], datetime],
+        may: Callable[[], bool],
+    ) -> None:
+        """`host` of GitHub, for the ids of jobs. `capacity`: jobs that the set can have now. `known` is told GitHub's
+        number of the set. `may`: whether this process keeps the runners."""
+        self._scope, self._label, self._group, self._host = scope, label, group, host
+        self._client, self._store, self._book = client, store, book
+        self._capacity, self._known, self._now, self._may = capacity, known, now, may
+        self._session: SetSession | None = None
+        self._set: RunnerSet | None = None
+        self._stopped = False
+
+    def run(self) -> float | None:
+        """One poll, of up to a minute, and what follows from it. Raises GitHubError."""
+        if self._stopped or not self._may():
+            return None
+        try:
+            session = self._session or self._open()
+            state = self._state()
+            message = session.poll(state.last_message, max(0, self._capacity()))
+            if message is not None:
+                self._take(session, state, message)
+            else:
+                self._store.put_message(replace(state, seen=self._now(), error=""))
+        except PollEndedError:
+            return None
+        except GitHubError as error:
+            self._lost(error)
+            raise
+        return 0.0
+
+    def stop(self) -> None:
+        """End a poll that is under way, and the session."""
+        self._stopped = True
+        session = self._session
+        if session is None:
+            return
+        session.stop()
+        try:
+            session.close()
+        except GitHubError as error:
+            LOG.info("scale set %s: its session stays open at GitHub: %s", self._label, error)
+
+    def _open(self) -> SetSession:
+        self._set = self._client.ensure(self._label, self._group)
+        self._known(self._set.id)
+        session = self._client.open(self._set.id, f"gpuyard-{socket.gethostname()}"[:60])
+        state = self._state()
+        anew = state.id != self._set.id  # messages of another set have other numbers
+        self._book.message(
+            replace(
+                state,
+                id=self._set.id,
+                last_message=0 if anew else state.last_message,
+                assigned=session.statistics.assigned,
+                seen=self._now(),
+                error="",
+            ),
+            [],
+        )
+        self._session = session
+        return session
+
+    def _take(self, session: SetSession, state: ScaleSetState, message: SetMessage) -> None:
+        """Jobs written down, what is available acquired, the message's number written down, acknowledged: after a kill
+        anywhere in between the message comes again."""
+        assert self._set is not None
+        now, assigned = self._now(), message.statistics.assigned
+        updates = job_updates(message, self._set, self._scope, self._host)
+        done = replace(state, last_message=message.id, assigned=assigned, seen=now, error="")
+        wanted = message.available[: max(0, self._capacity())]
+        self._book.message(replace(done, last_message=state.last_message) if wanted else done, updates)
+        if wanted:
+            session.acquire(wanted)
+            self._store.put_message(done)
+        session.acknowledge(message.id)
+
+    def _state(self) -> ScaleSetState:
+        for state in self._store.scale_sets():
+            if (state.scope, state.name) == (self._scope, self._label):
+                return state
+        return ScaleSetState(self._scope, self._label)
+
+    def _lost(self, error: GitHubError) -> None:
+        """Begin anew the next time."""
+        session, self._session = self._session, None
+        self._store.put_message(replace(self._state(), error=str(error)[:500]))
+        if session is not None and error.kind is not GitHubTrouble.UNAUTHORIZED:
+            try:
+                session.close()
+            except GitHubError:
+                LOG.debug("scale set %s: its session could not be ended", self._label)
