@@ -24,12 +24,14 @@ from gpuyard.cloud.people import KeystonePeople
 from gpuyard.keeper.bookings import BookingsKeeper, bookings_loop
 from gpuyard.keeper.driver import Driver, Loop
 from gpuyard.keeper.messages import message_loops
+from gpuyard.keeper.runner_loops import Runners, open_runners
 from gpuyard.keeper.site_ledger import default_database, open_ledger
 from gpuyard.keeper.sync import sync_loop
 from gpuyard.keeper.yard import Yard
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.portal.server import bind, refuse_public, run
 from gpuyard.portal.settings import PortalSettings
+from gpuyard.portal.sources import RunnerSources
 from gpuyard.portal.store import PortalStore
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import LoadedSite
@@ -67,9 +69,11 @@ class Process:
         self._loaded, self._api, self._options, self._yard = loaded, api, options, yard
         self._driver, self._ends = Driver(), threading.Event()
         self._ledger: Ledger | None = None
+        self._runners: Runners | None = None
         self._next: Process | None = None
         try:
             keeper = self._keep_bookings() if booked else None
+            self._keep_runners()
         except BaseException:
             self.close()
             raise
@@ -94,6 +98,23 @@ class Process:
             self._driver.register(messages)
         return keeper
 
+    def _keep_runners(self) -> None:
+        """GitHub's jobs get servers, where the site has runners."""
+        compiled, ledger = self._loaded.compiled, self._ledger
+        if compiled.site.runners is None or ledger is None:
+            return
+        runners = self._runners = open_runners(compiled, self._api, ledger, _now)
+        for loop in runners.loops():
+            self._driver.register(loop)
+
+    def _runner_sources(self) -> RunnerSources | None:
+        runners = self._runners
+        if runners is None:
+            return None
+        return RunnerSources(
+            runners.site.runners, runners.doors.store, runners.keeper.yard, lambda: runners.wake_intake()
+        )
+
     def run(self, listener: socket.socket) -> Process | None:
         """Serve until a signal ends it, or another process takes over, which is the answer."""
         options, ledger = self._options, self._ledger
@@ -104,7 +125,7 @@ class Process:
                 public=options.public, names=[name] if name else [], ledger=ledger,
                 store=PortalStore(ledger.database) if ledger else None,
                 people=KeystonePeople(self._api) if ledger else None,
-                settings=options.settings, listener=listener, ends=self._ends,
+                settings=options.settings, listener=listener, ends=self._ends, runners=self._runner_sources(),
             )  # fmt: skip
         finally:
             self.close()
@@ -113,6 +134,8 @@ class Process:
         return self._next if replaced else None
 
     def close(self) -> None:
+        if self._runners is not None:
+            self._runners.close()
         if self._ledger is not None:
             self._ledger.close()
 

@@ -58,10 +58,13 @@ class Loop:
         rest: float = 0.0,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         steady: Callable[[], float] = monotonic,
+        halt: Callable[[], None] = lambda: None,
     ) -> None:
         """`period` in seconds; `rest`: pause at least this many times as long as the last run took. `run` may return
-        in how many seconds another run is known to help. `now` is UTC and may jump; `steady` only goes forward."""
+        in how many seconds another run is known to help. `now` is UTC and may jump; `steady` only goes forward. `halt`
+        is called by another thread when the loops are to end: it ends what a run waits for."""
         self._run = run
+        self.halt = halt
         self._rest = rest
         self._now, self._steady = now, steady
         self._mark = now(), steady()
@@ -167,6 +170,7 @@ class Driver:
         self._stop.set()
         for loop in self.loops:
             loop.wake("stop")
+            loop.halt()
         deadline = monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, deadline - monotonic()))

@@ -109,7 +109,8 @@ class Runners:
             Loop("lost-jobs", "Looks for what GitHub has lost on its way here.", RECOVERY_PERIOD, self.recover, 2.0),
         ]  # fmt: skip
         for listener, label in zip(self.listeners, self.site.runners.sets, strict=True):
-            found.append(Loop(f"set {label}", "Listens to a runner scale set.", SET_PERIOD, listener.run))
+            what = "Listens to a runner scale set."
+            found.append(Loop(f"set {label}", what, SET_PERIOD, listener.run, halt=listener.stop))
         return found
 
     wake_intake: Callable[[], None] = staticmethod(lambda: None)
@@ -132,14 +133,8 @@ class Runners:
             self._pruned = now
         self.recovery.run()
 
-    def stop_listening(self) -> None:
-        """End polls that are under way: they last for up to a minute."""
-        for listener in self.listeners:
-            listener.stop()
-
     def close(self) -> None:
         """After the loops have ended: what is under way is waited for."""
-        self.stop_listening()
         for executor in self._executors:
             executor.shutdown(wait=True, cancel_futures=True)
         for client in self.doors.clients.values():
