@@ -26,7 +26,7 @@ AGAIN = timedelta(seconds=15)
 LONGEST = timedelta(minutes=10)
 
 
-class Intake:
+class JobIntake:
     """Of one site. One run at a time, and in one process."""
 
     def __init__(

@@ -14,7 +14,7 @@ from gpuyard.keeper.crew import Crew
 from gpuyard.keeper.driver import Loop
 from gpuyard.keeper.registrations import Registrations
 from gpuyard.keeper.repositories import Repositories
-from gpuyard.keeper.runner_intake import Intake
+from gpuyard.keeper.runner_intake import JobIntake
 from gpuyard.keeper.runner_recovery import Recovery
 from gpuyard.keeper.runner_site import RunnerSite
 from gpuyard.keeper.runners import A_JOB, Doors, RunnersKeeper
@@ -59,7 +59,7 @@ class Runners:
         self.keeper = RunnersKeeper(site, doors, partial(Crew, self._executors[0]), now, **more)
         self.site, self.doors = site, doors
         repositories = Repositories(site.compiled.site, doors.clients, now)
-        self.intake = Intake(site, doors.store, self.keeper.book, repositories, self._executors[1], now)
+        self.intake = JobIntake(site, doors.store, self.keeper.book, repositories, self._executors[1], now)
         period = timedelta(seconds=RECOVERY_PERIOD)
         self.recovery = Recovery(
             doors.clients, doors.store, self.keeper.book, self.intake, repositories, self._hooked, now, period

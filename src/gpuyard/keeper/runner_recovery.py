@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from gpuyard.keeper.job_book import JobBook
 from gpuyard.keeper.repositories import Answers, Repositories
-from gpuyard.keeper.runner_intake import Intake
+from gpuyard.keeper.runner_intake import JobIntake
 from gpuyard.runners.github.answers import HookAttempt, Repository
 from gpuyard.runners.github.client import GitHubClient
 from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
@@ -46,7 +46,7 @@ class Recovery:
         clients: Mapping[str, GitHubClient],
         store: RunnerStore,
         book: JobBook,
-        intake: Intake,
+        intake: JobIntake,
         repositories: Repositories,
         hooked: Callable[[str], bool],
         now: Callable[[], datetime],
