@@ -44,9 +44,13 @@ def github() -> Iterator[ForgeServer]:
         yield server
 
 
-def quick(enrolment: Enrolment) -> GitHubClient:
+def enrolment(**stated: object) -> Enrolment:
+    return Enrolment.model_validate(stated)
+
+
+def quick(enrolled: Enrolment) -> GitHubClient:
     """One that does not really sleep."""
-    return GitHubClient(enrolment, RestApi(enrolment, sleep=lambda seconds: None))
+    return GitHubClient(enrolled, RestApi(enrolled, sleep=lambda seconds: None))
 
 
 @pytest.fixture
@@ -58,7 +62,7 @@ def token_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(github: ForgeServer, token_file: Path) -> GitHubClient:
-    return quick(Enrolment(organization="demo", url=github.url, token_file=str(token_file), runner_group="gpus"))
+    return quick(enrolment(organization="demo", url=github.url, token_file=str(token_file), runner_group="gpus"))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +76,7 @@ def app_client(github: ForgeServer, tmp_path: Path, key: rsa.RSAPrivateKey) -> G
     github.standin.forge.app = ForgeApp(77, public)
     path = tmp_path / "app.pem"
     path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()))
-    return quick(Enrolment(organization="demo", url=github.url, app=GitHubApp(id=77, key_file=str(path))))
+    return quick(enrolment(organization="demo", url=github.url, app=GitHubApp(id=77, key_file=str(path))))
 
 
 def begin(github: ForgeServer, runner_id: int) -> None:
@@ -94,7 +98,7 @@ def test_repositories(client: GitHubClient, app_client: GitHubClient, token_file
         assert sorted(found.name for found in one.repositories()) == ["demo/art", "demo/science"]
     some = client.enrolment.model_copy(update={"repositories": ["demo/sci*"]})
     assert [one.name for one in quick(some).repositories()] == ["demo/science"]
-    own = Enrolment(repository="demo/art", url=github.url, token_file=str(token_file))
+    own = enrolment(repository="demo/art", url=github.url, token_file=str(token_file))
     assert [one.name for one in quick(own).repositories()] == ["demo/art"]
 
 
@@ -179,7 +183,7 @@ def test_a_runner_that_has_a_job_stays(client: GitHubClient, github: ForgeServer
 
 
 def test_a_runner_group_that_there_is_not(github: ForgeServer, token_file: Path) -> None:
-    client = quick(Enrolment(organization="demo", url=github.url, token_file=str(token_file), runner_group="nope"))
+    client = quick(enrolment(organization="demo", url=github.url, token_file=str(token_file), runner_group="nope"))
     with pytest.raises(GitHubError, match=r"no runner group 'nope'; it has: default, gpus") as error:
         client.jit("one", ("gpu",))
     assert error.value.kind is GitHubTrouble.MISSING
