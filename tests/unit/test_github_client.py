@@ -36,7 +36,9 @@ def github() -> Iterator[ForgeServer]:
     server = ForgeServer(settings=ForgeSettings(poll_s=0.5))
     forge = server.standin.forge
     forge.personal_tokens[PERSON] = "octocat"
-    forge.add_repository("demo/science", **{".cirun.yml": "runners: []\n"}).permissions["ada"] = "maintain"
+    science = forge.add_repository("demo/science")
+    science.files[".cirun.yml"] = "runners: []\n"
+    science.permissions["ada"] = "maintain"
     forge.add_repository("demo/art")
     forge.accounts["demo"].groups[5] = ForgeGroup(5, "GPUs")
     forge.accounts["demo"].teams["core"] = {"ada"}
