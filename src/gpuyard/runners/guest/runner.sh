@@ -14,7 +14,7 @@ most_lines=2000
 tell() { # standard input goes to every console, as Nova's log may be any of them
     text=$(cat)
     for name in $({ tr ' ' '\n' </sys/class/tty/console/active; echo ttyS0; } | sort -u); do
-        printf '\n%s\n' "$text" 2>/dev/null >"/dev/$name"
+        printf '\n%s\n' "$text" >"/dev/$name"
     done 2>/dev/null
 }
 
@@ -31,40 +31,40 @@ give_up() {
     exit 1
 }
 
+refuse_gpus() {
+    say "gpu failed $*"
+    exit 1
+}
+
 check_gpus() {
     # In the background: a driver that hangs in the kernel cannot be killed, nor waited for.
     if [ -x $image_check ]; then set -- $image_check; else set -- sh $here/gpu-check; fi
     { "$@" "$GPUS" "$CHECK_SECONDS" >$state/check 2>&1 </dev/null; echo $? >$state/checked; } &
     waited=0
     until [ -s $state/checked ]; do
+        [ $waited -le $((CHECK_SECONDS + 10)) ] || refuse_gpus "the check of the GPUs has not ended after $waited s"
         sleep 1
         waited=$((waited + 1))
-        if [ $waited -gt $((CHECK_SECONDS + 10)) ]; then
-            say "gpu failed the check of the GPUs has not ended after $waited s"
-            exit 1
-        fi
     done
     verdict=$(head -n 1 $state/check)
-    if [ "$(cat $state/checked)" != 0 ]; then
-        say "gpu failed ${verdict:-the check gave no reason}"
-        exit 1
-    fi
+    [ "$(cat $state/checked)" = 0 ] || refuse_gpus "${verdict:-the check gave no reason}"
     say "gpu ok $verdict"
 }
 
 find_runner() {
     for folder in /opt/actions-runner /home/*/actions-runner /actions-runner /opt/runner; do
-        [ -x "$folder/run.sh" ] && break
-        folder=
+        [ -x "$folder/run.sh" ] && return
     done
-    [ -n "$folder" ] || give_up "the image has no runner: no run.sh in /opt/actions-runner"
+    folder=
+    return 1
+}
+
+find_user() { # whose the runner's folder is; never root
     user=$(stat -c %U "$folder/")
-    if [ "$user" = root ]; then
-        user=runner
-        id $user >/dev/null 2>&1 || useradd --system --create-home --shell /bin/bash $user ||
-            give_up "there is no user 'runner' and it could not be made"
-        chown -R $user: "$folder/"
-    fi
+    [ "$user" = root ] || return 0
+    user=runner
+    id $user >/dev/null 2>&1 || useradd --create-home --shell /bin/bash $user || return 1
+    chown -R $user: "$folder/"
 }
 
 divide() { # cgroups for the runner and for its job, so that a job that eats everything does not starve the runner
@@ -72,11 +72,11 @@ divide() { # cgroups for the runner and for its job, so that a job that eats eve
     mkdir "$cgroup/runner" "$cgroup/job" || return
     echo $$ >"$cgroup/runner/cgroup.procs"
     echo "+memory +cpu" >"$cgroup/cgroup.subtree_control" || return
-    total=$(sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo)
-    kept=$((total / 8 < 1048576 ? total / 8 : 1048576))
+    free=$(sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1/p' /proc/meminfo)
+    kept=$((free / 8 < 1048576 ? free / 8 : 1048576))
     echo $((kept / 2))K >"$cgroup/runner/memory.min"
     echo 1000 >"$cgroup/runner/cpu.weight"
-    echo $((total - kept))K >"$cgroup/job/memory.max"
+    echo $((free - kept))K >"$cgroup/job/memory.max"
     chown "$user" "$cgroup/cgroup.procs" "$cgroup/job/cgroup.procs"
     export GPUYARD_JOB_CGROUP="$cgroup/job" ACTIONS_RUNNER_HOOK_JOB_STARTED=$here/job-started.sh
 }
@@ -98,27 +98,31 @@ follow() { # the runner's own words, as actions/runner prints them, become marke
 run() {
     : >$here/started
     check_gpus
-    find_runner
+    find_runner || give_up "the image has no runner: there is no run.sh in /opt/actions-runner"
+    find_user || give_up "the image has no user 'runner', and none could be made"
     divide 2>/dev/null
     jit=$(cat $state/jitconfig)
     rm -f $state/jitconfig
     HOME=$(getent passwd "$user" | cut -d: -f6)
     export HOME USER="$user" LOGNAME="$user" LANG="${LANG:-C.UTF-8}"
-    cd "$folder" || give_up "no entry to $folder"
-    { setpriv --reuid="$user" --regid="$(id -g "$user")" --init-groups ./run.sh --jitconfig "$jit" 2>&1 </dev/null
-        echo $? >$state/exit; } | follow
+    cd "$folder" || give_up "$folder cannot be entered"
+    {
+        setpriv --reuid="$user" --regid="$(id -g "$user")" --init-groups ./run.sh --jitconfig "$jit" 2>&1 </dev/null
+        echo $? >$state/exit
+    } | follow
     status=$(cat $state/exit)
-    [ "$status" = 0 ] || give_up "the runner ended with status $status"
+    [ "$status" = 0 ] || give_up "the runner ended with status $status: $(tail -n 1 $log)"
 }
 
 report() {
     rm -f $state/jitconfig
-    say over
+    find_runner
+    # The Worker's files in _diag have the job's message in them, and stay here.
+    { cat "$folder"/_diag/Runner_*.log 2>/dev/null | tail -c 16384; echo; tail -c 16384 $log 2>/dev/null; } >$state/tail
+    echo "gpuyard-runner: over" >>$state/said
     {
         echo "gpuyard-runner: log begins"
-        # The Worker's files have the job's message in them, and stay here.
-        cat /dev/null "${folder:-/nowhere}"/_diag/Runner_*.log 2>/dev/null | tail -c 16384 | sed 's/^/| /'
-        tail -c 16384 $log 2>/dev/null | cut -c 1-1000 | sed 's/^/| /'
+        tail -n 600 $state/tail | cut -c 1-1000 | sed 's/^/| /'
         echo "gpuyard-runner: log ends"
         cat $state/said
     } | tell
@@ -127,12 +131,7 @@ report() {
 mkdir -p $state
 case $1 in
 run) run ;;
-report)
-    for folder in /opt/actions-runner /home/*/actions-runner /actions-runner /opt/runner; do
-        [ -x "$folder/run.sh" ] && break
-    done
-    report
-    ;;
+report) report ;;
 again)
     say "failed the machine was started a second time"
     systemctl --no-block poweroff
