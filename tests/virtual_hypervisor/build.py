@@ -19,7 +19,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,7 @@ class Build:
     kernel: Path
     initramfs: Path
     modules: Path
+    busybox: Path
     shim: Path
     release: str
     """Release of the kernel, ``6.1.0-56-amd64``."""
@@ -76,6 +77,7 @@ def prepare(folder: Path | None = None, install: bool = False) -> Build:
             kernel=_kernel(folder, root, release),
             initramfs=_initramfs(folder, root, release, busybox),
             modules=_modules(root, release, busybox),
+            busybox=busybox,
             shim=_shim(folder),
             release=release,
             qemu_version=_qemu_version(),
@@ -104,6 +106,11 @@ def need_commands(needed: Mapping[str, str], install: bool) -> None:
     # Modules that run side by side may both be here: apt waits for its locks when it is told to.
     run([*command.split(), "-o", "DPkg::Lock::Timeout=300"])
     need_commands(needed, install=False)
+
+
+def need_root(what: str) -> None:
+    if os.geteuid() != 0:
+        raise Missing(f"{what} of Debian's packages can only be built by root")
 
 
 def which(command: str) -> str | None:
@@ -210,15 +217,22 @@ def _modules(root: Path, release: str, busybox: Path) -> Path:
     return folder
 
 
-def _boot_modules(folder: Path) -> list[Path]:
-    """Files of BOOT_MODULES and of all that they need, in the order to load them."""
+def module_files(folder: Path, wanted: Iterable[str]) -> dict[str, tuple[int, bytes]]:
+    """For an initramfs: modules by name, and all that they need; ``modules/order`` says in which order to load them."""
+    modules = _with_needs(folder, wanted)
+    files = {f"modules/{_plain_name(module)}": (0o644, _plain_module(module)) for module in modules}
+    order = "".join(_plain_name(module) + "\n" for module in modules)
+    return files | {"modules/order": (0o644, order.encode())}
+
+
+def _with_needs(folder: Path, wanted: Iterable[str]) -> list[Path]:
     needs: dict[str, list[str]] = {}
     for line in (folder / "modules.dep").read_text().splitlines():
         file, _, rest = line.partition(":")
         needs[file] = rest.split()
     by_name = {re.sub(r"\.ko.*", "", Path(file).name).replace("-", "_"): file for file in needs}
     ordered: list[str] = []
-    for name in BOOT_MODULES:
+    for name in wanted:
         if name in by_name:  # otherwise it is built into this kernel
             file = by_name[name]
             ordered += [*reversed(needs[file]), file]  # modules.dep lists what is needed first last
@@ -230,11 +244,7 @@ def _initramfs(folder: Path, root: Path, release: str, busybox: Path) -> Path:
     built = folder / f"initramfs-{release}-{digest(init, Path(__file__).read_bytes())}.cpio"
     if not built.exists():
         files = {"bin/busybox": (0o755, busybox.read_bytes()), "init": (0o755, init)}
-        modules = _boot_modules(_modules(root, release, busybox))
-        for module in modules:
-            files[f"modules/{_plain_name(module)}"] = (0o644, _plain_module(module))
-        order = "".join(_plain_name(module) + "\n" for module in modules)
-        files["modules/order"] = (0o644, order.encode())
+        files |= module_files(_modules(root, release, busybox), BOOT_MODULES)
         _write(built, cpio(files))
     return built
 

@@ -7,7 +7,6 @@ its own GRUB. From then on it boots as any server does.
 
 from __future__ import annotations
 
-import os
 import shutil
 import struct
 import sys
@@ -53,7 +52,8 @@ def image(build: Build, install: bool = False) -> Path:
     built = build.folder / f"debian-{building.digest(*parts)}.raw"
     with building.only_one(build.folder):
         if not built.exists():
-            _need_mmdebstrap(install)
+            building.need_root("an installed system")
+            building.need_commands({"mmdebstrap": "mmdebstrap"}, install)
             work = build.folder / "debian"
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir()
@@ -65,12 +65,6 @@ def image(build: Build, install: bool = False) -> Path:
             (work / "disk").rename(built)
             shutil.rmtree(work)
     return built
-
-
-def _need_mmdebstrap(install: bool) -> None:
-    if os.geteuid() != 0:
-        raise Missing("an installed Debian can only be built by root")
-    building.need_commands({"mmdebstrap": "mmdebstrap"}, install)
 
 
 def _install(root: Path) -> None:

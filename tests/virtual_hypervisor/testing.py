@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from tests.virtual_hypervisor import build as building
-from tests.virtual_hypervisor import disk
+from tests.virtual_hypervisor import cloud_image, disk
 from tests.virtual_hypervisor.build import Build, Missing
+from tests.virtual_hypervisor.config_drive import config_drive
 
 
 def prepared() -> Build:
@@ -32,6 +34,24 @@ def installed(build: Build) -> Path:
     must = _must()
     try:
         return disk.image(build, install=must)
+    except Missing as error:
+        _skip_or_raise(error, must)
+
+
+def cloud(build: Build) -> Path:
+    """The disk of a cloud's image, or the test is skipped with the reason, as above."""
+    must = _must()
+    try:
+        return cloud_image.image(build, install=must)
+    except Missing as error:
+        _skip_or_raise(error, must)
+
+
+def drive(folder: Path, name: str, user_data: str, metadata: Mapping[str, str]) -> Path:
+    """The config drive of a server, or the test is skipped with the reason, as above."""
+    must = _must()
+    try:
+        return config_drive(folder, name, user_data, metadata, install=must)
     except Missing as error:
         _skip_or_raise(error, must)
 
