@@ -28,12 +28,14 @@ from gpuyard.ledger.enforcement import (
     unclear,
 )
 from gpuyard.ledger.matching import Holder, match
-from gpuyard.ledger.pool_view import PREPARE, Memory, PoolView, read_memory
+from gpuyard.ledger.pool_view import PREPARE, SOON, Memory, PoolView, read_memory
+from gpuyard.ledger.reclaim import MUST_BOOK, reasons
 from gpuyard.ledger.shortage import shortage, tolerated
 from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState, Lane, Rules
 
 START = datetime(2026, 11, 23, 9, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+CI = "ci"
 COUNT = "class:CUSTOM_GPU_T4_COUNT"
 PAIRS = {1: 2, 2: 1, 3: 1}
 SINGLES = {1: 1, 2: 1, 3: 1}
@@ -60,7 +62,12 @@ def booking(id: str = "b1", lanes: tuple[int, ...] = (1,), **more: object) -> Bo
 
 def server(id: str, lanes: tuple[int, ...] = (), who: str = "ada", project: str = "physics", **more: object) -> Holder:
     values = {"gpus": len(lanes), "created": START, **more}
-    return Holder(id, id, "ACTIVE", who, project, project, "t4", lanes, **values)  # type: ignore[arg-type]
+    return Holder(id, str(values.pop("name", id)), "ACTIVE", who, project, project, "t4", lanes, **values)  # type: ignore[arg-type]
+
+
+def lease(name: str, lanes: tuple[int, ...] = (1,), **more: object) -> Booking:
+    values = {"kind": BookingKind.RUNNER, "server": name, "user_id": "", "project_id": CI, "project": CI, **more}
+    return booking(name, lanes, **values)
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,83 @@ def view(bookings: list[Booking], sizes: dict[int, int] = SINGLES, rules: Rules 
 
 def told(plan_steps: tuple[EnforcementStep, ...]) -> list[str]:
     return [str(step) for step in plan_steps if not isinstance(step, Remember)]
+
+
+# Leases.
+
+
+def test_a_trusted_project_has_its_number_without_waiting_and_nothing_while_gpus_are_released() -> None:
+    calm = view([], trusted={CI: 3}, limits={("art", COUNT): 1})
+    assert told(plan_pool(calm, START).steps) == [f"limit art {COUNT} -> 0", f"limit ci {COUNT} -> 3"]
+    assert plan_pool(calm, START).blocked == ""
+    asked = unbooked([booking()], trusted={CI: 3}, limits={(CI, COUNT): 3, ("art", COUNT): 3})
+    plan = plan_pool(asked, START)
+    assert f"limit ci {COUNT} -> 0" in told(plan.steps)
+    assert (
+        plan.blocked == "GPUs of pool t4 are released for booking b1 of ada until 09:15:00 UTC or its server is there"
+    )
+    after = replace(asked, holders=(server("s", (1,)),), limits={("art", COUNT): 3, ("physics", COUNT): 1})
+    assert f"limit ci {COUNT} -> 3" in told(plan_pool(after, START).steps)
+    assert plan_pool(after, START).blocked == ""
+
+
+def test_a_trusted_project_makes_no_booking_exclusive() -> None:
+    one = view([booking()], trusted={CI: 3}, limits={(CI, COUNT): 3})
+    assert told(plan_pool(one, START).steps) == [f"limit physics {COUNT} -> 1"]
+    assert plan_pool(one, START).usable == {"b1"}
+
+
+def test_who_has_a_whole_slot_released_lets_runners_in_again_after_the_window() -> None:
+    slot = view([booking(gpus=2, ask={"same_group": True})], PAIRS, trusted={CI: 4})
+    assert slot.keeps_others_out(slot.bookings[0])
+    had = Memory(windows={"b1": START})
+    assert not replace(slot, memory=had).closing(START + 16 * MINUTE)
+
+
+def test_a_lease_has_the_server_of_its_name_and_its_project() -> None:
+    here = server("s1", (2,), "gpuyard", CI, name="r1")
+    others = (
+        server("s2", (1,), "gpuyard", CI, name="r2"),
+        server("s3", (3,), "eve", "art", name="r1"),
+        server("s4", (4,), "gpuyard", CI, name="r1", created=START + MINUTE),
+    )
+    seen = view([lease("r1", (1,))], dict.fromkeys(range(1, 5), 1), holders=(here, *others), trusted={CI: 4})
+    assert seen.matches.claims == {"r1": (2,)}
+    assert seen.matches.bookings_of == {"s1": ("r1",)}
+    assert [one.id for one in seen.leftover] == ["s2", "s4"], "a name is one server's, the oldest's"
+    assert [one.id for one in seen.strays] == ["s3"]
+    assert reasons(seen, {}, ["s2"]) == {"s3": MUST_BOOK}, "what is gpuyard's own is never reclaimed"
+    waits = plan_pool(seen, START).waits
+    assert [wait.split(": ")[1] for wait in waits] == [
+        f"server {name} is in the runners' project without a lease" for name in ("r2", "r1")
+    ]
+    assert told(plan_pool(seen, START).steps) == [f"limit ci {COUNT} -> 4"], "and nothing is held"
+
+
+def test_a_gpu_that_must_be_somebodys_later_is_held_until_a_leases_server_is_elsewhere() -> None:
+    later = booking("b2", (1,), start=START + HOUR, state=BookingState.CONFIRMED, ask={"gpu": "host/1.0"})
+    long, short = lease("r1", (2,)), lease("r2", (3,), end=START + HOUR)
+    assert kept_lanes(view([later, short]), START, frozenset()) == {}, "it is gone by then"
+    assert set(kept_lanes(view([later, long]), START, frozenset())) == {1}
+    there = server("s1", (2,), "gpuyard", CI, name="r1")
+    assert kept_lanes(view([later, long], holders=(there,)), START, frozenset()) == {}, "no other comes after it"
+
+
+def test_a_lease_whose_server_is_on_a_bookings_gpu_ends_where_no_other_gpu_is_free() -> None:
+    soon = booking("b1", (1,), start=START + 8 * MINUTE, state=BookingState.CONFIRMED)
+    there = server("s1", (1,), "gpuyard", CI, name="r1")
+    mine = lease("r1", (2,))
+    found = shortage(view([soon, mine], {1: 1, 2: 1}, holders=(there,), trusted={CI: 2}), START)
+    assert (found.leases, found.moves, found.delayed) == (("r1",), {}, ()), "the lane of a lease is not free"
+    found = shortage(view([soon, mine], SINGLES, holders=(there,), trusted={CI: 2}), START)
+    assert (found.leases, found.moves) == ((), {"b1": (3,)})
+    early = shortage(view([soon, mine], {1: 1, 2: 1}, holders=(there,), trusted={CI: 2}), START - 3 * MINUTE)
+    assert early.leases == (), "not before its GPUs are to be kept free"
+    active = replace(soon, state=BookingState.ACTIVE)
+    gone = view([active], {1: 1}, holders=(there,), trusted={CI: 2})
+    assert shortage(gone, START + 9 * MINUTE).delayed == (), "gpuyard deletes it"
+    assert shortage(gone, START + 14 * MINUTE).delayed == ("b1",)
+    assert shortage(gone, START + 14 * MINUTE).yielding == ()
 
 
 # Must book: limits let in who has booked, holds keep GPUs free before the start.
@@ -492,6 +576,7 @@ def test_what_is_remembered_survives_the_store() -> None:
 
 class Pool:
     """A pool where unbooked use is allowed: an owner with bookings, and others who try at every moment. The model of
+    gpuyard with runners' servers, each on a lease. The model of
     Nova is the worst that it can be: a request that passed the limit looks for a GPU at any later time, and nothing is
     checked again then. Only of one project's requests that come together no more than its limit get through: Nova's
     conductor checks that, docs/adr/0014. The keeper dies after any step."""
@@ -503,7 +588,7 @@ class Pool:
         self.now = START - 2 * MINUTE
         self.reserved: dict[int, int] = {}
         """Lane -> 1 (the keeper's) or 2 (an operator's)."""
-        lanes = random.choice((1, 2, 2, 3))
+        lanes = random.choice((1, 2, 2, 3, 4, 5))
         self.generation = dict.fromkeys(range(1, lanes + 1), 1)
         self.limits = {("art", COUNT): 3, ("physics", COUNT): 1}
         self.memory: dict[str, str] = {}
@@ -519,7 +604,7 @@ class Pool:
         if lanes > 2 and random.random() < 0.3:
             self.reserved[3] = 2
         self.secured: set[str] = set()
-        self.entered = 0
+        self.entered = self.runners = 0
 
     def happen(self, steps: int) -> None:
         """So many things, one after the other."""
@@ -532,8 +617,9 @@ class Pool:
             self.the_keeper_looks,
             self.the_keeper_is_killed,
             self.in_its_window_the_owner_gets_in,
+            self.a_runner_is_started,
         ]
-        for event in self.random.choices(events, (30, 20, 20, 10, 5, 40, 20, 3), k=steps):
+        for event in self.random.choices(events, (30, 20, 20, 10, 5, 40, 20, 3, 25), k=steps):
             event()
             self.secured -= {one.id for one in self.bookings if not self._waits(one)}
 
@@ -558,6 +644,17 @@ class Pool:
             if used + coming < self.limits.get((project, COUNT), 0):
                 self.flying.append((project, self.now))
 
+    def a_runner_is_started(self) -> None:
+        """On a lease of a lane that nobody has booked; the project is called after the server."""
+        taken = {lane for one in self.bookings if one.state in (*SOON, BookingState.ACTIVE) for lane in one.lanes}
+        free = [lane for lane in self.generation if lane not in taken]
+        used = sum(owner.startswith(CI) for owner, _ in (*self.servers.values(), *self.flying))
+        if free and used < self.limits.get((CI, COUNT), 0):
+            name = f"{CI} {len(self.bookings)}"
+            end = self.now + timedelta(seconds=self.random.choice((60, 600, 6000)))
+            self.bookings.append(lease(name, (self.random.choice(free),), start=self.now, end=end))
+            self.flying.append((name, self.now))
+
     def nova_schedules(self) -> None:
         if not self.flying:
             return
@@ -568,6 +665,7 @@ class Pool:
             return
         lane = self.random.choice(free)
         self.servers[max(self.servers, default=0) + 1] = (project, lane)
+        self.runners += project.startswith(CI)
         self.generation[lane] += 1
         owed = [one for one in self.bookings if one.id in self.secured and self._waits(one)]
         left = len(free) - 1 + len([lane for lane in self.reserved if self.reserved[lane] == 1 and lane not in taken])
@@ -591,13 +689,13 @@ class Pool:
 
     def _view(self) -> Scene:
         holders = [
-            server(str(id), (lane,), project, project, created=START + timedelta(seconds=id))
-            for id, (project, lane) in self.servers.items()
+            server(str(id), (lane,), owner, owner.split()[0], created=START + timedelta(seconds=id), name=owner)
+            for id, (owner, lane) in self.servers.items()
         ]
         # Nova lists a create at the latest when limits count as settled.
         holders += [
-            Holder(f"f{n}", "", "BUILD", project, project, project, "t4", on_its_way=True)
-            for n, (project, since) in enumerate(self.flying)
+            Holder(f"f{n}", owner, "BUILD", owner, owner.split()[0], owner, "t4", on_its_way=True)
+            for n, (owner, since) in enumerate(self.flying)
             if self.now - since >= SETTLE
         ]
         taken = {lane for _, lane in self.servers.values()}
@@ -608,6 +706,7 @@ class Pool:
             holders=tuple(holders),
             limits=dict(self.limits),
             unbooked={"art": 3, "physics": 1},
+            trusted={CI: len(self.generation)},
             memory=read_memory(self.memory),
             reserved=frozenset(f"host_{lane}.0" for lane in self.reserved if lane not in taken),
         )
@@ -632,6 +731,8 @@ class Pool:
             short = shortage(self._view(), self.now)
             for id, lanes in short.moves.items():
                 self._change_places(id, lanes)
+            for id in short.leases:
+                self._change(id, state=BookingState.ENDED)
             plan = plan_pool(self._view(), self.now)
             if not plan.steps:
                 break
@@ -671,6 +772,9 @@ class Pool:
         old = next(one.lanes for one in self.bookings if one.id == id)
         exchange = {old: new, new: old}
         self.bookings = [replace(one, lanes=exchange.get(one.lanes, one.lanes)) for one in self.bookings]
+
+    def _change(self, id: str, **more: Any) -> None:
+        self.bookings = [replace(one, **more) if one.id == id else one for one in self.bookings]
 
     def _secure(self) -> None:
         """From here on its GPU must not be lost: it was free, and the keeper had seen it so."""
@@ -716,3 +820,4 @@ def test_the_model_comes_to_where_it_matters() -> None:
     for pool in pools:
         pool.happen(60)
     assert sum(pool.entered for pool in pools) > 5
+    assert sum(pool.runners for pool in pools) > 10

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -34,6 +35,10 @@ WISHES = st.tuples(
     st.sampled_from([{}, {}, {"gpus": 2}, {"gpus": 2, "same_group": True}, NAMED]),
 )
 Wish = tuple[int, int, dict[str, object]]
+RUNNER = BookingKind.RUNNER
+LEASED = [(1, False), (1, False), (2, True), (2, False), (3, False)]
+"""GPUs, and whether they are one group."""
+SECOND = timedelta(seconds=1)
 TEMPLATE: list[Path] = []
 
 
@@ -57,7 +62,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.clock = Clock()
         rules = {"physics": replace(RULES, approval=approval), "biology": replace(RULES, priority=3)}
         self.ledgers = [open_ledger(self.folder, rules, self.clock) for _ in range(2)]
-        self.ledgers[1]._new_id = Numbers(iter(range(10**6, 10**7)))
+        self.ledgers[1]._new_id = self.ledgers[1].leases._new_id = Numbers(iter(range(10**6, 10**7)))
+        self.servers = Numbers()
         self.lanes = {lane.id: lane for lane in self.ledgers[0].lanes("v100")}
         self.turn = 0
         self.seen: dict[str, Booking] = {}
@@ -71,14 +77,19 @@ class LedgerMachine(RuleBasedStateMachine):
         start, hours, kind = wish
         return ask(start=(self.clock.now - NOON).total_seconds() / 3600 + start, hours=hours, **kind)  # type: ignore[arg-type]
 
-    def some(self, index: int, *states: BookingState) -> Booking | None:
-        found = [
-            one for one in self.seen.values() if one.state in (states or tuple(S)) and one.kind is BookingKind.BOOKING
-        ]
+    def some(self, index: int, *states: BookingState, kind: BookingKind = BookingKind.BOOKING) -> Booking | None:
+        found = [one for one in self.seen.values() if one.state in (states or tuple(S)) and one.kind is kind]
         return found[index % len(found)] if found else None
 
-    def free_lanes(self, wish: Ask, without: str = "") -> int:
-        """How many lanes could serve it now: none of what takes them overlaps."""
+    def leases(self) -> dict[str, Booking]:
+        """Those that are on."""
+        return {one.id: one for one in self.seen.values() if one.kind is RUNNER and one.state is S.ACTIVE}
+
+    def yielding(self) -> set[str]:
+        return {one.id for one in self.leases().values() if one.yields}
+
+    def free_lanes(self, wish: Ask, gone: Collection[str] = (), among: Collection[Booking] | None = None) -> int:
+        """How many lanes could serve it now: none of what takes them overlaps, but for what is `gone`."""
         fitting = [
             lane
             for lane in self.lanes.values()
@@ -89,8 +100,8 @@ class LedgerMachine(RuleBasedStateMachine):
         return sum(
             not any(
                 lane.id in one.lanes and one.ask.start < wish.end and wish.start < one.ask.end
-                for one in self.seen.values()
-                if one.state in TAKES_LANES and one.id != without
+                for one in (self.seen.values() if among is None else among)
+                if one.state in TAKES_LANES and one.id not in gone
             )
             for lane in fitting
         )
@@ -108,12 +119,18 @@ class LedgerMachine(RuleBasedStateMachine):
     def create(self, wishes: list[Wish], who: Person, wait: bool, override: bool) -> None:
         for wish in wishes:
             wanted = self.wish(wish)
-            able = self.free_lanes(wanted) >= wanted.lanes
+            able = self.free_lanes(wanted, self.yielding()) >= wanted.lanes
+            before, leases = list(self.seen.values()), self.leases()
             refused = self.attempt(
                 partial(self.ledger.create, wanted, who, wait=wait, override=override and who is ROOT)
             )
             assert not (able and refused), f"{wanted} was possible: {refused}"
             self.nothing_is_given_twice_and_all_have_what_they_asked_for()
+            ended = leases.keys() - self.leases().keys()
+            for id in ended:
+                assert leases[id].yields
+                others = self.free_lanes(wanted, ended - {id}, before)
+                assert others < wanted.lanes, f"lease {id} ended in vain for {wanted}"
 
     @rule(wish=WISHES, who=WHO, count=st.integers(2, 4))
     def repeat(self, wish: Wish, who: Person, count: int) -> None:
@@ -131,7 +148,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if comment:
             wanted = replace(old.ask, comment="changed")
         able = old.state is not S.OFFERED and wanted.end > self.clock.now
-        able &= comment or self.free_lanes(wanted, old.id) >= wanted.lanes
+        able &= comment or self.free_lanes(wanted, {old.id, *self.yielding()}) >= wanted.lanes
         # Servers stay where they are, so a booking that has some becomes a group only where it is one.
         able &= not (old.claimed and wanted.same_group) or self.lanes[old.lanes[0]].size == wanted.gpus
         refused = self.attempt(lambda: self.ledger.edit(old.id, wanted, ROOT, old.version))
@@ -155,9 +172,9 @@ class LedgerMachine(RuleBasedStateMachine):
         ids = sorted(self.lanes)
         self.ledger.upkeep.set_troubles({ids[number]: "lost" for number in bad})
 
-    @rule(index=st.integers(0, 50), lane=st.integers(0, 3))
-    def nova_chooses(self, index: int, lane: int) -> None:
-        one = self.some(index, S.ACTIVE)
+    @rule(index=st.integers(0, 50), lane=st.integers(0, 3), kind=st.sampled_from([BookingKind.BOOKING, RUNNER]))
+    def nova_chooses(self, index: int, lane: int, kind: BookingKind) -> None:
+        one = self.some(index, S.ACTIVE, kind=kind)
         chosen = sorted(self.lanes)[lane]
         others = [b for b in self.seen.values() if b.state is S.ACTIVE and b.claimed and chosen in b.lanes]
         if one is not None and not one.ask.same_group and not others:
@@ -169,6 +186,55 @@ class LedgerMachine(RuleBasedStateMachine):
         self.attempt(
             lambda: self.ledger.hold([name], self.clock.now, self.clock.now + timedelta(hours=hours), ROOT, "")
         )
+
+    @rule(minutes=st.integers(1, 600), wish=st.sampled_from(LEASED), yields=st.booleans())
+    def take_a_lease(self, minutes: int, wish: tuple[int, bool], yields: bool) -> None:
+        end, (gpus, same_group) = self.clock.now + timedelta(minutes=minutes), wish
+        padded = Ask("v100", self.clock.now, end + RULES.hold, gpus, same_group)
+        able, server = self.free_lanes(padded) >= padded.lanes, self.servers()
+        with self.everybody_keeps_the_time():
+            refused = self.attempt(
+                lambda: self.ledger.leases.take(
+                    "v100", gpus, same_group, end, server, "p-ci", "ci", server, yields=yields
+                )
+            )
+        assert not (able and refused), f"{padded} was possible: {refused}"
+
+    @rule(index=st.integers(0, 50), minutes=st.integers(-60, 600), yields=st.sampled_from([None, True, False]))
+    def extend_a_lease(self, index: int, minutes: int, yields: bool | None) -> None:
+        old = self.some(index, S.ACTIVE, kind=RUNNER)
+        if old is None:
+            return
+        end = old.ask.end + timedelta(minutes=minutes)
+        with self.everybody_keeps_the_time():
+            refused = self.attempt(lambda: self.ledger.leases.extend(old.id, end, yields=yields))
+        new = self.ledger.get(old.id)
+        assert new.lanes == old.lanes
+        assert new == old if refused else new.ask.end == max(end, self.clock.now, old.ask.start + SECOND)
+        taken = [
+            one
+            for one in self.seen.values()
+            if one.id != old.id and one.state in TAKES_LANES and {*one.lanes} & {*old.lanes}
+        ]
+        free = all(one.ask.end <= old.ask.start or one.ask.start >= end + RULES.hold for one in taken)
+        assert not (free and refused), f"{old} until {end} was possible: {refused}"
+
+    @rule(index=st.integers(0, 50))
+    def end_a_lease(self, index: int) -> None:
+        one = self.some(index, kind=RUNNER)
+        if one is not None:
+            self.ledger.leases.end(one.id, "over")
+            assert self.ledger.get(one.id).state is S.ENDED
+
+    @contextmanager
+    def everybody_keeps_the_time(self) -> Iterator[None]:
+        """A lease changes nothing of a booking but its lanes, and these only before it begins."""
+        before = [one for one in self.seen.values() if one.kind is not RUNNER]
+        yield
+        for old in before:
+            new = self.ledger.get(old.id)
+            moved = new.lanes != old.lanes and old.state in (S.CONFIRMED, S.OFFERED) and not old.ask.gpu
+            assert new == (replace(old, lanes=new.lanes, version=new.version, changed=new.changed) if moved else old)
 
     @invariant()
     def nothing_is_given_twice_and_all_have_what_they_asked_for(self) -> None:
@@ -194,7 +260,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for ledger in self.ledgers:
             free = dict(ledger.free("v100", self.clock.now, self.clock.now + timedelta(hours=30), 3600))
             for start, lanes in free.items():
-                expected = self.free_lanes(Ask("v100", start, start + timedelta(hours=1)))
+                expected = self.free_lanes(Ask("v100", start, start + timedelta(hours=1)), self.yielding())
                 assert lanes == expected, f"{start}: {lanes} free, not {expected}"
 
     def teardown(self) -> None:
