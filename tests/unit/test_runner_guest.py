@@ -177,7 +177,7 @@ def test_the_user_data_has_one_secret_and_only_root_reads_it() -> None:
     secret = files["/run/gpuyard/jitconfig"]
     assert (secret["content"], secret["permissions"], secret["owner"]) == ("c2VjcmV0", "0600", "root:root")
     assert files["/var/lib/gpuyard/gpu-check"]["content"] == (GUEST / "gpu-check.sh").read_text()
-    assert files["/var/lib/gpuyard/settings"]["content"] == "GPUS=2\nCHECK_SECONDS=60\n"
+    assert files["/var/lib/gpuyard/settings"]["content"] == "NAME=gpuyard-v100-c3k8x2m9\nGPUS=2\nCHECK_SECONDS=60\n"
 
 
 def test_it_is_as_large_as_nova_takes_and_no_larger() -> None:

@@ -46,7 +46,7 @@ def user_data(name: str, encoded_jit_config: str, gpus: int, check_seconds: int 
         raise UserDataError(f"{name[:80]!r} is no name for a runner: letters, digits, '.', '_' and '-', 64 at most")
     if not CONFIGURATION.fullmatch(encoded_jit_config):
         raise UserDataError(f"the configuration of runner {name} is not base64 of 40,000 characters at most")
-    settings = f"GPUS={gpus:d}\nCHECK_SECONDS={check_seconds:d}\n"
+    settings = f"NAME={name}\nGPUS={gpus:d}\nCHECK_SECONDS={check_seconds:d}\n"
     document = {
         "bootcmd": [["sh", "-c", f"[ ! -e {FOLDER}/started ] || sh {FOLDER}/runner again"]],
         "write_files": [
