@@ -33,6 +33,7 @@ class ForgeHandler(BaseHTTPRequestHandler):
     """One connection. Keeps it open, as GitHub does."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each answer waits 40 ms for the client's word that it has the headers
     server: ForgeServer
 
     def _serve(self) -> None:

@@ -104,10 +104,11 @@ class RestApi:
         headers: Mapping[str, str] | None = None,
         authorization: str = "",
         as_app: bool = False,
+        raw: bool = False,
         most: int = MOST_BYTES,
     ) -> RestReply:
         """An answer of 200 to 299, or 304. `authorization` goes in place of the enrolment's own. A GET and a DELETE may
-        be asked twice. Raises GitHubError."""
+        be asked twice. `raw`: what is asked for need not be JSON. Raises GitHubError."""
         url = path if "://" in path else self.base + path
         if query:
             url += "?" + urlencode({key: value for key, value in query.items() if value != ""})
@@ -130,7 +131,10 @@ class RestApi:
                 continue
             if answer.status >= 300 and answer.status != 304:
                 raise self._trouble(what, answer)
-            return self._reply(what, answer)
+            reply = self._reply(what, answer)
+            if method == "GET" and answer.status == 200 and reply.data is None and not raw:
+                raise GitHubError(f"{what}: the answer has nothing in it", status=200)
+            return reply
         raise GitHubError(f"{what}: one redirect follows the other", GitHubTrouble.REFUSED)
 
     def pages(
@@ -140,7 +144,7 @@ class RestApi:
         more than MOST_PAGES pages: half a list may be worse than none."""
         reply = self.ask("GET", path, query={"per_page": PER_PAGE, **(query or {})}, as_app=as_app)
         for _ in range(MOST_PAGES):
-            yield from fields.rows(reply.data, key)
+            yield from listed(reply.data, key, f"GET {path}")
             if not reply.more:
                 return
             reply = self.ask("GET", self._same_host(reply.more, f"GET {path}"), as_app=as_app)
@@ -188,7 +192,8 @@ class RestApi:
         if as_app or answer.headers.get("x-ratelimit-resource", "core") != "core":
             return
         try:
-            _, rate, _ = decipher_response(200, answer.headers, b"")
+            limits = {name: text for name, text in answer.headers.items() if name.startswith("x-ratelimit-")}
+            _, rate, _ = decipher_response(200, limits, b"")
         except (ValueError, OverflowError, OSError):
             return
         if rate is None:
@@ -237,7 +242,7 @@ class RestApi:
         now = self.now()
         after = answer.headers.get("retry-after", "")
         wait = UNSPECIFIC_WAIT
-        if after.isascii() and after.isdigit() and len(after) < 9:
+        if after.isascii() and after.isdigit() and len(after) < 13:
             wait = timedelta(seconds=int(after))
         elif answer.headers.get("x-ratelimit-remaining") == "0":
             reset = answer.headers.get("x-ratelimit-reset", "")
@@ -250,6 +255,14 @@ class RestApi:
         if _origin(url) != _origin(self.base):
             raise GitHubError(f"{what}: the answer leads to another host", GitHubTrouble.REFUSED)
         return url
+
+
+def listed(data: Any, key: str, what: str) -> list[Mapping[str, Any]]:
+    """The objects of an answer's list. Raises GitHubError where there is no list: that is not the same as none."""
+    found = fields.row(data).get(key) if key else data
+    if not isinstance(found, list):
+        raise GitHubError(f"{what}: the answer has no list in it", status=200)
+    return fields.rows(found)
 
 
 def limited(answer: WireAnswer, words: str) -> bool:

@@ -25,7 +25,7 @@ from gpuyard.runners.github.answers import (
     RepositoryFile,
     WorkflowRun,
 )
-from gpuyard.runners.github.api import RestApi
+from gpuyard.runners.github.api import RestApi, listed
 from gpuyard.runners.github.credentials import owner_path
 from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
 from gpuyard.runners.jobs import JobUpdate, workflow_job
@@ -137,7 +137,7 @@ class GitHubClient:
         where = f"{_repository(repository)}/contents/{quote(path)}"
         try:
             reply = self.api.ask(
-                "GET", where, headers=RAW | ({"if-none-match": etag} if etag else {}), most=MOST_FILE_BYTES
+                "GET", where, headers=RAW | ({"if-none-match": etag} if etag else {}), raw=True, most=MOST_FILE_BYTES
             )
         except GitHubError as error:
             if error.kind is not GitHubTrouble.MISSING:
@@ -207,8 +207,9 @@ class GitHubClient:
     def pull_requests_of(self, repository: str, owner: str, branch: str) -> list[PullRequest]:
         """Those whose code is the branch of a repository of `owner`, newest first, at most 100."""
         query = {"head": f"{owner}:{branch}", "state": "all", "per_page": 100}
-        found = self.api.ask("GET", f"{_repository(repository)}/pulls", query=query).data
-        return [_pull_request(one, repository) for one in fields.rows(found)]
+        path = f"{_repository(repository)}/pulls"
+        found = listed(self.api.ask("GET", path, query=query).data, "", f"GET {path}")
+        return [_pull_request(one, repository) for one in found]
 
     def role(self, repository: str, user: str) -> str:
         """``admin``, ``maintain``, ``write``, ``triage``, ``read``, an organisation's own word, or ``none``."""

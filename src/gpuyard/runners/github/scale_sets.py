@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from gpuyard.runners import fields
 from gpuyard.runners.github.answers import JitRunner, RegisteredRunner, RunnerSet, Statistics
-from gpuyard.runners.github.api import AGENT
+from gpuyard.runners.github.api import AGENT, listed
 from gpuyard.runners.github.client import GitHubClient, jit_runner
 from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
 from gpuyard.runners.github.messages import (
@@ -100,7 +100,7 @@ class ScaleSetClient:
     def runner_named(self, name: str) -> RegisteredRunner | None:
         """`online` and `busy` are not told here."""
         found = _row(self._service.ask("GET", AGENTS, query={"agentName": name}))
-        runners = (runner_of_set(one) for one in fields.rows(found, "value"))
+        runners = (runner_of_set(one) for one in listed(found, "value", f"GET {AGENTS}"))
         return next((one for one in runners if one.name == name), None)
 
     def delete_runner(self, id: int) -> bool:
@@ -109,13 +109,13 @@ class ScaleSetClient:
 
     def _named(self, name: str, group: int) -> RunnerSet | None:
         found = _row(self._service.ask("GET", SETS, query={"runnerGroupId": group, "name": name}))
-        sets = (runner_set(one) for one in fields.rows(found, "value"))
+        sets = (runner_set(one) for one in listed(found, "value", f"GET {SETS}"))
         return next((one for one in sets if one.name.lower() == name.lower()), None)
 
     def _group(self, name: str) -> int:
         if name.lower() == "default" or self._github.enrolment.repository:
             return DEFAULT_GROUP
-        found = fields.rows(_row(self._service.ask("GET", GROUPS, query={"groupName": name})), "value")
+        found = listed(_row(self._service.ask("GET", GROUPS, query={"groupName": name})), "value", f"GET {GROUPS}")
         number = fields.whole(found[0], "id") if found else 0
         if not number:
             raise GitHubError(

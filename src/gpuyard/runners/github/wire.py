@@ -124,7 +124,9 @@ class HttpWire:
         try:
             with self._stop._over(watch), (stop or self._stop)._over(watch):
                 timer.start()
-                return self._exchange(method, url, headers, body, read, most)
+                answer = self._exchange(method, url, headers, body, read, most)
+                watch.check()  # a connection that is cut looks like the end of headers, or of a body without length
+                return answer
         except (HTTPError, http.client.HTTPException, OSError, ValueError) as error:
             raise WireError(watch.reason or _words(error, read), sent=watch.sent) from None
         finally:

@@ -1,0 +1,628 @@
+"""What GitHub, or who stands between, may do to a client: half answers, slow ones, huge ones, storms of refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.runners.github.api import MOST_PAGES, RestApi, api_base
+from gpuyard.runners.github.client import GitHubClient
+from gpuyard.runners.github.errors import GitHubError, GitHubTrouble, PollEndedError
+from gpuyard.runners.github.messages import expiry, read_message, read_session
+from gpuyard.runners.github.scale_sets import ScaleSetClient, SetSession
+from gpuyard.runners.github.wire import HttpWire, WireError, WireStop
+from gpuyard.site.runner_rules import Enrolment
+from tests.support.scripted_http import Asked, Script, ScriptedHttp, Told, scripted_http
+
+SECRET = "ghp_that_nobody_may_see"  # noqa: S105 - a test's
+RUNNERS = "/api/v3/orgs/o/actions/runners"
+NOW = datetime(2026, 11, 22, 6, tzinfo=UTC)
+OK = Told(200, {"runners": []})
+K = GitHubTrouble
+
+
+class Time:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+        self.passed = 0.0
+
+    def now(self) -> datetime:
+        return NOW + timedelta(seconds=self.passed)
+
+    def clock(self) -> float:
+        return self.passed
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.passed += seconds
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedHttp]:
+    with scripted_http() as found:
+        yield found
+
+
+@pytest.fixture
+def time_() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def client(server: ScriptedHttp, time_: Time, tmp_path: Path) -> Iterator[GitHubClient]:
+    path = tmp_path / "token"
+    path.write_text(SECRET)
+    enrolled = Enrolment.model_validate({"organization": "o", "url": server.url, "token_file": str(path)})
+    found = GitHubClient(enrolled, RestApi(enrolled, now=time_.now, clock=time_.clock, sleep=time_.sleep))
+    yield found
+    found.close()
+
+
+def fails(call: Callable[[], object]) -> GitHubError:
+    with pytest.raises(GitHubError) as error:
+        call()
+    assert SECRET not in f"{error.value!r} {error.value} {error.value.__cause__} {error.value.__context__!r}"
+    return error.value
+
+
+def bytes_(*pieces: bytes) -> Told:
+    def send(connection: socket.socket) -> None:
+        for piece in pieces:
+            connection.sendall(piece)
+
+    return Told(raw=send)
+
+
+# What is asked, and where
+
+
+def test_addresses() -> None:
+    assert api_base("https://github.com") == "https://api.github.com"
+    assert api_base("https://WWW.github.com") == "https://api.github.com"
+    assert api_base("https://ghe.example.org:8443") == "https://ghe.example.org:8443/api/v3"
+    assert api_base("https://acme.ghe.com") == "https://api.acme.ghe.com"
+
+
+def test_headers(client: GitHubClient, server: ScriptedHttp) -> None:
+    server.on("GET", RUNNERS, OK)
+    client.runners()
+    sent = server.asked[0].headers
+    assert sent["authorization"] == f"token {SECRET}"
+    assert sent["x-github-api-version"] == "2022-11-28"
+    assert sent["user-agent"].startswith("gpuyard/")
+    assert sent["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize("text", ["", "two\nlines", "with space", "é", "x" * 2000, "\x00"])
+def test_what_is_no_token_is_not_sent(client: GitHubClient, server: ScriptedHttp, tmp_path: Path, text: str) -> None:
+    (tmp_path / "token").write_text(text)
+    error = fails(client.runners)
+    assert (error.kind, server.asked) == (K.UNAUTHORIZED, [])
+    assert str(tmp_path / "token") in str(error)
+    (tmp_path / "token").unlink()
+    assert "No such file" in str(fails(client.runners))
+
+
+def test_a_key_that_is_none_is_not_quoted(server: ScriptedHttp, tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    path.write_text(f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n-----END RSA PRIVATE KEY-----\n")
+    app = {"id": 5, "key_file": str(path)}
+    enrolled = Enrolment.model_validate({"organization": "o", "url": server.url, "app": app})
+    error = fails(GitHubClient(enrolled).runners)
+    assert error.kind is K.UNAUTHORIZED
+    assert "private RSA key" in str(error)
+
+
+def test_redirects_stay_with_github(client: GitHubClient, server: ScriptedHttp) -> None:
+    with scripted_http() as other:
+        other.on("GET", "/x", OK)
+        server.on("GET", RUNNERS, Told(301, headers={"location": f"{other.url}/x"}))
+        error = fails(client.runners)
+        assert (error.kind, other.asked) == (K.REFUSED, [])
+        assert "another host" in str(error)
+        link = {"link": f'<{other.url}/x?page=2>; rel="next"'}
+        server.on("GET", RUNNERS, Told(200, {"runners": []}, link))
+        assert fails(client.runners).kind is K.REFUSED
+        assert other.asked == []
+
+
+def test_a_repository_that_has_moved_is_followed(client: GitHubClient, server: ScriptedHttp) -> None:
+    moved = Told(301, headers={"location": f"{server.url}/api/v3/repositories/5/actions/jobs/7"})
+    server.on("GET", "/api/v3/repos/o/old/actions/jobs/7", moved)
+    server.on("GET", "/api/v3/repositories/5/actions/jobs/7", Told(200, {"id": 7, "status": "queued"}))
+    found = client.job("o/old", 7)
+    assert found is not None
+    assert found.repository == "o/old", "by the name that we know"
+    server.on("GET", "/api/v3/repositories/5/actions/jobs/7", moved)
+    assert "one redirect follows the other" in str(fails(lambda: client.job("o/old", 7)))
+
+
+def test_a_redirect_of_what_changes_something_is_not_followed(client: GitHubClient, server: ScriptedHttp) -> None:
+    path = "/api/v3/repos/o/r/actions/runs/5/cancel"
+    server.on("POST", path, Told(307, headers={"location": f"{server.url}/elsewhere"}))
+    assert fails(lambda: client.cancel_run("o/r", 5)).kind is K.REFUSED
+    assert server.count("POST", "/elsewhere") == 0
+
+
+# Answers that break
+
+
+BROKEN = [
+    b"",
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{",
+    b'HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{"ru',
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n{}\r\n0\r\n\r\n",
+    b"\x16\x03\x01 this is no HTTP at all\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 1000 + b"\r\n{}",
+    b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000,
+]
+
+
+@pytest.mark.parametrize("begin", BROKEN)
+def test_a_broken_answer_to_a_question_is_asked_again(
+    client: GitHubClient, server: ScriptedHttp, time_: Time, begin: bytes
+) -> None:
+    server.on("GET", RUNNERS, bytes_(begin), OK)
+    assert client.runners() == []
+    assert time_.slept == [0.5]
+    server.on("GET", RUNNERS, bytes_(begin))
+    error = fails(client.runners)
+    assert (error.kind, error.status) == (K.RETRY, 0)
+    assert server.count("GET", RUNNERS) == 2 + 3
+
+
+@pytest.mark.parametrize("begin", BROKEN)
+def test_a_broken_answer_to_what_changes_something_is_not(
+    client: GitHubClient, server: ScriptedHttp, begin: bytes
+) -> None:
+    path = "/api/v3/repos/o/r/actions/runs/5/cancel"
+    server.on("POST", path, bytes_(begin))
+    assert fails(lambda: client.cancel_run("o/r", 5)).kind is K.RETRY
+    assert server.count("POST", path) == 1
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        Told(200, body=b"{not JSON", headers={"content-type": "application/json"}),
+        Told(200, body=b"[" * 100_000, headers={"content-type": "application/json"}),
+        Told(200, body=b"\xff\xfe", headers={"content-type": "application/json; charset=zlib"}),
+    ],
+)
+def test_what_is_no_json_is_an_error(client: GitHubClient, server: ScriptedHttp, told: Told) -> None:
+    server.on("GET", RUNNERS, told)
+    assert fails(client.runners).kind is K.RETRY
+
+
+@pytest.mark.parametrize("data", [None, [], 5, "x", {"runners": None}, {"other": 1}])
+def test_what_has_no_list_is_not_taken_for_an_empty_one(client: GitHubClient, server: ScriptedHttp, data: Any) -> None:
+    server.on("GET", RUNNERS, Told(200, data))
+    assert fails(client.runners).kind is K.RETRY
+
+
+def test_what_is_no_runner_is_left_out(client: GitHubClient, server: ScriptedHttp) -> None:
+    server.on("GET", RUNNERS, Told(200, {"runners": [5, None, {"id": 3, "name": "x", "labels": 5}]}))
+    assert [one.name for one in client.runners()] == ["x"]
+
+
+def test_nobody_listens(client: GitHubClient, server: ScriptedHttp, time_: Time) -> None:
+    server.close()
+    error = fails(lambda: client.cancel_run("o/r", 5))
+    assert error.kind is K.RETRY
+    assert "no connection: Connection refused" in str(error)
+    assert len(time_.slept) == 2, "what has not been sent may be tried again"
+
+
+def test_a_name_that_is_nobodys(tmp_path: Path) -> None:
+    with pytest.raises(WireError, match="cannot be resolved") as error:
+        HttpWire({}).exchange("GET", "http://nobody.invalid/", {})
+    assert not error.value.sent
+
+
+# Bounds
+
+
+def test_an_answer_that_never_ends_is_cut(client: GitHubClient, server: ScriptedHttp) -> None:
+    def pour(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n")
+        try:
+            while True:
+                connection.sendall(b" " * 65536)
+        except OSError:
+            pass
+
+    server.on("GET", RUNNERS, Told(raw=pour))
+    error = fails(client.runners)
+    assert error.kind is K.REFUSED
+    assert "larger than" in str(error)
+    assert server.count("GET", RUNNERS) == 1
+
+
+def test_compressed_answers_are_not_unpacked(client: GitHubClient, server: ScriptedHttp) -> None:
+    server.on("GET", RUNNERS, Told(200, body=b"\x1f\x8b" + b"0" * 50, headers={"content-encoding": "gzip"}))
+    assert fails(client.runners).kind is K.RETRY
+
+
+def test_a_file_that_is_too_large_or_no_text(client: GitHubClient, server: ScriptedHttp) -> None:
+    path, raw = "/api/v3/repos/o/r/contents/.cirun.yml", {"content-type": "application/vnd.github.raw+json"}
+    for body in (b"x" * ((1 << 20) + 1), b"\xff\xfe"):
+        server.on("GET", path, Told(200, body=body, headers=raw))
+        assert fails(lambda: client.file("o/r", ".cirun.yml")).kind is K.REFUSED
+    server.on("GET", path, Told(200, [{"name": "a"}], {"etag": '"1"'}))
+    assert client.file("o/r", ".cirun.yml").text is None, "a folder"
+
+
+def test_an_answer_that_trickles_is_cut_in_time(server: ScriptedHttp) -> None:
+    def trickle(connection: socket.socket) -> None:
+        try:
+            for one in b"HTTP/1.1 200 OK\r\nx: " + b"y" * 1000:
+                connection.sendall(bytes([one]))
+                time.sleep(0.02)
+        except OSError:
+            pass
+
+    server.on("GET", "/", Told(raw=trickle))
+    began = time.monotonic()
+    with pytest.raises(WireError, match="no whole answer in 0 s") as error:
+        HttpWire({}).exchange("GET", server.url + "/", {}, read=5, total=0.4)
+    assert error.value.sent
+    assert time.monotonic() - began < 3
+
+
+def test_silence_is_cut_in_time(server: ScriptedHttp) -> None:
+    server.on("GET", "/", held(threading.Event()))
+    with pytest.raises(WireError, match="no answer in 0 s"):
+        HttpWire({}).exchange("GET", server.url + "/", {}, read=0.2, total=5)
+
+
+def test_pages_end(client: GitHubClient, server: ScriptedHttp, time_: Time) -> None:
+    def page(asked: Asked) -> Told:
+        number = int(asked.query.get("page", "1"))
+        link = f'<{server.url}{RUNNERS}?per_page=100&page={number + 1}>; rel="next"'
+        return Told(200, {"runners": [{"id": number, "name": "x"}]}, {"link": link})
+
+    server.on("GET", RUNNERS, page)
+    error = fails(client.runners)
+    assert "more than 100 pages" in str(error)
+    assert server.count("GET", RUNNERS) == MOST_PAGES + 1
+
+
+def test_a_link_that_is_made_to_be_slow(client: GitHubClient, server: ScriptedHttp) -> None:
+    server.on("GET", RUNNERS, Told(200, {"runners": []}, {"link": "<" * 60_000}))
+    began = time.monotonic()
+    assert client.runners() == []
+    assert time.monotonic() - began < 2
+
+
+# Limits
+
+
+LIMITED = [
+    (Told(429), 60),
+    (Told(403, {"message": "You have exceeded a secondary rate limit."}), 60),
+    (Told(403, {}, {"retry-after": "7"}), 7),
+    (Told(429, {}, {"retry-after": "999999999"}), 3600),
+    (Told(429, {}, {"retry-after": "Wed, 21 Oct 2099 07:28:00 GMT"}), 60),
+    (
+        Told(
+            403,
+            {},
+            {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "1795327200", "date": "Sun, 22 Nov 2026 05:50:00 GMT"},
+        ),
+        600,
+    ),
+    (Told(403, {}, {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "99999999999999999"}), 60),
+    (Told(403, {}, {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "0"}), 1),
+]
+
+
+@pytest.mark.parametrize(("told", "seconds"), LIMITED)
+def test_a_limit_is_kept_by_all_calls(
+    client: GitHubClient, server: ScriptedHttp, time_: Time, told: Told, seconds: int
+) -> None:
+    server.on("GET", RUNNERS, told, OK)
+    error = fails(client.runners)
+    assert error.kind is K.LIMITED
+    assert error.retry_at == NOW + timedelta(seconds=seconds)
+    for _ in range(50):
+        again = fails(lambda: client.runner(5))
+        assert (again.kind, again.retry_at) == (K.LIMITED, error.retry_at)
+    assert len(server.asked) == 1, "a storm of refusals is not answered with a storm of questions"
+    time_.passed += seconds
+    assert client.runners() == []
+    assert client.usage().limited == 1
+
+
+def test_what_github_says_of_its_limit(client: GitHubClient, server: ScriptedHttp, time_: Time) -> None:
+    reset = int(NOW.timestamp()) + 1200
+    told = {"x-ratelimit-limit": "5000", "x-ratelimit-remaining": "1", "x-ratelimit-reset": str(reset)}
+    date = {"date": NOW.strftime("%a, %d %b %Y %H:%M:%S GMT")}
+    server.on("GET", RUNNERS, Told(200, {"runners": []}, told | date))
+    client.runners()
+    usage = client.usage()
+    assert (usage.limit, usage.remaining, usage.reset, usage.calls) == (5000, 1, NOW + timedelta(seconds=1200), 1)
+    server.on("GET", RUNNERS, Told(200, {"runners": []}, told | date | {"x-ratelimit-remaining": "0"}))
+    client.runners()
+    assert fails(client.runners).retry_at == NOW + timedelta(seconds=1200)
+
+
+def test_a_limit_of_other_calls_is_theirs(client: GitHubClient, server: ScriptedHttp) -> None:
+    path = RUNNERS + "/registration-token"
+    spent = {"x-ratelimit-remaining": "0", "x-ratelimit-resource": "actions_runner_registration"}
+    server.on("POST", path, Told(403, {}, spent))
+    assert fails(client.registration_token).kind is K.LIMITED
+    server.on("GET", RUNNERS, OK)
+    assert client.runners() == []
+
+
+@pytest.mark.parametrize("value", ["x", "", "-5", "1e999", "9" * 400])
+def test_limits_that_are_no_numbers(client: GitHubClient, server: ScriptedHttp, value: str) -> None:
+    names = ("limit", "remaining", "reset")
+    server.on("GET", RUNNERS, Told(200, {"runners": []}, {f"x-ratelimit-{name}": value for name in names}))
+    assert client.runners() == []
+
+
+def test_calls_are_spread(client: GitHubClient, server: ScriptedHttp, time_: Time) -> None:
+    path = "/api/v3/repos/o/r/actions/runs/5/cancel"
+    server.on("POST", path, Told(202, {}))
+    for _ in range(100):
+        client.cancel_run("o/r", 5)
+    assert time_.passed == pytest.approx((100 * 5 - 300) / 10, abs=0.6)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, K.REFUSED), (401, K.UNAUTHORIZED), (403, K.REFUSED), (404, K.MISSING), (408, K.RETRY), (409, K.CONFLICT),
+        (410, K.MISSING), (422, K.REFUSED), (451, K.REFUSED), (500, K.RETRY), (503, K.RETRY), (599, K.RETRY),
+    ],
+)  # fmt: skip
+def test_kinds(client: GitHubClient, server: ScriptedHttp, status: int, kind: GitHubTrouble) -> None:
+    path = "/api/v3/repos/o/r/actions/runs/5/cancel"
+    server.on("POST", path, Told(status, {"message": "because\n\x1b[2Jof", "errors": ["this", {"message": "that"}]}))
+    error = fails(lambda: client.cancel_run("o/r", 5))
+    assert (error.kind, error.status) == (kind, status)
+    assert ": because\\n\\x1b[2Jof: this: that" in str(error)
+
+
+def test_the_permission_that_lacks_is_named(client: GitHubClient, server: ScriptedHttp) -> None:
+    needs = {"x-accepted-github-permissions": "organization_self_hosted_runners=read"}
+    server.on("GET", RUNNERS, Told(403, {"message": "Resource not accessible by integration"}, needs))
+    assert "needs one of these permissions: organization_self_hosted_runners=read" in str(fails(client.runners))
+
+
+def test_who_does_not_answer_is_left_alone_for_a_while(client: GitHubClient, server: ScriptedHttp, time_: Time) -> None:
+    server.on("GET", RUNNERS, Told(503))
+    for _ in range(2):
+        fails(client.runners)
+    asked = len(server.asked)
+    for _ in range(20):
+        error = fails(client.runners)
+        assert error.kind is K.RETRY
+        assert error.retry_at is not None
+    assert len(server.asked) == asked
+    time_.passed += 20
+    server.on("GET", RUNNERS, OK)
+    assert client.runners() == []
+
+
+# Scale sets
+
+
+SERVICE = "/svc/_apis/runtime/runnerscalesets"
+QUEUE = "/queue/messages"
+
+
+@pytest.fixture
+def session(server: ScriptedHttp, client: GitHubClient) -> SetSession:
+    server.on("POST", RUNNERS + "/registration-token", Told(201, {"token": "RT", "expires_at": "2026-11-22T07:00:00Z"}))
+    server.on("POST", "/api/v3/actions/runner-registration", Told(200, {"url": f"{server.url}/svc/", "token": "ADMIN"}))
+    server.on("POST", f"{SERVICE}/7/sessions", Told(200, facts(server, "Q1")))
+    return ScaleSetClient(client).open(7, "us")
+
+
+def facts(server: ScriptedHttp, token: str) -> dict[str, Any]:
+    return {
+        "sessionId": "S-1",
+        "messageQueueUrl": f"{server.url}{QUEUE}?sessionId=S-1&x=%2F",
+        "messageQueueAccessToken": token,
+        "statistics": {"totalAssignedJobs": 2, "unknown": "thing"},
+    }
+
+
+def test_the_words_of_the_protocol(session: SetSession, server: ScriptedHttp) -> None:
+    """As github.com/actions/scaleset sends them."""
+    registration = next(one for one in server.asked if one.path.endswith("runner-registration"))
+    assert registration.headers["authorization"] == "RemoteAuth RT"
+    assert registration.json == {"url": f"{server.url}/o", "runner_event": "register"}
+    opened = server.asked[-1]
+    assert (opened.query, opened.json) == ({"api-version": "6.0-preview"}, {"ownerName": "us"})
+    assert opened.headers["authorization"] == "Bearer ADMIN"
+    assert session.statistics.assigned == 2
+    server.on("GET", QUEUE, Told(202))
+    assert session.poll(41, 3) is None
+    polled = server.asked[-1]
+    assert polled.query == {"sessionId": "S-1", "x": "/", "lastMessageId": "41"}
+    assert polled.headers["x-scalesetmaxcapacity"] == "3"
+    assert polled.headers["accept"] == "application/json; api-version=6.0-preview"
+    assert polled.headers["authorization"] == "Bearer Q1"
+    session.poll(0, 3)
+    assert "lastMessageId" not in server.asked[-1].query
+    server.on("DELETE", QUEUE + "/42", Told(204))
+    session.acknowledge(42)
+    assert (server.asked[-1].path, server.asked[-1].query["sessionId"]) == (QUEUE + "/42", "S-1")
+    server.on("POST", f"{SERVICE}/7/acquirejobs", Told(200, {"count": 1, "value": [5, 99]}))
+    assert session.acquire((4, 5)) == (5,)
+    assert (server.asked[-1].json, server.asked[-1].headers["authorization"]) == ([4, 5], "Bearer Q1")
+
+
+def test_a_renewed_session_goes_on(session: SetSession, server: ScriptedHttp) -> None:
+    server.on("GET", QUEUE, Told(401), Told(202))
+    server.on("PATCH", f"{SERVICE}/7/sessions/S-1", Told(200, facts(server, "Q2")))
+    assert session.poll(1, 1) is None
+    assert server.asked[-1].headers["authorization"] == "Bearer Q2"
+    server.on("GET", QUEUE, Told(401))
+    assert fails(lambda: session.poll(1, 1)).kind is K.UNAUTHORIZED, "it is renewed once, not for ever"
+
+
+def held(release: threading.Event) -> Script:
+    def hold(asked: Asked) -> Told:
+        release.wait(20)
+        return Told(202)
+
+    return hold
+
+
+@pytest.mark.parametrize("how", ["session", "client"])
+def test_a_poll_is_called_off(session: SetSession, client: GitHubClient, server: ScriptedHttp, how: str) -> None:
+    release = threading.Event()
+    server.on("GET", QUEUE, held(release))
+    found: list[BaseException] = []
+
+    def poll() -> None:
+        try:
+            session.poll(1, 1)
+        except (GitHubError, PollEndedError) as error:
+            found.append(error)
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    while not server.count("GET", QUEUE):
+        time.sleep(0.01)
+    began = time.monotonic()
+    session.stop() if how == "session" else client.close()
+    thread.join(10)
+    release.set()
+    assert time.monotonic() - began < 5
+    assert isinstance(found[0], PollEndedError if how == "session" else GitHubError)
+    if how == "session":
+        with pytest.raises(PollEndedError):
+            session.poll(1, 1)
+        server.on("DELETE", f"{SERVICE}/7/sessions/S-1", Told(204))
+        session.close()
+        assert server.count("DELETE", f"{SERVICE}/7/sessions/S-1") == 1
+
+
+def test_a_stop_before_and_after_does_no_harm(server: ScriptedHttp) -> None:
+    wire, stop = HttpWire({}), WireStop()
+    server.on("GET", "/", Told(200, {}))
+    assert wire.exchange("GET", server.url + "/", {}, stop=stop).status == 200
+    stop.stop()
+    with pytest.raises(WireError, match="called off"):
+        wire.exchange("GET", server.url + "/", {}, stop=stop)
+    assert wire.exchange("GET", server.url + "/", {}).status == 200
+    wire.close()
+    with pytest.raises(WireError, match="called off"):
+        wire.exchange("GET", server.url + "/", {})
+
+
+def test_addresses_of_the_service_are_looked_at(server: ScriptedHttp, client: GitHubClient) -> None:
+    server.on("POST", RUNNERS + "/registration-token", Told(201, {"token": "RT", "expires_at": "2026-11-22T07:00:00Z"}))
+    for url in ("file:///etc/passwd", "ftp://x/", "https://user:secret@x/", "x", ""):
+        server.on("POST", "/api/v3/actions/runner-registration", Told(200, {"url": url, "token": "ADMIN"}))
+        fails(lambda: ScaleSetClient(client).set_of(7))
+
+
+def test_a_registration_that_is_not_known_everywhere_yet(server: ScriptedHttp, client: GitHubClient) -> None:
+    server.on("POST", RUNNERS + "/registration-token", Told(201, {"token": "RT", "expires_at": "2026-11-22T07:00:00Z"}))
+    where = Told(200, {"url": f"{server.url}/svc/", "token": "ADMIN"})
+    server.on("POST", "/api/v3/actions/runner-registration", Told(401), Told(403), where)
+    server.on("GET", f"{SERVICE}/7", Told(200, {"id": 7, "name": "x"}))
+    assert ScaleSetClient(client).set_of(7).name == "x"
+
+
+@pytest.mark.parametrize(
+    ("status", "name", "kind"),
+    [
+        (409, "GitHub.DistributedTask.WebApi.TaskAgentExistsException", K.CONFLICT),
+        (400, "GitHub.DistributedTask.WebApi.TaskAgentNotFoundException", K.MISSING),
+        (400, "GitHub.DistributedTask.WebApi.TaskAgentJobStillRunningException", K.CONFLICT),
+        (429, "", K.LIMITED),
+        (403, "AccessDeniedException", K.REFUSED),
+    ],
+)
+def test_errors_of_the_service(
+    session: SetSession, server: ScriptedHttp, client: GitHubClient, status: int, name: str, kind: GitHubTrouble
+) -> None:
+    path = "/svc/_apis/distributedtask/pools/0/agents/5"
+    server.on(
+        "DELETE", path, Told(status, body=b"\xef\xbb\xbf" + json.dumps({"typeName": name, "message": "m"}).encode())
+    )
+    sets = ScaleSetClient(client)
+    if kind is K.MISSING:
+        assert not sets.delete_runner(5)
+    else:
+        assert fails(lambda: sets.delete_runner(5)).kind is kind
+
+
+def test_a_scale_set_whose_making_was_not_answered(
+    session: SetSession, server: ScriptedHttp, client: GitHubClient
+) -> None:
+    row = {"id": 7, "name": "gpu", "runnerGroupId": 1, "labels": [{"name": "gpu", "type": "System"}]}
+    server.on("GET", SERVICE, Told(200, {"count": 0, "value": []}), Told(200, {"count": 1, "value": [row]}))
+    server.on("POST", SERVICE, bytes_(b""))
+    assert ScaleSetClient(client).ensure("gpu", "Default").id == 7
+    assert server.count("POST", SERVICE) == 1
+    made = next(one for one in server.asked if (one.method, one.path) == ("POST", SERVICE))
+    assert made.json == {
+        "name": "gpu",
+        "runnerGroupId": 1,
+        "labels": [{"type": "System", "name": "gpu"}],
+        "RunnerSetting": {"disableUpdate": True},
+    }
+
+
+# Readers
+
+
+def message(notices: Any, kind: str = "RunnerScaleSetJobMessages") -> bytes:
+    body = notices if isinstance(notices, str) else json.dumps(notices)
+    return json.dumps(
+        {"messageId": 4, "messageType": kind, "body": body, "statistics": {"totalAssignedJobs": 3}}
+    ).encode()
+
+
+def test_what_is_unknown_in_a_message_is_left_out() -> None:
+    good = {"messageType": "JobAssigned", "runnerRequestId": 5, "ownerName": "o", "repositoryName": "r", "new": {}}
+    found = read_message(message([good, {"messageType": "JobDanced"}, 5, None, good | {"runnerRequestId": None}]))
+    assert [(one.request, one.repository) for one in found.notices] == [(5, "o/r")]
+    assert found.statistics.assigned == 3
+    assert read_message(message([good], kind="Something new")).notices == ()
+    assert read_message(message("")).notices == ()
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"{", message("{half"), message("[" * 100_000)])
+def test_a_message_that_cannot_be_read_is_not_taken_for_one(body: bytes) -> None:
+    with pytest.raises(GitHubError) as error:
+        read_message(body)
+    assert error.value.kind is K.RETRY
+
+
+@given(st.binary(max_size=200), st.text(max_size=100))
+def test_readers_bear_anything(body: bytes, text: str) -> None:
+    for read in (read_message, read_session, lambda one: read_message(message(text))):
+        with contextlib.suppress(GitHubError):
+            read(body)
+    expiry(text)
+
+
+def test_when_a_token_ends() -> None:
+    assert expiry("e30.eyJleHAiOjE3OTUzMjcyMDB9.c2ln") == datetime(2026, 11, 22, 6, tzinfo=UTC)
+    assert expiry("e30.eyJleHAiOjk5OTk5OTk5OTk5OTk5OTk5OX0.x") is None
+    assert expiry("no token") is None
