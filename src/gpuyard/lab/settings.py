@@ -139,6 +139,11 @@ class Lab:
         return self.state / "data"
 
     @property
+    def guests(self) -> Path:
+        """A folder for each server that has user data: what is between its hypervisor and itself (guests.py)."""
+        return self.data / "guests"
+
+    @property
     def postgresql(self) -> Path:
         """The embedded PostgreSQL's files."""
         return self.state / "postgresql"

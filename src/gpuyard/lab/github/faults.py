@@ -73,6 +73,14 @@ class FaultRates:
     """A message never comes; only the statistics tell."""
     assignment_lost: float = 0.0
     """A job is taken from its scale set (JobCompleted, canceled) and given again."""
+    guest_silent: float = 0.0
+    """A guest never boots: its console stays empty."""
+    guest_bad_gpu: float = 0.0
+    """The check of its GPU fails."""
+    guest_dies: float = 0.0
+    """It stops in the middle of its job, without a word."""
+    guest_hostile: float = 0.0
+    """Its job writes to the console what is meant to deceive, and a lot of it."""
 
     def __post_init__(self) -> None:
         for name, rate in asdict(self).items():
@@ -93,7 +101,8 @@ STORM = FaultRates(
     completed_bare=0.05, job_waiting=0.05, job_cancelled=0.05, job_stolen=0.03, job_shuffled=0.3, offer_lost=0.03,
     unauthorized=0.01, forbidden=0.005, missing=0.01, conflict=0.02, unprocessable=0.01, limited=0.01, broken=0.03,
     reply_lost=0.02, reply_half=0.01, slow=0.02, poll_broken=0.05, session_expired=0.02, session_lost=0.01,
-    message_again=0.05, message_lost=0.02, assignment_lost=0.02,
+    message_again=0.05, message_lost=0.02, assignment_lost=0.02, guest_silent=0.02, guest_bad_gpu=0.02,
+    guest_dies=0.02, guest_hostile=0.05,
 )  # fmt: skip
 """A bad day: 30 % of the webhooks lost, 10 % doubled, and some of everything else."""
 

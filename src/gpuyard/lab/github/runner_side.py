@@ -6,7 +6,7 @@ A runner has the JIT configuration and nothing else. All paths are below ``/_ser
 | request | answer |
 |---|---|
 | ``POST /sessions`` | 201 ``{"session": ..., "name": ...}``; 409 the configuration was used before; 401 it is gone |
-| ``GET /message`` | 200 a job; 202 none yet, ask again (after 50 s); 401 the registration is gone |
+| ``GET /message`` | 200 a job; 202 none in 50 s (``?wait=`` says less): ask again; 401 the registration is gone |
 | ``POST /jobs/{id}/start`` | 204 it is this runner's now; 404 it is not |
 | ``POST /jobs/{id}/renew`` | 200 ``{"cancelled": false}``; to be said every minute while it runs |
 | ``POST /jobs/{id}/finish`` | with ``{"result": "Succeeded"}``, ``Failed`` or ``Canceled``: 204 |
@@ -23,14 +23,14 @@ from gpuyard.lab.github.wire import ForgeAnswer, ForgeRequest, ServiceRefusal
 
 RESULTS = {"Succeeded": "success", "Failed": "failure", "Canceled": "cancelled"}
 PREFIX = "/_services/runner"
-Wait = Callable[[Callable[[], bool]], bool]
+Wait = Callable[[Callable[[], bool], float], bool]
 
 
 class RunnerSide:
     """Answers runners."""
 
     def __init__(self, forge: Forge, wait: Wait) -> None:
-        """``wait`` waits until something is true, or the time of a long poll is over; says whether it is true."""
+        """``wait`` waits until something is true, or so many seconds are over; says whether it is true."""
         self.forge, self.wait = forge, wait
 
     def answer(self, request: ForgeRequest) -> ForgeAnswer:
@@ -41,7 +41,7 @@ class RunnerSide:
         runner = self._runner(request, "session")
         runner.heard, runner.silent = self.forge.now(), False
         if (request.method, path) == ("GET", ["message"]):
-            return self._message(runner)
+            return self._message(request, runner)
         if (request.method, path) == ("DELETE", ["session"]):
             return self._disconnect(runner)
         if request.method == "POST" and len(path) == 3 and path[0] == "jobs":
@@ -75,7 +75,8 @@ class RunnerSide:
         self.forge.wake()
         return ForgeAnswer(201, {"session": runner.session, "name": runner.name})
 
-    def _message(self, runner: ForgeRunner) -> ForgeAnswer:
+    def _message(self, request: ForgeRequest, runner: ForgeRunner) -> ForgeAnswer:
+        wait, longest = request.query.get("wait", ""), self.forge.settings.poll_s
         found: list[ForgeJob] = []
 
         def something() -> bool:
@@ -85,7 +86,7 @@ class RunnerSide:
                 found.append(job)
             return bool(found)
 
-        self.wait(something)
+        self.wait(something, min(longest, int(wait)) if wait.isdecimal() and len(wait) < 9 else longest)
         if runner.id not in self.forge.runners:
             self._runner(ForgeRequest("GET", ""), "session")
         runner.heard = self.forge.now()

@@ -44,7 +44,7 @@ AGENTS = "/_apis/distributedtask/pools/0/agents"
 class ScaleSets:
     """Answers listeners of scale sets, and gives sets their jobs."""
 
-    def __init__(self, forge: Forge, gate: ForgeGate, wait: Callable[[Callable[[], bool]], bool]) -> None:
+    def __init__(self, forge: Forge, gate: ForgeGate, wait: Callable[[Callable[[], bool], float], bool]) -> None:
         self.forge, self.gate, self.wait = forge, gate, wait
         self._tenants: dict[str, str] = {}
         """Of an address of the service -> the ``owner`` or ``owner/name`` that it is for."""
@@ -282,7 +282,7 @@ class ScaleSets:
                 found.append(message)
             return bool(found) or one.session != session
 
-        self.wait(something)
+        self.wait(something, self.forge.settings.poll_s)
         one.polled = self.forge.now()
         if one.session != session:
             raise ServiceRefusal(404, "RunnerScaleSetSessionNotFoundException", "The session is gone.")

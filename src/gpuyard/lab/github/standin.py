@@ -66,9 +66,9 @@ class StandIn:
             self.closed = True
             self.forge.wake()
 
-    def wait(self, wanted: Callable[[], bool]) -> bool:
-        """Until something is so, at most as long as a long poll; whether it is. Others work meanwhile."""
-        deadline = time.monotonic() + self.forge.settings.poll_s
+    def wait(self, wanted: Callable[[], bool], longest_s: float) -> bool:
+        """Until something is so, at most so long; whether it is. Others work meanwhile."""
+        deadline = time.monotonic() + longest_s
         while not wanted():
             left = deadline - time.monotonic()
             if left <= 0 or self.closed:

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from gpuyard.lab.config import NO_MESSAGE_BUS
-from gpuyard.lab.files import write_json
+from gpuyard.lab.files import private_folder, write_json
 from gpuyard.lab.plan import LabHost, LabPlan
 from gpuyard.lab.services.options import HOST_OPTIONS, SCHEDULER_OPTIONS, options_in_force, read_options
 from gpuyard.lab.services.startup import log, quieten, serve_wsgi_in_background, wait_until
 from gpuyard.lab.settings import Lab
+
+LOOK_S = 0.5
 
 
 def prepare(lab: Lab) -> None:
@@ -59,7 +61,7 @@ def create(lab: Lab) -> None:
 
 
 def serve(lab: Lab) -> None:
-    """Start everything in the order in which it depends on each other, then say so."""
+    """Start everything in the order in which it depends on each other, then say so. Does not return."""
     import nova.conf
     import os_vif
     from nova import context, objects
@@ -75,6 +77,7 @@ def serve(lab: Lab) -> None:
     services = [_start("nova-conductor", "conductor")]
     with options_in_force(nova.conf.CONF, lab.etc / "nova" / "scheduler.conf", SCHEDULER_OPTIONS):
         services.append(_start("nova-scheduler", "scheduler"))
+    private_folder(lab.guests)
     expected = {}
     for host in LabPlan.load(lab.plan_file).hosts:
         compute = _start_compute(lab, host)
@@ -83,7 +86,15 @@ def serve(lab: Lab) -> None:
     host_mapping.discover_hosts(context.get_admin_context())
     write_json(lab.hosts_ready, expected)
     log(f"{len(expected)} hosts ready")
-    threading.Event().wait()  # the services run in threads of their own
+    watch_guests([made.manager.driver for made in services if made.binary == "nova-compute"])
+
+
+def watch_guests(drivers: Sequence[Any]) -> None:
+    """Tell Nova of servers that switch themselves off; the services run in threads of their own. Does not return."""
+    while True:
+        for driver in drivers:
+            driver.notice_what_is_off()
+        time.sleep(LOOK_S)
 
 
 def _start(binary: str, topic: str, **more: Any) -> Any:
@@ -104,7 +115,7 @@ def _start_compute(lab: Lab, host: LabHost) -> Any:
     from nova.compute import rpcapi
 
     file = lab.etc / "nova" / "hosts" / f"{host.name}.conf"
-    with options_in_force(nova.conf.CONF, file, HOST_OPTIONS), _driver_for(host):
+    with options_in_force(nova.conf.CONF, file, HOST_OPTIONS), _driver_for(lab, host):
         made = _start("nova-compute", rpcapi.RPC_TOPIC, topic_alt=rpcapi.RPC_TOPIC_ALT, host=host.name)
     wanted = [json.loads(value) for value in read_options(file).get(("pci", "device_spec"), [])]
     taken = [spec.dev_spec_conf for spec in made.manager.rt.pci_tracker.dev_filter.specs]
@@ -130,7 +141,7 @@ def _providers(host: LabHost, compute: Any) -> list[str]:
 
 
 @contextmanager
-def _driver_for(host: LabHost) -> Iterator[None]:
+def _driver_for(lab: Lab, host: LabHost) -> Iterator[None]:
     """Have Nova load the driver of one host.
 
     Nova finds a driver by name below ``nova.virt`` and tells it nothing of its host, so the function that loads it is
@@ -141,7 +152,7 @@ def _driver_for(host: LabHost) -> Iterator[None]:
     from gpuyard.lab.services.virt import RecordedHostDriver
 
     load = driver.load_compute_driver
-    driver.load_compute_driver = lambda virtapi, compute_driver=None: RecordedHostDriver(virtapi, host)
+    driver.load_compute_driver = lambda virtapi, compute_driver=None: RecordedHostDriver(virtapi, host, lab.guests)
     try:
         yield
     finally:

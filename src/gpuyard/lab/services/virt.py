@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
+import shutil
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 import nova.conf
 from nova import context, objects
 from nova.compute import power_state
-from nova.virt import fake
+from nova.virt import event, fake
 from nova.virt.fake import FakeInstance
 
+from gpuyard.lab.files import private_folder, write_private
+from gpuyard.lab.machine import CONSOLE, OFF, USER_DATA
 from gpuyard.lab.plan import LabDevice, LabHost
 
 CONF = nova.conf.CONF
 NODE_NAMESPACE = uuid.UUID("6d5dbb6c-9a0c-4d4f-8a4c-1c3c1d0f6b1e")
 RATIOS = {"VCPU": "cpu", "MEMORY_MB": "ram", "DISK_GB": "disk"}
 GONE = (power_state.NOSTATE, None)
+MOST_CONSOLE = 100 * 1024
+"""What Nova's libvirt driver keeps of a console: its end."""
 
 
 class RecordedHostDriver(fake.FakeDriver):  # type: ignore[misc]
     """Servers are entries in a dictionary; CPUs, memory, disk and PCI functions are those of one recorded host.
 
-    Must be created while the options of its host are in force: it keeps a copy of those that it needs later.
+    A server with user data has a folder below ``guests``, in which somebody may play it. Must be created while the
+    options of its host are in force: it keeps a copy of those that it needs later.
     """
 
-    def __init__(self, virtapi: Any, host: LabHost) -> None:
+    def __init__(self, virtapi: Any, host: LabHost, guests: Path) -> None:
         self.vcpus, self.memory_mb, self.local_gb = host.cpus, host.memory_mib, host.disk_gib
         super().__init__(virtapi)
-        self.recorded = host
+        self.recorded, self._guests = host, guests
         self._began = time.monotonic()
         self._ratios = {name: getattr(CONF, f"{kind}_allocation_ratio") for name, kind in RATIOS.items()}
         self._first_ratios = {name: getattr(CONF, f"initial_{kind}_allocation_ratio") for name, kind in RATIOS.items()}
@@ -56,6 +65,32 @@ class RecordedHostDriver(fake.FakeDriver):  # type: ignore[misc]
             self.resources.claim(vcpus=flavor.vcpus, mem=flavor.memory_mb, disk=flavor.root_gb)
             for interface in server.get_network_info():
                 self._interfaces[interface["id"]] = interface
+
+    def spawn(self, context: Any, instance: Any, *args: Any, **more: Any) -> None:
+        super().spawn(context, instance, *args, **more)
+        if instance.user_data:
+            folder = private_folder(self._guests / instance.uuid)
+            write_private(folder / USER_DATA, decoded(instance.user_data))
+
+    def destroy(self, context: Any, instance: Any, *args: Any, **more: Any) -> None:
+        super().destroy(context, instance, *args, **more)
+        shutil.rmtree(self._guests / instance.uuid, ignore_errors=True)
+
+    def get_console_output(self, context: Any, instance: Any) -> bytes:
+        try:
+            with open(self._guests / instance.uuid / CONSOLE, "rb") as console:
+                console.seek(max(0, console.seek(0, 2) - MOST_CONSOLE))
+                return console.read()
+        except FileNotFoundError:
+            return b""
+
+    def notice_what_is_off(self) -> None:
+        """Tell Nova of servers that have switched themselves off, as libvirt would."""
+        for entry in self._guests.glob(f"*/{OFF}"):
+            server = self.instances.get(entry.parent.name)
+            if server is not None and server.state == power_state.RUNNING:
+                server.state = power_state.SHUTDOWN
+                self.emit_event(event.LifecycleEvent(server.uuid, event.EVENT_LIFECYCLE_STOPPED))
 
     def get_nodenames_by_uuid(self, refresh: bool = False) -> dict[str, str]:
         return {node_uuid(name): name for name in self.get_available_nodes()}
@@ -95,6 +130,14 @@ class RecordedHostDriver(fake.FakeDriver):  # type: ignore[misc]
         if self._ratios[name]:
             return float(self._ratios[name])
         return float(known[name]["allocation_ratio"] if name in known else self._first_ratios[name])
+
+
+def decoded(user_data: str) -> bytes:
+    """As the config drive has it. Nova has checked that it is base64."""
+    try:
+        return base64.b64decode(user_data)
+    except binascii.Error:
+        return b""
 
 
 def node_uuid(name: str) -> str:
