@@ -100,7 +100,7 @@ def _log(lines: list[str]) -> str:
     for line in lines:
         if line == PREFIX + "log begins":
             own = []
-        elif own is not None and line.startswith(LOG_LINE):
+        elif own is not None and f"{line} ".startswith(LOG_LINE):  # an empty one has lost its space
             own.append(line[len(LOG_LINE) :])
     shown = lines if own is None else own
     return "\n".join(shown)[-MOST_LOG:].strip("\n")

@@ -110,8 +110,8 @@ run() {
         setpriv --reuid="$user" --regid="$(id -g "$user")" --init-groups ./run.sh --jitconfig "$jit" 2>&1 </dev/null
         echo $? >$state/exit
     } | follow
-    status=$(cat $state/exit)
-    [ "$status" = 0 ] || give_up "the runner ended with status $status: $(tail -n 1 $log)"
+    status=$(cat $state/exit 2>/dev/null)
+    [ "$status" = 0 ] || give_up "the runner ended with status ${status:-unknown}: $(tail -n 1 $log)"
 }
 
 report() {
