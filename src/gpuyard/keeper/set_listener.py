@@ -82,21 +82,26 @@ class SetListener:
     def _open(self) -> SetSession:
         self._set = self._client.ensure(self._label, self._group)
         self._known(self._set.id)
-        session = self._client.open(self._set.id, f"gpuyard-{socket.gethostname()}"[:60])
-        state = self._state()
-        anew = state.id != self._set.id  # messages of another set have other numbers
-        self._book.message(
-            replace(
-                state,
-                id=self._set.id,
-                last_message=0 if anew else state.last_message,
-                assigned=session.statistics.assigned,
-                seen=self._now(),
-                error="",
-            ),
-            [],
-        )
+        session = self._begin(self._set.id)
+        # From the first message that is not acknowledged: whether numbers go on in another session is not documented,
+        # and what is written down already changes nothing.
+        state = replace(self._state(), id=self._set.id, last_message=0, assigned=session.statistics.assigned)
+        self._book.message(replace(state, seen=self._now(), error=""), [])
         self._session = session
+        return session
+
+    def _begin(self, number: int) -> SetSession:
+        """A scale set has one session at a time. One that a killed process has left open would last for minutes."""
+        key, owner = f"session/{self._scope}/{self._label}", f"gpuyard-{socket.gethostname()}"[:60]
+        try:
+            session = self._client.open(number, owner)
+        except GitHubError as error:
+            left = self._store.value(key)
+            if error.kind is not GitHubTrouble.CONFLICT or not left:
+                raise
+            self._client.end_session(number, left)
+            session = self._client.open(number, owner)
+        self._store.set_value(key, session.id)
         return session
 
     def _take(self, session: SetSession, state: ScaleSetState, message: SetMessage) -> None:

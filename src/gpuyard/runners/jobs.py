@@ -42,8 +42,6 @@ class JobUpdate:
     labels: tuple[str, ...] = ()
     scale_set: str = ""
     queued: datetime | None = None
-    assigned: datetime | None = None
-    """When GitHub gave it to our scale set."""
     run_id: int = 0
     run_attempt: int = 0
     workflow: str = ""
@@ -69,8 +67,6 @@ def merge(job: Job | None, update: JobUpdate, now: datetime) -> Job:
         job = Job(update.id, update.repository, (), update.state, now, update.scope, run_attempt=1, changed=now)
     elif job.id != update.id or job.repository.lower() != update.repository.lower():
         return job
-    if _assigned_again(job, update):
-        job = replace(job, state=JobState.QUEUED, conclusion="", completed=None)
     state = max(job.state, update.state, key=ORDER.index) if job.state in ORDER else job.state
     started, runner = max((job.started, job.runner), _runner(update), key=_latest)
     over = update.state is JobState.COMPLETED
@@ -98,12 +94,6 @@ def merge(job: Job | None, update: JobUpdate, now: datetime) -> Job:
         return job
     moved = state is not job.state
     return replace(new, changed=now, reason="" if moved else job.reason)
-
-
-def _assigned_again(job: Job, update: JobUpdate) -> bool:
-    """A scale set's job that no runner took in time is cancelled and comes again, with the same number."""
-    over = job.completed if job.state is JobState.COMPLETED and not job.runner else None
-    return bool(over and update.assigned and update.state is JobState.QUEUED and update.assigned > over)
 
 
 def _runner(update: JobUpdate) -> tuple[datetime | None, str]:

@@ -86,7 +86,8 @@ class SessionFacts:
 
 
 def job_updates(message: SetMessage, runner_set: RunnerSet, scope: str, host: str = "github.com") -> list[JobUpdate]:
-    """What a message says of jobs. Such that are only available say nothing: another set may get them."""
+    """What a message says of jobs. Such that are only available say nothing: another set may get them. One that no
+    runner took in time is over (``canceled``), and comes again as another request."""
     return [
         JobUpdate(
             id=f"{host}/set/{runner_set.id}/{one.request}",
@@ -96,7 +97,6 @@ def job_updates(message: SetMessage, runner_set: RunnerSet, scope: str, host: st
             labels=(runner_set.name,),
             scale_set=runner_set.name,
             queued=one.queued,
-            assigned=one.assigned,
             run_id=one.run_id,
             workflow=one.workflow_ref.partition("@")[0].rpartition("/")[2],
             name=one.name,
