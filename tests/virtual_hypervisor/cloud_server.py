@@ -53,7 +53,7 @@ class CloudServer:
         """All of it."""
         return "".join(self.said)
 
-    def boot(self, timeout: float = 300) -> None:
+    def boot(self, timeout: float = 900) -> None:
         """On, until it switches itself off. Raises Failed."""
         board = Board(Iommu.NONE, nodes=1, memory_mib=self.memory_mib)
         for port in board.ports(board.root, self.gpus) if self.gpus else []:
