@@ -8,13 +8,24 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 import gpuyard.runners
+from gpuyard.lab.github import runner_standin
+from gpuyard.lab.github.guest import Guest
+from gpuyard.lab.github.records import JobOrder
+from gpuyard.lab.github.rest import jit_config, new_runner
+from gpuyard.lab.github.server import ForgeServer
+from gpuyard.lab.guests import ask_over_http
 from gpuyard.runners import console
 from gpuyard.runners.console import Console, GpuVerdict, JobProgress
+from gpuyard.runners.user_data import user_data
 
 SCRIPT = (Path(gpuyard.runners.__file__).parent / "guest/runner.sh").read_text()
 PATHS = re.compile(r"(?<![\w}*/.-])/(?=(?:var|run|usr|sys|proc|dev|opt|home|actions-runner)\b)(?!dev/null)")
@@ -143,6 +154,36 @@ def test_a_check_that_never_ends_is_not_waited_for(machine: Machine) -> None:
     machine.write("var/lib/gpuyard/settings", "NAME=r\nGPUS=1\nCHECK_SECONDS=-9\n")
     machine.check("trap '' TERM; exec sleep 3")
     assert machine.do().gpu_words == "the check of the GPUs has not ended after 2 s"
+
+
+@pytest.mark.parametrize("result", ["success", "failure"])
+def test_the_labs_guest_says_what_the_script_says(machine: Machine, result: str) -> None:
+    """The lab plays servers (gpuyard.lab.github.guest), and must not say of them what no server says."""
+    with ForgeServer() as server:
+        server.standin.forge.add_repository("demo/science")
+        machine.write("run/gpuyard/jitconfig", registered(server, "by-script", result))
+        machine.runner(f'exec {sys.executable} {runner_standin.__file__} "$@"')
+        script = machine.do()
+
+        now, text = datetime.now(UTC), StringIO()
+        data = user_data("by-guest", registered(server, "by-guest", result), gpus=1)
+        guest = Guest(data, now, ask_over_http, text.write)
+        for second in range(60):
+            guest.step(now + timedelta(seconds=second))
+        played = console.read(text.getvalue())
+    assert replace(played, gpu_words="", log="") == replace(script, gpu_words="", log="")
+    assert (played.gpu, played.job, played.over) == (GpuVerdict.OK, JobProgress.FINISHED, True)
+    spoken = [line.rpartition("Z: ")[2] for line in script.log.splitlines()]
+    assert [line for line in spoken if line and "version" not in line] == played.log.splitlines()
+
+
+def registered(server: ForgeServer, name: str, result: str) -> str:
+    """The configuration of a runner for which there is a job."""
+    forge = server.standin.forge
+    with forge.lock:
+        runner = new_runner(forge, name, "demo", "demo/science", (name,), 1)
+        forge.push("demo/science", [JobOrder((name,), seconds=0, result=result)])
+        return jit_config(forge, runner)
 
 
 def test_an_image_without_a_runner(machine: Machine) -> None:
