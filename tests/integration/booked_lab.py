@@ -25,6 +25,7 @@ from tests.support.booked_sites import ShiftedClock, booked_site, open_ledger
 PREFIX = "booked-"
 POOL, FLAVOR = "t4", "t4.15cores90GB"
 PASSWORD = "secret-of-the-test"  # noqa: S105
+RUNNER = "runner"
 PEOPLE = {"ada": "physics", "bob": "art", "eve": "physics"}
 
 
@@ -147,15 +148,18 @@ def set_reserved(operator: CloudApi, provider: str, reserved: int) -> None:
         operator.request("PUT", "placement", f"{path}/{name}", body)
 
 
-def people_of(lab: RunningLab, operator: CloudApi, made: list[str]) -> tuple[dict[str, Person], dict[str, CloudApi]]:
-    """Accounts in Keystone for PEOPLE, made when they are missing, and a connection of each. `made` gets paths."""
+def people_of(
+    lab: RunningLab, operator: CloudApi, made: list[str], wanted: Mapping[str, str] = PEOPLE
+) -> tuple[dict[str, Person], dict[str, CloudApi]]:
+    """Accounts in Keystone (user -> project), made when they are missing, and a connection of each. `made` gets
+    paths."""
     roles = {row["name"]: row["id"] for row in operator.get("identity", "/roles")["roles"]}
     projects = {
         name: _ensure(operator, made, "project", name, {"domain_id": "default"})
-        for name in sorted(set(PEOPLE.values()))
+        for name in sorted(set(wanted.values()))
     }
     people, apis = {}, {}
-    for name, project in PEOPLE.items():
+    for name, project in wanted.items():
         user = _ensure(operator, made, "user", name, {"domain_id": "default", "password": PASSWORD})
         path = f"/projects/{projects[project]}/users/{user}/roles/{roles['member']}"
         operator.request("PUT", "identity", path)
@@ -195,14 +199,17 @@ def open_booked_lab(
     folder: Path,
     booking: Mapping[str, Any],
     projects: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> BookedLab:
-    compiled = booked_site(folder, booking, projects or {})
+    """`more`: further keys of the site file. With `runners` there is a user ``runner`` in their project."""
+    compiled = booked_site(folder, booking, projects or {}, **more)
     made: list[str] = []
-    people, apis = people_of(lab, operator, made)
+    runners = {RUNNER: compiled.site.runners.project} if compiled.site.runners else {}
+    people, apis = people_of(lab, operator, made, {**PEOPLE, **runners})
     clock = ShiftedClock()
     exercises = {name: Exercise(operator, api, compiled, f"{PREFIX}{name}-") for name, api in apis.items()}
     return BookedLab(operator, compiled, open_ledger(folder, compiled, clock), clock, people, exercises, apis, made)
 
 
 Open = Callable[..., BookedLab]
-__all__ = ["FLAVOR", "POOL", "BookedLab", "Open", "open_booked_lab", "set_reserved"]
+__all__ = ["FLAVOR", "POOL", "PREFIX", "RUNNER", "BookedLab", "Open", "open_booked_lab", "set_reserved"]

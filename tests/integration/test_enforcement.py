@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,19 @@ from gpuyard.keeper.bookings import BookingsError
 from gpuyard.lab.exercise import Exercise
 from gpuyard.ledger.enforcement import SETTLE
 from gpuyard.ledger.pool_view import PREPARE, read_memory
+from gpuyard.ledger.yielding import MADE_WAY
 from gpuyard.model.booking import Booking, BookingState
 from gpuyard.model.gpu import GpuState
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.plan import plan_site
-from tests.integration.booked_lab import FLAVOR, BookedLab, Open, open_booked_lab, set_reserved
+from tests.integration.booked_lab import FLAVOR, POOL, PREFIX, RUNNER, BookedLab, Open, open_booked_lab, set_reserved
 from tests.integration.conftest import RunningLab
 
 pytestmark = pytest.mark.lab
 
 MUST = {"must_book": True, "grace": "30 min", "dry_run": False, "hold": "10 min"}
 FREE = {**MUST, "must_book": False}
+RUNNERS = {"project": "booked-ci", "enrolments": [{"organization": "conda-forge", "token_file": "token"}]}
 ART = {"art": {"gpus": {"t4": 4}}}
 
 
@@ -38,8 +41,8 @@ def opened(
     """Makes a lab with bookings; everything is as it was afterwards."""
     made: list[BookedLab] = []
 
-    def make(booking: dict[str, Any], projects: dict[str, Any] | None = None) -> BookedLab:
-        made.append(open_booked_lab(lab, operator, tmp_path, booking, projects))
+    def make(booking: dict[str, Any], projects: dict[str, Any] | None = None, **more: Any) -> BookedLab:
+        made.append(open_booked_lab(lab, operator, tmp_path, booking, projects, **more))
         return made[-1]
 
     yield make
@@ -104,6 +107,53 @@ def test_a_booking_lets_its_owner_in_and_nobody_else_and_ends(opened: Open) -> N
     assert booked.now(booking).state is BookingState.ENDED
     assert booked.limits() == {}
     assert booked.refused("ada")
+
+
+def lease(booked: BookedLab, server: str, *, yields: bool = False) -> Booking:
+    who, end = booked.people[RUNNER], booked.clock() + timedelta(hours=1)
+    take = booked.ledger.leases.take
+    return take(POOL, 1, False, end, server, who.project_id, who.project, f"runner {server}", yields=yields)
+
+
+def test_a_server_on_a_lease_starts_at_once_and_makes_way_for_a_booking(opened: Open) -> None:
+    booked = opened(MUST, runners=RUNNERS)
+    booked.keeper.run()
+    assert booked.limits() == {"booked-ci": 4}
+    mine = lease(booked, f"{PREFIX}{RUNNER}-1", yields=True)
+    boot = booked.boot(RUNNER)
+    assert (boot.status, boot.name) == ("ACTIVE", mine.server), "nobody has looked since the lease was taken"
+    assert booked.refused("ada"), "whoever has not booked stays out"
+    booked.keeper.run()
+    claim = booked.claim_on(booked.lanes()[booked.now(mine).lanes[0]])
+    assert claim is not None
+    assert claim.server_id == boot.server_id, "Nova's choice is the ledger's"
+    assert not booked.ledger.upkeep.records.open_cases()
+    booking = booked.book("bob", start=0, gpus=4)
+    assert (booked.now(mine).state, booked.now(mine).reason) == (BookingState.ENDED, MADE_WAY)
+    booked.keeper.run()
+    assert booked.limits() == {"booked-ci": 4, "art": 3}, "nobody is let in who would find somebody there"
+    assert any(boot.name in wait for wait in booked.keeper.waits)
+    booked.exercises[RUNNER].delete([boot.server_id])
+    booked.keeper.run()
+    assert booked.limits() == {"booked-ci": 4, "art": 4}
+    assert not booked.keeper.waits
+    assert booked.now(booking).state is BookingState.ACTIVE
+
+
+def test_no_server_on_a_lease_starts_while_a_bookings_gpus_are_released(opened: Open) -> None:
+    booked = opened(FREE, ART, runners=RUNNERS)
+    booking = booked.book("ada")
+    booked.keeper.run()
+    assert booked.limits() == {"booked-ci": 4, "art": 4}
+    start(booked, booking)
+    assert booked.ledger.leases.rooms()[POOL].blocked.startswith(f"GPUs of pool {POOL} are released for booking")
+    lease(booked, f"{PREFIX}{RUNNER}-1")
+    assert booked.refused(RUNNER)
+    boot = booked.boot("ada")
+    assert boot.status == "ACTIVE", boot.fault
+    booked.keeper.run()
+    lease(booked, f"{PREFIX}{RUNNER}-2")
+    assert booked.boot(RUNNER).status == "ACTIVE"
 
 
 def test_limits_of_others_on_these_gpus_do_not_stand_and_plans_leave_ours_alone(opened: Open) -> None:

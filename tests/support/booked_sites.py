@@ -37,9 +37,11 @@ class ShiftedClock:
         self.shift += max(timedelta(0), moment - self())
 
 
-def booked_site(folder: Path, booking: Mapping[str, Any], projects: Mapping[str, Any] | None = None) -> CompiledSite:
-    """The example site with these rules. `projects` in place of its own."""
-    document = YAML(typ="safe").load(EXAMPLE_SITE)
+def booked_site(
+    folder: Path, booking: Mapping[str, Any], projects: Mapping[str, Any] | None = None, **more: Any
+) -> CompiledSite:
+    """The example site with these rules. `projects` in place of its own; `more`: further keys of the site file."""
+    document = YAML(typ="safe").load(EXAMPLE_SITE) | more
     document["booking"] = dict(booking)
     if projects is not None:
         document["projects"] = dict(projects)

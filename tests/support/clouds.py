@@ -53,13 +53,15 @@ class SmallCloud:
         answer: dict[str, Any] = what(method, path, body)
         return answer
 
-    def boot(self, id: str, user: str, project: str, providers: Collection[str], created: datetime) -> None:
-        """A server on these GPUs."""
+    def boot(
+        self, id: str, user: str, project: str, providers: Collection[str], created: datetime, name: str = ""
+    ) -> None:
+        """A server on these GPUs, called as its id where no name is given."""
         pool = next(gpu.pool for gpu in self.compiled.gpus if gpu.provider_name in providers)
         flavor = next(one.name for one in self.compiled.flavors if one.pool == pool)
         names = {identity: name for name, identity in self.projects.items()}
         self.servers[id] = Server(
-            id, id, "ACTIVE", None, names[project], user, flavor, created, user_id=user, project_id=project
+            id, name or id, "ACTIVE", None, names[project], user, flavor, created, user_id=user, project_id=project
         )
         self.holders |= dict.fromkeys(providers, id)
 

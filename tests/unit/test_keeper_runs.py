@@ -35,11 +35,13 @@ class Yard:
     folder: Path
     booking: dict[str, Any]
     now: datetime = NOW
+    more: dict[str, Any] = field(default_factory=dict)
+    """Further keys of the site file."""
     ids: Iterator[int] = field(default_factory=lambda: iter(range(1, 999)))
 
     def __post_init__(self) -> None:
-        self.compiled = booked_site(self.folder, self.booking, {"art": {"gpus": {"t4": 4}}})
-        self.cloud = SmallCloud(self.compiled, projects={"physics": "p-physics", "art": "p-art"})
+        self.compiled = booked_site(self.folder, self.booking, {"art": {"gpus": {"t4": 4}}}, **self.more)
+        self.cloud = SmallCloud(self.compiled, projects={"physics": "p-physics", "art": "p-art", "ci": "p-ci"})
         self.url = f"sqlite:///{self.folder / 'ledger.db'}"
         self.store = Store.open(self.url)
         self.store.sync_lanes(site_lanes(self.compiled.gpus))
@@ -52,11 +54,11 @@ class Yard:
         (made,) = self.ledger.create(Ask(pool, self.now, self.now + timedelta(hours=hours), gpus, **more), who)
         return made
 
-    def boot(self, id: str, who: Person, *places: int) -> None:
+    def boot(self, id: str, who: Person, *places: int, name: str = "") -> None:
         """On T4 by their place in the pool."""
         names = {(gpu.host, gpu.address): gpu.provider_name for gpu in self.compiled.gpus}
         all_of_them = [names[lane.host, address] for lane in self.ledger.lanes("t4") for address in lane.addresses]
-        self.cloud.boot(id, who.user_id, who.project_id, [all_of_them[place] for place in places], self.now)
+        self.cloud.boot(id, who.user_id, who.project_id, [all_of_them[place] for place in places], self.now, name)
 
     def limits(self, pool: str = "T4") -> dict[str, int]:
         """Project's id -> limit."""
