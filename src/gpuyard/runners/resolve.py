@@ -17,7 +17,8 @@ from gpuyard.runners.cirun.labels import fits, meant_for_cirun
 from gpuyard.runners.cirun.records import OPENSTACK, AccessFile, CirunFile, CirunRunner, Way
 from gpuyard.runners.facts import PersonFacts
 from gpuyard.runners.records import Job, ServerChoice, Trust, Wanted
-from gpuyard.site.runner_rules import Allowed, Enrolment, JobRules, ScaleSet, SiteRunners
+from gpuyard.site.objects import runner_flavors
+from gpuyard.site.runner_rules import Enrolment, JobRules, ScaleSet, SiteRunners
 from gpuyard.site.schema import Site
 
 ASSOCIATIONS: dict[str, frozenset[str]] = {
@@ -102,8 +103,8 @@ class IdleRunners:
 
 
 def read(files: RepositoryFiles) -> Configuration:
-    """Read a repository's files. Never raises; what is wrong is among the findings. Takes up to a second for files of
-    the largest size, milliseconds for usual ones."""
+    """Read a repository's files. Never raises; what is wrong is among the findings. Takes seconds for the worst that somebody can
+    write, milliseconds for usual files."""
     return Configuration(
         CirunFile() if files.cirun is None else read_cirun(files.cirun),
         CirunFile() if files.cirun_global is None else read_cirun(files.cirun_global, ".cirun.global.yml"),
@@ -286,7 +287,7 @@ def served(
     found: dict[ServerChoice, bool] = {}
     refused: dict[str, None] = {}
     for way in ways:
-        problem = _problem(way, site, site.runners.allowed) if ask_allowed else _flavor_problem(way.flavor, site)
+        _, problem = problem_of(way, site, ask_allowed)
         if problem:
             refused[problem] = None
             continue
@@ -296,22 +297,28 @@ def served(
     return list(found.items()), list(refused)
 
 
-def _problem(way: Way, site: Site, allowed: Allowed) -> str:
-    if problem := _flavor_problem(way.flavor, site):
-        return problem
-    if allowed.flavors and way.flavor not in allowed.flavors:
-        return f"the site does not give the flavor {way.flavor!r} to jobs, but {', '.join(allowed.flavors)}"
-    if allowed.images and way.image not in allowed.images:
-        return f"the site does not start jobs with the image {way.image!r}, but with {', '.join(allowed.images)}"
-    return ""
-
-
-def _flavor_problem(name: str, site: Site) -> str:
-    if name not in site.flavors:
-        return f"the site has no flavor {name!r}"
-    return (
-        "" if site.flavors[name].gpus else f"the flavor {name!r} has no GPU, and gpuyard makes runners with GPUs only"
-    )
+def problem_of(way: Way, site: Site, ask_allowed: bool = True) -> tuple[str, str]:
+    """Why the site does not serve a way: the rule of the linter, and a sentence. Empty when it does."""
+    if way.flavor not in site.flavors:
+        return "flavor-unknown", f"the site has no flavor {way.flavor!r}"
+    if not site.flavors[way.flavor].gpus:
+        return (
+            "flavor-without-gpu",
+            f"the flavor {way.flavor!r} has no GPU, and gpuyard's runners are servers with GPUs",
+        )
+    if not ask_allowed or site.runners is None:
+        return "", ""
+    flavors, images = site.runners.allowed.flavors, site.runners.allowed.images
+    if flavors and way.flavor not in flavors:
+        return "flavor-not-allowed", f"the site gives jobs no flavor {way.flavor!r}, but {', '.join(flavors)}"
+    if way.flavor not in runner_flavors(site):
+        return "flavor-not-allowed", f"the flavor {way.flavor!r} is private to other projects than that of the runners"
+    if images and way.image not in images:
+        return (
+            "image-not-allowed",
+            f"the site starts no jobs with the image {way.image!r}, but with {', '.join(images)}",
+        )
+    return "", ""
 
 
 def wanted_of(kind: str, choices: Sequence[tuple[ServerChoice, bool]], rules: JobRules) -> Wanted:

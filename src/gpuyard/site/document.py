@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,9 @@ from gpuyard.model.errors import UsageError
 from gpuyard.model.text import printable
 
 Path = tuple[str | int, ...]
+BRACKETS = re.compile(r"[\[\]{}]")
+MOST_OPEN = 100
+"""Quoted ones and those in comments count as well, which hurts nobody."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ def document(text: str, bounds: Bounds) -> Document:
 
 def _read(text: str, bounds: Bounds) -> tuple[Any, Node | None]:
     yaml = YAML(typ="safe", pure=True)
+    _before_reading(text)
     try:
         root = yaml.compose(text)
         if root is None:
@@ -79,6 +84,15 @@ def _read(text: str, bounds: Bounds) -> tuple[Any, Node | None]:
         raise
     except Exception as error:  # the library's own reading of numbers, times and tags fails in many ways
         raise DocumentError(1, f"not YAML that can be read: {printable(str(error))}") from None
+
+
+def _before_reading(text: str) -> None:
+    """The library takes seconds for a line of nothing but opening brackets. Raises DocumentError."""
+    open_now = 0
+    for bracket in BRACKETS.finditer(text):
+        open_now = open_now + 1 if bracket[0] in "[{" else max(0, open_now - 1)
+        if open_now > MOST_OPEN:
+            raise DocumentError(text.count("\n", 0, bracket.start()) + 1, f"more than {MOST_OPEN} open brackets")
 
 
 def _measure(root: Node, bounds: Bounds) -> None:

@@ -114,6 +114,11 @@ _PATTERN_HINTS = {
     r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "letters, digits and . _ -",
     r"^CUSTOM_[A-Z0-9_]+$": "a name of Placement, as in 'CUSTOM_LICENSE'",
     r"^[A-Za-z0-9][A-Za-z0-9_-]*$": "letters, digits, _ and -",
+    r"^[A-Za-z0-9][A-Za-z0-9._+:=/-]*$": "a label of jobs, as in 'gpuyard-v100'",
+    r"^[A-Za-z0-9](-?[A-Za-z0-9])*$": "the name of an organisation, as in 'conda-forge'",
+    r"^[A-Za-z0-9-]+/[A-Za-z0-9._-]+$": "a repository, as in 'owner/name'",
+    r"^[A-Za-z0-9*?-]+/[A-Za-z0-9._*?-]+$": "repositories, as in 'conda-forge/*-gpu'",
+    r"^https?://[^\s/]+$": "where GitHub is, as in 'https://github.example.org'",
 }
 
 

@@ -17,6 +17,7 @@ from gpuyard.site.encoding import EncodedGpu
 from gpuyard.site.nova import alias
 from gpuyard.site.objects import set_sizes
 from gpuyard.site.problems import Place, Problem
+from gpuyard.site.runner_problems import runner_problems
 from gpuyard.site.schema import Flavor, Site
 
 SET_ALIAS = re.compile(r"-(set|peer)-\d*[a-z]+$")
@@ -35,7 +36,14 @@ def site_problems(site: Site, inventories: Mapping[str, Inventory], encoded: Seq
         if flavor.gpus.keys() <= site.pools.keys() and set(flavor.aggregates) <= site.aggregates.keys():
             hosts = {host: one for host, one in facts.items() if may_run_on(flavor, aggregates.get(host, frozenset()))}
             problems += _unrunnable(site, name, flavor, hosts, room)
-    return [*problems, *_owned_properties(site), *_zones(site), *_other_devices(site), *_booking(site)]
+    return [
+        *problems,
+        *_owned_properties(site),
+        *_zones(site),
+        *_other_devices(site),
+        *_booking(site),
+        *runner_problems(site),
+    ]
 
 
 def _booking(site: Site) -> Iterable[Problem]:

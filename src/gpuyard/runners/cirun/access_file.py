@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,26 +60,33 @@ def _policy(reading: Reading, path: Path, entry: Mapping[str, Any]) -> Policy | 
     urls = tuple(reading.texts(entry, "users_from_json", path, MOST_LISTS, MOST_URL))
     stated = entry.get("pull_request")
     pull_request = False if stated is None else reading.truth((*path, "pull_request"), stated)
+    for key in entry:
+        if key not in KEYS:
+            close = difflib.get_close_matches(key[:100], KEYS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known here are {', '.join(KEYS)}"
+            reason = f"{key[:100]!r} is not known in a policy; as it may be a demand, the policy is for nobody"
+            reading.say("wrong-form", (*path, key), reason, hint)
     broken = len(reading.findings) > before
-    reading.unknown(entry, KEYS, path)
     if id is None or repository is None:
         return None
+    line = reading.document.line(path)
     if broken:  # what it leaves out could be what it demands: it shall be for nobody
-        return Policy(id, repository, line=reading.document.line(path))
+        return Policy(id, repository, line=line)
     if not urls and not any(names.values()):
         remedy = "add 'roles: [admin, maintain, write]' or another of teams, users and users_from_json"
         reading.say("policy-for-nobody", path, f"policy {id!r} has neither teams, users nor roles", remedy)
     for index, role in enumerate(names["roles"]):
         if role.lower() not in ROLES:
             reason = f"GitHub has no role {role!r} by itself; it has {', '.join(ROLES)}"
-            reading.say("role-unknown", (*path, "roles", index), reason)
+            close = difflib.get_close_matches(role.lower(), ROLES, n=1)
+            reading.say("role-unknown", (*path, "roles", index), reason, f"did you mean {close[0]!r}?" if close else "")
     for url in urls:
         if source_of(url) is None:
             reason = f"{url} is not a file in a repository of GitHub: gpuyard does not read it, and nobody is in it"
             remedy = "keep the list in a repository, as in https://raw.githubusercontent.com/OWNER/NAME/main/users.json"
             reading.say("users-not-on-github", (*path, "users_from_json"), reason, remedy)
     return Policy(
-        id, repository, **names, users_from_json=urls, pull_request=bool(pull_request), line=_line(reading, path)
+        id, repository, **names, users_from_json=urls, pull_request=bool(pull_request), line=reading.document.line(path)
     )
 
 
@@ -100,7 +108,7 @@ def _grant(reading: Reading, path: Path, entry: Mapping[str, Any], policies: Map
         if id not in policies:
             reason = f"resource {resource!r} names the policy {id!r}, which is not there (or does not count)"
             reading.say("policy-unknown", (*path, "policies", index), reason, "add the policy, or take its id out here")
-    return Grant(resource, tuple(named), _line(reading, path))
+    return Grant(resource, tuple(named), reading.document.line(path))
 
 
 def _compare(reading: Reading, policies: Mapping[str, Policy], grants: Sequence[Grant]) -> None:

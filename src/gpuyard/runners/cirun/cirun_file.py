@@ -23,6 +23,8 @@ KEYS = (
 )  # fmt: skip
 OLDER = ("workflow", "count", "setup_info")
 """What Cirun reads or once read, and gpuyard has no use for."""
+RESTRICTIONS = ("run_only_when_triggered_by", "run_only_when_trigger_by")
+"""Keys of older files that keep people out. Ignored, they would let them in."""
 CLOUDS = ("aws", "azure", "digitalocean", "do", "gcp", "on_prem", "oracle", "vastai", OPENSTACK)
 USUAL = {"day": "mon-sun", "time": "0-24", "timezone": "UTC"}
 T = TypeVar("T")
@@ -38,7 +40,9 @@ def read_cirun(text: str, file: str = ".cirun.yml") -> CirunFile:
         return CirunFile((), True, tuple(reading.findings))
     if (top := reading.top) is None:
         return CirunFile((), False, tuple(reading.findings))
-    reading.unknown(top, ("runners",), (), OLDER)
+    reading.unknown(top, ("runners", *RESTRICTIONS), (), OLDER)
+    if _restricted(reading, (), top):
+        return CirunFile((), False, tuple(reading.findings))
     if not top.get("runners"):
         reading.say("no-runners", ("runners",), "'runners' is missing or empty", "add an entry for each runner")
     runners = [
@@ -62,7 +66,7 @@ def _runner(reading: Reading, path: Path, entry: Mapping[str, Any]) -> CirunRunn
         what = f"runner {shown(name)}" if name else "a runner"
         remedy = "write 'cloud: openstack' if gpuyard shall make it" if key == "cloud" else f"add '{key}: ...'"
         reading.say("key-missing", path, f"{what} has no {key!r}, and does not count", remedy)
-    reading.unknown(entry, KEYS, path, OLDER)
+    reading.unknown(entry, (*KEYS, *RESTRICTIONS), path, OLDER)
     labels = _labels(reading, path, entry)
     ways = _ways(reading, path, entry)
     idle = _idle(reading, path, entry["idle"]) if entry.get("idle") is not None else ()
@@ -71,10 +75,17 @@ def _runner(reading: Reading, path: Path, entry: Mapping[str, Any]) -> CirunRunn
     cloud_known = "cloud" in missing or reading.text((*path, "cloud"), cloud) is not None
     if known is None:
         return None
-    whole = not missing and cloud_known
+    whole = not missing and cloud_known and not _restricted(reading, path, entry)
     return CirunRunner(
         known, OPENSTACK, tuple(labels), tuple(ways) if whole else (), idle, reading.file, reading.document.line(path)
     )
+
+
+def _restricted(reading: Reading, path: Path, entry: Mapping[str, Any]) -> bool:
+    for key in (found := [key for key in RESTRICTIONS if key in entry]):
+        reason = f"{key!r} keeps people out in a way that gpuyard does not know: what it is for does not count"
+        reading.say("restriction-unknown", (*path, key), reason, "write a policy in .access.yml instead")
+    return bool(found)
 
 
 def _foreign(reading: Reading, path: Path, entry: Mapping[str, Any], cloud: str) -> CirunRunner | None:

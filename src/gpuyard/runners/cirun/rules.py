@@ -18,6 +18,7 @@ RULES = {
         # Runners.
         Rule("no-runners", W, "The file has no runners."),
         Rule("key-missing", E, "An entry lacks what it needs, and does not count."),
+        Rule("restriction-unknown", E, "An older key that keeps people out is not known here: nobody gets the runner."),
         Rule("name-repeated", W, "Two runners have one name: access rules and idle runners mean the first."),
         Rule("no-labels", E, "No job can ask for a runner without labels."),
         Rule("general-labels", W, "A runner has only labels that every runner has: no job gets it by them."),
@@ -29,7 +30,6 @@ RULES = {
         Rule("gpu-ignored", N, "`gpu` is ignored: a flavor says which GPU it has, and drivers are in the image."),
         Rule("region-ignored", N, "A list of regions is ignored: a site is in one region."),
         Rule("extra-config-ignored", N, "`extra_config` is ignored: a server is as its flavor and the site say."),
-        Rule("idle-with-suffix", N, "A job whose label has a suffix never gets an idle runner."),
         # Runners, compared with a site.
         Rule("flavor-unknown", E, "The site has no such flavor."),
         Rule("flavor-without-gpu", W, "A flavor has no GPU: gpuyard makes no runners of it."),

@@ -1,0 +1,110 @@
+"""What is wrong with files of repositories and organisations: in each, between them, and for a certain site. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from gpuyard.model.finding import Finding
+from gpuyard.runners.cirun.access_file import read_access
+from gpuyard.runners.cirun.cirun_file import read_cirun
+from gpuyard.runners.cirun.reading import finding
+from gpuyard.runners.cirun.records import AccessFile, CirunFile, CirunRunner, IdleByUse
+from gpuyard.runners.resolve import Configuration, problem_of
+from gpuyard.site.schema import Site
+
+ACCESS = ".access.yml"
+GLOBAL = ".cirun.global.yml"
+
+
+@dataclass(frozen=True)
+class RunnerFiles:
+    """Files that belong together, read."""
+
+    own: tuple[CirunFile, ...] = ()
+    """Each is a repository's; usually there is one."""
+    shared: CirunFile | None = None
+    access: AccessFile | None = None
+
+    @property
+    def configuration(self) -> Configuration:
+        """As a repository with the first of the `own` files has it."""
+        return Configuration(self.own[0] if self.own else CirunFile(), self.shared or CirunFile(), self.access)
+
+
+def read_files(texts: Mapping[str, str]) -> RunnerFiles:
+    """Path -> text. What a file is, its name says: ``.access.yml`` or whatever ends so, ``.cirun.global.yml``, and
+    all others are a repository's ``.cirun.yml``."""
+    own: list[CirunFile] = []
+    shared: CirunFile | None = None
+    access: AccessFile | None = None
+    for path, text in texts.items():
+        name = PurePath(path).name
+        if name.endswith(("access.yml", "access.yaml")):
+            access = read_access(text, path)
+        elif name.endswith(("cirun.global.yml", "cirun.global.yaml")):
+            shared = read_cirun(text, path)
+        else:
+            own.append(read_cirun(text, path))
+    return RunnerFiles(tuple(own), shared, access)
+
+
+def lint_files(files: RunnerFiles, site: Site | None = None) -> list[Finding]:
+    """Everything there is to say, in the order of the files and their lines."""
+    cirun = [*files.own, *([files.shared] if files.shared else [])]
+    found = [one for file in cirun for one in file.findings]
+    if files.access is not None:
+        found += files.access.findings
+        found += _together(files.shared, files.access, site)
+    if site is not None:
+        found += [one for file in cirun for runner in file.runners if runner.ours for one in _on(runner, site)]
+    return sorted(found, key=lambda one: (str(one.payload["file"]), int(one.payload["line"])))
+
+
+def labels_of(files: RunnerFiles) -> Sequence[CirunRunner]:
+    """gpuyard's runners of all the files, in order."""
+    return [one for file in (*files.own, *([files.shared] if files.shared else [])) for one in file.runners if one.ours]
+
+
+def _together(shared: CirunFile | None, access: AccessFile, site: Site | None) -> Iterator[Finding]:
+    """Names that are in one file and not in the other."""
+    if shared is None or not shared.readable or not access.readable:
+        return
+    sets = set(site.runners.sets) if site is not None and site.runners is not None else set()
+    known = {one.name for one in shared.runners} | sets
+    for grant in access.grants:
+        if grant.resource not in known:
+            reason = f"there is no runner {grant.resource!r} in {shared_name(shared)}"
+            remedy = "take the entry out, or give a runner this name"
+            yield finding("resource-unknown", access.file, grant.line, reason, remedy)
+    granted = {one.resource for one in access.grants}
+    for runner in shared.runners:
+        if runner.ours and runner.name not in granted:
+            reason = f"no entry of access_control in {access.file} names the runner {runner.name!r}: nobody may use it"
+            yield finding("resource-missing", runner.file, runner.line, reason, f"add 'resource: {runner.name}' there")
+
+
+def shared_name(shared: CirunFile) -> str:
+    return next((one.file for one in shared.runners), GLOBAL)
+
+
+def _on(runner: CirunRunner, site: Site) -> Iterator[Finding]:
+    """What of a runner this site will not do."""
+    if site.runners is None:
+        return
+    told: set[str] = set()
+    for way in runner.ways:
+        rule, reason = problem_of(way, site)
+        if rule and reason not in told:
+            told.add(reason)
+            rest = "" if all(problem_of(one, site)[0] for one in runner.ways) else "; its other ways are tried"
+            yield finding(rule, runner.file, runner.line, f"runner {runner.name!r}: {reason}{rest}")
+    idle = runner.idle
+    count = idle.count if isinstance(idle, IdleByUse) else max((one.count for one in idle), default=0)
+    if count > site.runners.most_idle:
+        reason = (
+            f"runner {runner.name!r} asks for {count} idle, and the site gives repositories {site.runners.most_idle}"
+        )
+        remedy = "ask for fewer, or ask the site's admin for 'most_idle'"
+        yield finding("too-many-idle", runner.file, runner.line, reason, f"{remedy}")

@@ -1,0 +1,102 @@
+"""What cannot be under ``runners`` of a site, beyond what the schema says."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+from gpuyard.site.problems import Place, Problem
+from gpuyard.site.runner_rules import Enrolment, RunnerLimits, SiteRunners
+from gpuyard.site.schema import Site
+
+LONGEST_JOB = timedelta(days=5)
+"""GitHub ends every job then."""
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def runner_problems(site: Site) -> Iterable[Problem]:
+    """Everything that is wrong with the site's `runners`."""
+    runners = site.runners
+    if runners is None:
+        return
+    if site.booking is None:
+        reason = "runners get their GPUs from the ledger of bookings; add 'booking: {}' to the site file"
+        yield Problem(("runners",), reason)
+    if runners.project in site.projects:
+        reason = (
+            f"{runners.project!r} is the project of the runners, where only gpuyard starts servers; take it out here, "
+            "or name another project under 'runners'"
+        )
+        yield Problem(("projects", runners.project), reason)
+    yield from _flavors(site, ("runners", "allowed", "flavors"), runners.allowed.flavors, runners.project)
+    for name, one in runners.sets.items():
+        place: Place = ("runners", "sets", name)
+        yield from _flavors(site, (*place, "flavors"), one.flavors, runners.project)
+        most = one.most if one.most is not None else runners.most
+        for index, idle in enumerate(one.idle):
+            if most is not None and idle.count > most:
+                reason = f"{idle.count} idle runners, and the set may have {most} GPUs at once; write {most} or less"
+                yield Problem((*place, "idle", index, "count"), reason)
+    for lowered, count in Counter(name.lower() for name in runners.sets).items():
+        if count > 1:
+            reason = f"several sets are named {lowered!r} but for letter case, which does not count at GitHub"
+            yield Problem(("runners", "sets"), reason)
+    yield from _limits(runners)
+    yield from _enrolments(runners.enrolments)
+    for pattern in runners.repositories:
+        if not any(_could_be(pattern, one) for one in runners.enrolments):
+            owners = ", ".join(one.name for one in runners.enrolments)
+            reason = f"no enrolment includes such a repository; enrolled are {owners}"
+            yield Problem(("runners", "repositories", pattern), reason)
+
+
+def _flavors(site: Site, place: Place, names: Sequence[str], project: str) -> Iterable[Problem]:
+    for index, name in enumerate(names):
+        if name not in site.flavors:
+            close = difflib.get_close_matches(name, site.flavors, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"the site has {', '.join(site.flavors) or 'none'}"
+            yield Problem((*place, index), f"unknown flavor {name!r}; {hint}")
+            continue
+        flavor = site.flavors[name]
+        if not flavor.gpus:
+            reason = f"flavor {name!r} has no GPUs, and runners are servers with GPUs; name a flavor that has"
+            yield Problem((*place, index), reason)
+            continue
+        if flavor.foreign and flavor.projects is not None and project not in flavor.projects:
+            reason = f"flavor {name!r} is somebody else's, and private to others than {project!r}; have them add it"
+            yield Problem((*place, index), reason)
+
+
+def _limits(runners: SiteRunners) -> Iterable[Problem]:
+    layers: list[tuple[Place, RunnerLimits]] = [(("runners",), runners)]
+    layers += [(("runners", "sets", name), one) for name, one in runners.sets.items()]
+    layers += [(("runners", "repositories", name), one) for name, one in runners.repositories.items()]
+    for place, layer in layers:
+        if layer.longest is not None and layer.longest > LONGEST_JOB:
+            yield Problem((*place, "longest"), f"GitHub ends every job after {LONGEST_JOB.days} days; write less")
+
+
+def _enrolments(enrolments: Sequence[Enrolment]) -> Iterable[Problem]:
+    for index, one in enumerate(enrolments):
+        place: Place = ("runners", "enrolments", index)
+        url = urlsplit(one.url)
+        if url.scheme != "https" and url.hostname not in LOOPBACK:
+            yield Problem((*place, "url"), f"{one.url} would be sent credentials that anybody can read; write https://")
+        for other in enrolments:
+            if one.repository and other.organization and other.url == one.url and other.includes(one.repository):
+                reason = (
+                    f"{one.repository} is enrolled twice, also with the organisation {other.organization}; take this "
+                    "out, or leave it out of the organisation's 'repositories'"
+                )
+                yield Problem(place, reason)
+
+
+def _could_be(pattern: str, enrolment: Enrolment) -> bool:
+    """Whether a repository of an enrolment could match. Of patterns on both sides only the owner is compared."""
+    owner = pattern.partition("/")[0].lower()
+    if enrolment.repository and not set(pattern) & set("*?"):
+        return pattern.lower() == enrolment.repository.lower()
+    return bool(set(owner) & set("*?")) or owner == enrolment.owner.lower()
