@@ -171,6 +171,7 @@ def test_idle_runners_of_now_within_what_the_site_gives() -> None:
 
 
 CASES = {
+    "runner": (GOOD, 2),
     "not-yaml": ("runners: [", 1),
     "wrong-form": ("runners:\n- {name: r, cloud: openstack, instance_type: 5, machine_image: i, labels: [l]}", 2),
     "unknown-key": (GOOD + "    lables: [x]\n", 9),
@@ -202,6 +203,7 @@ access_control:
     policies: [p]
 """
 ACCESS_CASES = {
+    "runner": (GOOD, 2),
     "unknown-version": (ACCESS.replace("1", "2"), 1),
     "policy-repeated": (ACCESS.replace("access_c", "  - {id: p, repo: b, users: [x]}\naccess_c"), 6),
     "policy-for-nobody": (ACCESS.replace("    users: [ada]\n", ""), 3),
@@ -215,6 +217,7 @@ ACCESS_CASES = {
 }
 ACCESS_CASES["role-unknown"] = (ACCESS.replace("users: [ada]", "roles: [maintainer]"), 5)
 SITE_CASES = {
+    "runner": (GOOD, 2),
     "flavor-unknown": (GOOD.replace("gpu_large", "gpu_huge"), 2),
     "flavor-without-gpu": (GOOD.replace("gpu_large", "cpu_large"), 2),
     "flavor-not-allowed": (GOOD.replace("gpu_large", "gpu_pair"), 2),
@@ -246,7 +249,7 @@ def test_every_rule_has_its_case() -> None:
 
 def test_every_rule_is_in_the_manuals_table_as_it_is() -> None:
     text = (Path(__file__).parents[2] / "docs/how-to/configure-runners.md").read_text()
-    rows = dict(re.findall(r"^\| `([a-z-]+)` \| ((?:error|warning|note) \| .*) \|$", text, re.M))
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| ((?:error|warning|note|ok) \| .*) \|$", text, re.M))
     assert rows == {rule.id: f"{rule.severity} | {rule.sentence}" for rule in RULES.values()}
 
 

@@ -18,6 +18,7 @@ from gpuyard.host.checks import CHECKS
 from gpuyard.host.recording import replay_file
 from gpuyard.host.report import to_json
 from gpuyard.lab.plan import EXAMPLE_SITE
+from gpuyard.site.runner_rules import Allowed, Enrolment, GitHubApp, Idle, RunnerLimits, ScaleSet, SiteRunners
 from gpuyard.site.schema import Flavor, Host, Limits, Pool, Project, Site
 
 ROOT = REFERENCE.parents[1]
@@ -56,6 +57,13 @@ def test_every_environment_variable_is_explained_by_hand() -> None:
 def test_every_key_of_the_site_file_is_explained() -> None:
     text = (ROOT / "docs/how-to/describe-a-site.md").read_text()
     for model in (Site, Host, Pool, Flavor, Project, Limits):
+        for key in model.model_fields:
+            assert f"`{key}`" in text, f"{model.__name__}.{key}"
+
+
+def test_every_key_of_runners_is_explained() -> None:
+    text = (ROOT / "docs/how-to/configure-runners.md").read_text()
+    for model in (SiteRunners, RunnerLimits, Enrolment, ScaleSet, Allowed, Idle, GitHubApp):
         for key in model.model_fields:
             assert f"`{key}`" in text, f"{model.__name__}.{key}"
 

@@ -95,8 +95,8 @@ def test_the_community_lints_clean() -> None:
     names = (".cirun.global.yml", ".access.yml")
     files = read_files({str(COMMUNITY / name): (COMMUNITY / name).read_text() for name in names})
     found = lint_files(files, site_of(most_idle=2))
-    assert {one.code for one in found} == {"other-cloud"}
-    assert {one.severity for one in found} == {Severity.NOTE}
+    assert {one.code for one in found} == {"runner", "other-cloud"}
+    assert {one.severity for one in found} == {Severity.OK, Severity.NOTE}
 
 
 def test_what_is_granted_is_what_the_file_and_the_site_say() -> None:
@@ -210,6 +210,13 @@ def test_ways_that_the_site_does_not_serve_are_left_out_with_a_notice() -> None:
     assert answer.ruling is G
     assert [choice.flavor for choice in answer.wanted.choices] == ["gpu_pair"]  # type: ignore[union-attr]
     assert answer.notices == ("the site has no flavor 'gpu_huge'",)
+
+
+def test_novas_name_of_a_flavor_of_whole_groups_means_the_sites() -> None:
+    answer = resolve(job("a", "cirun-mine"), site_of(), own(instance_type="[gpu_pair-b, gpu_pair-a]"), People())
+    assert answer.wanted is not None
+    assert [(one.flavor, one.gpus) for one in answer.wanted.choices] == [("gpu_pair", 2)]
+    assert resolve(job("a", "cirun-mine"), site_of(), own(instance_type="gpu_large-a"), People()).ruling is R
 
 
 def test_a_flavor_that_is_private_to_other_projects_is_not_served() -> None:

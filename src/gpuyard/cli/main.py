@@ -12,7 +12,7 @@ import sys
 import typer
 
 from gpuyard import __version__
-from gpuyard.cli import booking, gpu, host, lab, serve, site
+from gpuyard.cli import booking, gpu, host, lab, runner, serve, site
 from gpuyard.model.errors import GpuyardError, UsageError, how_to_install
 
 INTERRUPTED = 130
@@ -30,6 +30,7 @@ app.add_typer(host.app, name="host")
 app.add_typer(site.app, name="site")
 app.add_typer(gpu.app, name="gpu")
 app.add_typer(booking.app, name="booking")
+app.add_typer(runner.app, name="runner")
 app.add_typer(lab.app, name="lab")
 app.command("serve")(serve.serve)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from gpuyard.runners.facts import FactsUnavailableError, TextFile
+from gpuyard.runners.facts import FactsUnavailableError, PersonFacts, TextFile
 from gpuyard.runners.github.answers import RepositoryFile
 from gpuyard.runners.github.client import GitHubClient
 from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
@@ -78,7 +78,7 @@ class Repositories:
         when GitHub must be asked and does not answer."""
         client = self._clients[job.scope]
         configuration = self._files_of(client, job.repository)
-        facts = _People(client, self._people, self._text)
+        facts = self.people(job.scope)
         if configuration.access is not None and not job.actor:
             job = self._told(client, job)
         answer = resolve(job, self._site, configuration, facts)
@@ -90,6 +90,10 @@ class Repositories:
     def configuration(self, scope: str, repository: str) -> Configuration:
         """What a repository's files say. Raises GitHubError."""
         return self._files_of(self._clients[scope], repository)
+
+    def people(self, scope: str) -> PersonFacts:
+        """What GitHub says of people, through an enrolment."""
+        return _People(self._clients[scope], self._people, self._text)
 
     def _files_of(self, client: GitHubClient, repository: str) -> Configuration:
         if not client.enrolment.cirun:

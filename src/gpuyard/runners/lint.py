@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from gpuyard.model.finding import Finding
 from gpuyard.runners.cirun.access_file import read_access
 from gpuyard.runners.cirun.cirun_file import read_cirun
+from gpuyard.runners.cirun.labels import GENERAL, bare
 from gpuyard.runners.cirun.reading import finding
 from gpuyard.runners.cirun.records import AccessFile, CirunFile, CirunRunner, IdleByUse
 from gpuyard.runners.resolve import Configuration, problem_of
@@ -57,14 +58,22 @@ def lint_files(files: RunnerFiles, site: Site | None = None) -> list[Finding]:
     if files.access is not None:
         found += files.access.findings
         found += _together(files.shared, files.access, site)
+    found += [_explained(runner, site) for file in cirun for runner in file.runners if runner.ours and runner.ways]
     if site is not None:
         found += [one for file in cirun for runner in file.runners if runner.ours for one in _on(runner, site)]
-    return sorted(found, key=lambda one: (str(one.payload["file"]), int(one.payload["line"])))
+    return sorted(found, key=lambda one: (str(one.payload["file"]), int(one.payload["line"]), one.severity.rank))
 
 
-def labels_of(files: RunnerFiles) -> Sequence[CirunRunner]:
-    """gpuyard's runners of all the files, in order."""
-    return [one for file in (*files.own, *([files.shared] if files.shared else [])) for one in file.runners if one.ours]
+def _explained(runner: CirunRunner, site: Site | None) -> Finding:
+    """What jobs get, as far as the file says."""
+    ways = [one for one in runner.ways if site is None or not problem_of(one, site)[0]]
+    tried = ", or else ".join(
+        f"{one.flavor} with {one.image}{' (a booking may end the job)' if one.preemptible else ''}" for one in ways
+    )
+    asked = [label for label in dict.fromkeys(map(bare, runner.labels)) if label not in GENERAL]
+    any_of = "" if len(asked) < 2 else "one or more of "
+    reason = f"jobs that ask for {any_of}{', '.join(asked)} get runner {runner.name!r}: {tried or 'nothing'}"
+    return finding("runner", runner.file, runner.line, reason if asked else f"no job gets runner {runner.name!r}")
 
 
 def _together(shared: CirunFile | None, access: AccessFile, site: Site | None) -> Iterator[Finding]:

@@ -103,8 +103,8 @@ class IdleRunners:
 
 
 def read(files: RepositoryFiles) -> Configuration:
-    """Read a repository's files. Never raises; what is wrong is among the findings. Takes seconds for the worst that somebody can
-    write, milliseconds for usual files."""
+    """Read a repository's files. Never raises; what is wrong is among the findings. Takes milliseconds for usual files,
+    and seconds for the worst that somebody can write."""
     return Configuration(
         CirunFile() if files.cirun is None else read_cirun(files.cirun),
         CirunFile() if files.cirun_global is None else read_cirun(files.cirun_global, ".cirun.global.yml"),
@@ -291,17 +291,27 @@ def served(
         if problem:
             refused[problem] = None
             continue
-        flavor = site.flavors[way.flavor]
+        name = flavor_name(way.flavor, site)
+        flavor = site.flavors[name]
         (pool, gpus), *_ = flavor.gpus.items()
-        found.setdefault(ServerChoice(pool, way.flavor, way.image, gpus, flavor.same_group), way.preemptible)
+        found.setdefault(ServerChoice(pool, name, way.image, gpus, flavor.same_group), way.preemptible)
     return list(found.items()), list(refused)
+
+
+def flavor_name(asked: str, site: Site) -> str:
+    """As the site file has it: of a flavor of whole IOMMU groups Nova has one for each set, ``pair-a``, and any of them
+    means all of them."""
+    base, _, letters = asked.rpartition("-")
+    known = site.flavors.get(base)
+    return base if asked not in site.flavors and known is not None and known.same_group and letters.isalpha() else asked
 
 
 def problem_of(way: Way, site: Site, ask_allowed: bool = True) -> tuple[str, str]:
     """Why the site does not serve a way: the rule of the linter, and a sentence. Empty when it does."""
-    if way.flavor not in site.flavors:
+    name = flavor_name(way.flavor, site)
+    if name not in site.flavors:
         return "flavor-unknown", f"the site has no flavor {way.flavor!r}"
-    if not site.flavors[way.flavor].gpus:
+    if not site.flavors[name].gpus:
         return (
             "flavor-without-gpu",
             f"the flavor {way.flavor!r} has no GPU, and gpuyard's runners are servers with GPUs",
@@ -309,9 +319,9 @@ def problem_of(way: Way, site: Site, ask_allowed: bool = True) -> tuple[str, str
     if not ask_allowed or site.runners is None:
         return "", ""
     flavors, images = site.runners.allowed.flavors, site.runners.allowed.images
-    if flavors and way.flavor not in flavors:
+    if flavors and name not in flavors:
         return "flavor-not-allowed", f"the site gives jobs no flavor {way.flavor!r}, but {', '.join(flavors)}"
-    if way.flavor not in runner_flavors(site):
+    if name not in runner_flavors(site):
         return "flavor-not-allowed", f"the flavor {way.flavor!r} is private to other projects than that of the runners"
     if images and way.image not in images:
         return (

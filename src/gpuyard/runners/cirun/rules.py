@@ -16,6 +16,7 @@ RULES = {
         Rule("ignored-key", N, "A key of Cirun's that gpuyard has no use for."),
         Rule("too-many", E, "There are more entries than anybody needs: the rest does not count."),
         # Runners.
+        Rule("runner", Severity.OK, "What jobs get, and by which labels."),
         Rule("no-runners", W, "The file has no runners."),
         Rule("key-missing", E, "An entry lacks what it needs, and does not count."),
         Rule("restriction-unknown", E, "An older key that keeps people out is not known here: nobody gets the runner."),
