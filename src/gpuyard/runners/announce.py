@@ -1,0 +1,201 @@
+"""What people see at the commit of a job that waits: its place, why, until when. A commit status of the queue, not of
+the job, which GitHub shows itself; so it is done, and green, once the job runs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from gpuyard.runners import fields
+from gpuyard.runners.github.client import DESCRIPTION, GitHubClient
+from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
+from gpuyard.runners.records import Job, JobState
+from gpuyard.runners.view import QueuePlace
+
+LOG = logging.getLogger(__name__)
+PATIENCE = timedelta(minutes=1)
+"""A job that waits no longer is not worth a word."""
+EVERY = timedelta(minutes=5)
+"""Between two words on one job that waits. GitHub keeps 1,000 statuses of a commit, and a job may wait for a day."""
+RECENT = timedelta(hours=1)
+"""A job that was refused longer ago is not spoken of any more."""
+AT_ONCE = 20
+"""Words of one enrolment in one run: GitHub allows 80 a minute, whatever they are."""
+RESERVE = 0.3
+"""Of the calls of an hour, which are kept for more important ones."""
+SILENCE = timedelta(hours=1)
+"""How long nothing is tried where it was not permitted."""
+STEP = 300
+"""Seconds: estimates are rounded up, so that they do not change with every look."""
+KEPT = 2 * RECENT
+"""How long it is remembered of a job that it does not wait any more."""
+MOST_REMEMBERED = 1000
+UNKNOWN_COMMIT = 422
+"""GitHub does not know the commit (any more): it is not tried again."""
+PENDING, SUCCESS, ERROR = "pending", "success", "error"
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What was said of a job, and is still true or is not."""
+
+    repository: str
+    sha: str
+    context: str
+    state: str
+    text: str
+    at: datetime
+
+
+def announcement(job: Job, place: QueuePlace | None, said: Announcement | None, now: datetime) -> Announcement | None:
+    """What is to be said of a job now; None: nothing (new). `job.head_sha` must be known."""
+    wanted = _words(job, place, said, now)
+    if wanted is None or not job.head_sha:
+        return None
+    state, text = wanted
+    if said and (said.state, said.text) == wanted:
+        return None
+    if said and said.state == state == PENDING and now - said.at < EVERY:
+        return None
+    if said:
+        return replace(said, state=state, text=text, at=now)
+    name = " / ".join(one for one in (job.workflow, job.name or ", ".join(job.labels)) if one)
+    return Announcement(job.repository, job.head_sha, f"gpuyard: {name}"[:100], state, text, now)
+
+
+def _words(job: Job, place: QueuePlace | None, said: Announcement | None, now: datetime) -> tuple[str, str] | None:
+    """State and text."""
+    if job.state in (JobState.REFUSED, JobState.FAILED):
+        recent = said is not None or now - (job.changed or job.queued) < RECENT
+        return (ERROR, _cut(job.reason or "gpuyard will not run it")) if recent else None
+    if job.state is JobState.QUEUED:
+        if place is None or (said is None and now - job.queued < PATIENCE):
+            return None
+        return PENDING, _cut(_waits(place))
+    if said is None or job.state is JobState.HELD:
+        return None
+    if job.state is JobState.COMPLETED and not job.runner:
+        return SUCCESS, "It left the queue before it ran"
+    waited = (job.started or job.changed or job.queued) - job.queued
+    return SUCCESS, f"It waited {max(1, round(waited / timedelta(minutes=1)))} min"
+
+
+def _waits(place: QueuePlace) -> str:
+    if not place.position:
+        return f"A server is being made: {place.reason}" if place.reason else "A server is being made"
+    where = f"Place {place.position}" + (f" for {place.pool}" if place.pool else "")
+    until = ""
+    if place.start is not None:
+        seconds = -(-int(place.start.timestamp()) // STEP) * STEP
+        until = f", by {datetime.fromtimestamp(seconds, UTC):%d %b %H:%M} UTC"
+    return f"{where}{until}: {place.reason}" if place.reason else where + until
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= DESCRIPTION else text[: DESCRIPTION - 1] + "…"
+
+
+class Announcer:
+    """Says it. `run` now and then, in one thread; what was said is remembered by `load` and `save`, as text."""
+
+    def __init__(
+        self,
+        clients: Mapping[str, GitHubClient],
+        load: Callable[[], str],
+        save: Callable[[str], None],
+        now: Callable[[], datetime],
+        link: Callable[[Job], str] = lambda job: "",
+    ) -> None:
+        """`link` is where more is said of a job; empty where there is no such page."""
+        self._clients, self._save, self._now, self._link = clients, save, now, link
+        self._said = read_said(load())
+        self._silent: dict[str, datetime] = {}
+        """Enrolment -> until when nothing is said, since it may not."""
+        self._shas: dict[tuple[str, int], str] = {}
+
+    def run(self, jobs: Iterable[Job], places: Iterable[QueuePlace], job: Callable[[str], Job | None]) -> int:
+        """How many were said. `jobs`: all that are not over, and those that were refused lately. `job` finds one."""
+        now, by_job = self._now(), {one.job: one for one in places}
+        before = self._said
+        self._said = {id: one for id, one in before.items() if one.state == PENDING or now - one.at < KEPT}
+        looked = {one.id: one for one in jobs}
+        looked |= {id: found for id in self._said.keys() - looked.keys() if (found := job(id))}
+        self._said = {id: one for id, one in self._said.items() if id in looked}
+        done, left = 0, dict.fromkeys(self._clients, AT_ONCE)
+        for one in sorted(looked.values(), key=lambda each: each.queued):
+            if left.get(one.scope, 0) > 0 and self._say(one, by_job.get(one.id), now):
+                left[one.scope] -= 1
+                done += 1
+        if self._said != before:
+            self._save(write_said(self._said))
+        return done
+
+    def _say(self, job: Job, place: QueuePlace | None, now: datetime) -> bool:
+        """Whether anything was said, or tried."""
+        client, said = self._clients[job.scope], self._said.get(job.id)
+        if not self._may(client, job.scope, now) or announcement(_with_sha(job), place, said, now) is None:
+            return False
+        try:
+            sha = said.sha if said else job.head_sha or self._sha(client, job)
+            new = announcement(replace(job, head_sha=sha), place, said, now)
+            if new is not None:
+                client.set_status(new.repository, new.sha, new.state, new.text, new.context, self._link(job))
+        except GitHubError as error:
+            if error.status != UNKNOWN_COMMIT:
+                self._failed(job, error, now)
+                return True
+        if new is not None and (said or len(self._said) < MOST_REMEMBERED):
+            self._said = self._said | {job.id: new}
+        return True
+
+    def _may(self, client: GitHubClient, scope: str, now: datetime) -> bool:
+        usage = client.usage()
+        spent = usage.remaining is not None and usage.limit and usage.remaining < usage.limit * RESERVE
+        return not spent and now >= self._silent.get(scope, now)
+
+    def _failed(self, job: Job, error: GitHubError, now: datetime) -> None:
+        if error.kind in (GitHubTrouble.REFUSED, GitHubTrouble.MISSING, GitHubTrouble.UNAUTHORIZED):
+            LOG.info("%s: no word at commits for an hour: %s", job.scope, error)
+            self._silent[job.scope] = now + SILENCE
+        else:
+            self._silent[job.scope] = error.retry_at or now + EVERY
+
+    def _sha(self, client: GitHubClient, job: Job) -> str:
+        """Scale sets tell the run only."""
+        key = (job.repository, job.run_id)
+        if job.run_id and key not in self._shas:
+            if len(self._shas) >= MOST_REMEMBERED:
+                self._shas.clear()
+            self._shas[key] = client.run(job.repository, job.run_id).head_sha
+        return self._shas.get(key, "")
+
+
+def _with_sha(job: Job) -> Job:
+    """As if its commit were known, to see whether there is anything to say."""
+    return job if job.head_sha or not job.run_id else replace(job, head_sha="?")
+
+
+def write_said(said: Mapping[str, Announcement]) -> str:
+    return json.dumps(
+        {
+            id: [one.repository, one.sha, one.context, one.state, one.text, one.at.isoformat()]
+            for id, one in said.items()
+        },
+        separators=(",", ":"),
+    )
+
+
+def read_said(text: str) -> dict[str, Announcement]:
+    """What `write_said` has written; empty when it is anything else."""
+    try:
+        told = fields.row(json.loads(text or "{}"))
+        return {
+            id: Announcement(str(a), str(b), str(c), str(d), str(e), datetime.fromisoformat(at))
+            for id, (a, b, c, d, e, at) in told.items()
+        }
+    except (ValueError, TypeError, RecursionError):
+        return {}
