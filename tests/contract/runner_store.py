@@ -122,7 +122,10 @@ def a_timeline_is_of_a_runner_or_of_a_job(store: RunnerStore) -> None:
     assert store.events("r1") == [lines[0], lines[2]]
     assert store.events(job="j1") == lines[:2]
     assert store.events("r1", limit=1) == [lines[2]], "the last ones"
-    store.put(events=[RunnerEvent(at(2), "r9", "", "x" * 5000)])
+    online = RunnerEvent(at(1), "r1", "", "online")
+    store.put(events=[online, RunnerEvent(at(2), "r9", "", "x" * 5000)])
+    assert store.timeline("j1", ["r1"]) == [*lines[:2], online], "not what the runner did for another job"
+    assert store.timeline("j1", []) == lines[:2]
     assert len(store.events("r9")[0].text) == 2000
 
 
@@ -171,6 +174,17 @@ def use_is_counted_where_the_job_was(store: RunnerStore) -> None:
     live = GpuUse("acme/solver", "v100", 2, at(4), None, "gpu")
     assert store.used(at(2)) == [live, GpuUse("acme/other", "v100", 2, at(1), at(3), "gpu", at(3))]
     assert store.used(at(3)) == [live]
+
+
+def what_happened_lately_can_be_counted(store: RunnerStore) -> None:
+    early, late = replace(JOB, id="j1", queued=at(0), started=at(1)), replace(JOB, id="j2", queued=at(1), started=at(3))
+    gone = replace(RUNNER, name="r2", state=RunnerState.FAILED, cause=Cause.GPU_CHECK, ended=at(3))
+    elsewhere = replace(JOB, id="j3", started=at(3), runner="")
+    store.put([early, late, elsewhere, SMALL_JOB], [replace(RUNNER, ended=None), gone])
+    assert [(one.id, one.waited) for one in store.started(at(1))] == [("j2", 7200), ("j1", 3600)]
+    assert [one.id for one in store.started(at(2))] == ["j2"]
+    assert [(one.name, one.cause, one.pool) for one in store.ended(at(3))] == [("r2", Cause.GPU_CHECK, "v100")]
+    assert store.ended(at(4)) == []
 
 
 def the_end_of_a_log_is_kept(store: RunnerStore) -> None:
@@ -239,6 +253,7 @@ RULES: tuple[Callable[[RunnerStore], None], ...] = (
     a_delivery_is_worked_on_until_something_has_become_of_it,
     deliveries_of_scopes_are_apart,
     use_is_counted_where_the_job_was,
+    what_happened_lately_can_be_counted,
     the_end_of_a_log_is_kept,
     values_are_remembered,
     what_no_database_takes_is_replaced,

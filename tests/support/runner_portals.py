@@ -6,7 +6,8 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,16 +15,31 @@ from gpuyard.portal.app import create_app
 from gpuyard.portal.settings import PortalSettings
 from gpuyard.portal.sources import RunnerSources
 from gpuyard.portal.store import PortalStore
-from gpuyard.runners.board import RunnerYard
+from gpuyard.runners.board import EnrolmentStatus, RunnerBoard, RunnerYard
+from gpuyard.runners.github.answers import CallCount
+from gpuyard.runners.records import (
+    Cause,
+    Job,
+    JobState,
+    Runner,
+    RunnerEvent,
+    RunnerState,
+    ScaleSetState,
+    ServerChoice,
+    Trust,
+    Wanted,
+)
 from gpuyard.runners.store import RunnerStore
+from gpuyard.runners.view import QueuePlace
 from gpuyard.site.runner_rules import SiteRunners
-from tests.support.ledgers import Clock, open_ledger
+from tests.support.ledgers import HOUR, NOON, Clock, open_ledger
 from tests.support.people import people
 from tests.support.portals import ROOMY, BookingPortal
 from tests.support.yards import GPUS, driver, filled
 
 SECRET, OLD_SECRET = "correct horse", "battery staple"
 HOOK = "/v1/github/webhook"
+MINUTE = timedelta(minutes=1)
 
 
 @dataclass
@@ -79,3 +95,92 @@ def job_hook(number: int = 1, repository: str = "acme/solver", padding: int = 0)
     job = {"id": number, "run_id": 7, "labels": ["gpu"], "status": "queued", "name": "test"}
     told = {"action": "queued", "workflow_job": job, "repository": {"full_name": repository}, "padding": "x" * padding}
     return json.dumps(told).encode()
+
+
+# What a busy site looks like, in the hands of people who try their luck.
+
+EVIL = "<script>alert('no')</script><img src=x onerror=alert(1)>"
+LOG = (
+    f"Running job: test\n\x1b[31m{EVIL}\x1b[0m\n\u202egnp.exe\n"
+    + "x" * 500
+    + "\nJob test completed with result: Failed\n"
+)
+CHOICE = ServerChoice("v100", "gpu.v100", "ubuntu-24.04-cuda")
+WANTED = Wanted("gpuyard-v100", (CHOICE,), timedelta(hours=6))
+WAITING = Job(
+    "github.com/101", "acme/solver", ("gpuyard-v100",), JobState.QUEUED, NOON - 20 * MINUTE, "acme", "gpuyard-v100",
+    7, 1, "CI", "test (cuda 12, py3.12)", "push", "ada", Trust.REPOSITORY, "", "main", "0" * 40,
+    "https://github.com/acme/solver/actions/runs/7/job/101", WANTED,
+)  # fmt: skip
+RUNNING = replace(
+    WAITING, id="github.com/set/7/102", state=JobState.RUNNING, name="train", queued=NOON - 95 * MINUTE,
+    started=NOON - 93 * MINUTE, runner="gpuyard-v100-c3k8x2m9",
+)  # fmt: skip
+NASTY_JOB = replace(
+    WAITING, id="github.com/103", repository="acme/x", name=EVIL, workflow="\u202eevil", labels=(EVIL, "a" * 250),
+    html_url="javascript:alert(1)", actor=EVIL, head_branch=EVIL, queued=NOON - 5 * MINUTE,
+)  # fmt: skip
+OVER = [
+    replace(
+        WAITING, id=f"github.com/{number}", state=JobState.COMPLETED, conclusion=conclusion, name=f"test {number}",
+        queued=NOON - number * MINUTE, started=NOON - (number - 2) * MINUTE, completed=NOON - (number - 30) * MINUTE,
+        runner=f"gpuyard-v100-{number}",
+    )
+    for number, conclusion in ((200, "success"), (220, "failure"), (240, "cancelled"))
+]  # fmt: skip
+REFUSED = replace(
+    WAITING, id="github.com/104", state=JobState.REFUSED, name="from a fork", trust=Trust.FORK, queued=NOON - HOUR,
+    reason="pull requests from forks get no runner here: acme/solver has 'forks: never'",
+)  # fmt: skip
+BUSY = Runner(
+    RUNNING.runner, RunnerState.BUSY, "acme", "", ("gpuyard-v100",), WANTED, CHOICE, NOON - 95 * MINUTE,
+    NOON - 93 * MINUTE, "acme/solver", RUNNING.id, RUNNING.id, "gpuyard-v100", busy=NOON - 93 * MINUTE,
+    until=NOON + 267 * MINUTE, gpus=("gpu-1/0000:a3:00.0",),
+)  # fmt: skip
+IDLE = replace(
+    BUSY, name="gpuyard-v100-w4rm", state=RunnerState.IDLE, for_repository="", for_job="", job="", busy=None,
+    until=None, created=NOON - 12 * MINUTE, gpus=("gpu-1/0000:c3:00.0",),
+)  # fmt: skip
+COMING = replace(
+    IDLE, name="gpuyard-v100-b00t", state=RunnerState.CREATING, created=NOON - MINUTE, for_job=WAITING.id,
+    for_repository="acme/solver", gpus=(),
+)  # fmt: skip
+ENDED = [
+    replace(
+        BUSY, name=name, state=RunnerState.FAILED if cause is Cause.GPU_CHECK else RunnerState.GONE, cause=cause,
+        reason=reason, ended=NOON - 3 * HOUR, created=NOON - 5 * HOUR, for_job=job, job=job,
+    )
+    for name, cause, reason, job in (
+        ("gpuyard-v100-200", Cause.FINISHED, "", "github.com/200"),
+        ("gpuyard-v100-bad", Cause.GPU_CHECK, f"nvidia-smi: {EVIL}", RUNNING.id),
+    )
+]  # fmt: skip
+BOARD = RunnerBoard(
+    NOON,
+    (WAITING, RUNNING, NASTY_JOB),
+    (BUSY, IDLE, COMING),
+    (
+        QueuePlace(WAITING.id, "v100", 0, "its runner gpuyard-v100-b00t boots"),
+        QueuePlace(NASTY_JOB.id, "v100", 1, "all 6 GPUs of v100 are taken", NOON + 267 * MINUTE),
+    ),
+    (ScaleSetState("acme", "gpuyard-v100", 7, 12, 2, NOON, "GitHub: 503"),),
+    (EnrolmentStatus("acme", CallCount(120, 80, 3, 1, 5000, 4880)),),
+)
+
+
+def fill(portal: RunnerPortal) -> None:
+    """The database, and the board that the loop would publish."""
+    runners = portal.runners
+    runners.put([WAITING, RUNNING, NASTY_JOB, REFUSED, *OVER], [BUSY, IDLE, COMING, *ENDED])
+    runners.put(
+        events=[
+            RunnerEvent(RUNNING.queued, "", RUNNING.id, "queued at GitHub"),
+            RunnerEvent(NOON - 94 * MINUTE, BUSY.name, RUNNING.id, f"server made on {EVIL}"),
+            RunnerEvent(NOON - 93 * MINUTE, BUSY.name, "", "online at GitHub"),
+            RunnerEvent(NOON - 93 * MINUTE, BUSY.name, RUNNING.id, "GitHub gave it the job"),
+        ]
+    )
+    runners.put_log(BUSY.name, LOG, NOON)
+    for state in BOARD.sets:
+        runners.put_message(state)
+    portal.yard.publish(BOARD)

@@ -16,6 +16,7 @@ from gpuyard.portal.app import create_app
 from tests.support.ledgers import ADA, BOB, EVE, ROOT, ask
 from tests.support.people import PASSWORD
 from tests.support.portals import BookingPortal, booking_portal
+from tests.support.runner_portals import WAITING, fill, runner_portal
 from tests.support.yards import GPUS, driver, filled
 
 LOOPBACK = "anyone who can reach the loopback address"
@@ -90,6 +91,18 @@ BOOKING_ACCESS = {
     ("DELETE", "/v1/feeds/{id}"): READER,  # own ones; test_feeds.py tries those of others
 }
 
+RUNNER_ACCESS = {
+    ("POST", "/v1/github/webhook"): NOBODY,  # who knows a secret; test_github_webhook.py
+    ("GET", "/runners"): READER,  # and anyone where the site says that they are public
+    ("GET", "/job"): READER,
+    ("GET", "/v1/queue"): READER,
+    ("GET", "/v1/jobs"): READER,
+    ("GET", "/v1/jobs/{id:path}"): READER,
+    ("GET", "/v1/jobs/{id:path}/log"): READER,  # also on a public site
+    ("GET", "/v1/runners"): READER,
+}
+"""What a site with runners has besides; test_runner_pages.py tries who sees how much."""
+
 WHO: dict[str, tuple[Person | None, ...]] = {
     NOBODY: (None, EVE, BOB, ADA, ROOT),
     READER: (EVE, BOB, ADA, ROOT),
@@ -137,6 +150,23 @@ def test_every_endpoint_is_decided_about(app: FastAPI) -> None:
 
 def test_every_endpoint_of_a_site_with_bookings_is_decided_about(portal: BookingPortal) -> None:
     assert endpoints(portal.app) == set(BOOKING_ACCESS)
+
+
+def test_every_endpoint_of_a_site_with_runners_is_decided_about(tmp_path: Path) -> None:
+    assert endpoints(runner_portal(tmp_path).app) == set(BOOKING_ACCESS | RUNNER_ACCESS)
+
+
+@pytest.mark.parametrize("public", [False, True], ids=["closed", "public"])
+def test_who_gets_to_runners(tmp_path: Path, public: bool) -> None:
+    portal = runner_portal(tmp_path, public=public)
+    fill(portal)
+    for (method, path), who in RUNNER_ACCESS.items():
+        address = path.replace("{id:path}", WAITING.id)
+        address += f"?id={WAITING.id}" if path == "/job" else ""
+        open_to = WHO[NOBODY] if public and not path.endswith("/log") else WHO[who]
+        for person in (None, EVE, ADA, ROOT):
+            if method == "GET":
+                assert is_let_in(portal, person, method, address, "") is (person in open_to), (path, person)
 
 
 def test_nothing_can_be_changed(app: FastAPI) -> None:

@@ -123,6 +123,8 @@ def install(app: FastAPI, sources: Sources) -> None:
         hrefs = {"self": "/v1", "gpus": "/v1/gpus", "pools": "/v1/pools", "describedby": "/openapi.json"}
         if sources.ledger is not None:
             hrefs |= {name: f"/v1/{name}" for name in ("me", "bookings", "calendar", "holds", "feeds")}
+        if sources.runners is not None:
+            hrefs |= {name: f"/v1/{name}" for name in ("runners", "jobs", "queue")}
         links = [Link(rel=rel, href=href) for rel, href in hrefs.items()]
         return Version(id="v1", status="CURRENT", version=__version__, site=sources.site_name, links=links)
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -32,15 +33,18 @@ from gpuyard.portal import (
     operators_api,
     pages,
     problems,
+    runner_pages,
+    runners_api,
     sessions_api,
 )
 from gpuyard.portal.booking_documents import BookingRows
 from gpuyard.portal.doorman import Doorman
-from gpuyard.portal.gate import Gate
+from gpuyard.portal.gate import PUBLIC, Gate
 from gpuyard.portal.github_webhook import Intake
 from gpuyard.portal.live import LiveFeed
 from gpuyard.portal.problem_pages import ProblemPages
 from gpuyard.portal.request_limits import Limited
+from gpuyard.portal.runner_metrics import RunnerCollector
 from gpuyard.portal.security import LOOPBACK_NAMES, Protected
 from gpuyard.portal.settings import PortalSettings
 from gpuyard.portal.sources import RunnerSources, Sources, utc_now
@@ -88,16 +92,15 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     sources = Sources(yard, driver, site_name, gpus, now, ledger, people, settings, runners)
-    app.state.feed = LiveFeed(sources)
+    app.state.feed, app.state.runners = LiveFeed(sources), runners is not None
     # The one that is added last sees a request first.
     if ledger is not None:
         assert people is not None, "bookings need people who make them"
         assert store is not None, "people need sessions"
         rows = BookingRows(ledger, gpus, flavors, settings.others)
         doorman = Doorman(people, store, settings, now, knows=lambda project: ledger.book.knows(project))
-        _install_booking(app, sources, ledger, doorman, rows)
-        if runners is not None:
-            _install_runners(app, sources, runners)
+        _install_booking(app, sources, ledger, doorman, rows, public=runners is not None and runners.site.public)
+    collectors = [_install_runners(app, sources, runners)] if runners is not None else []
     app.add_middleware(ProblemPages, site=site_name)
     app.add_middleware(GZipMiddleware, minimum_size=2000)  # leaves event streams alone
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)
@@ -106,12 +109,15 @@ def create_app(
     problems.install(app)
     pages.install(app, sources, app.state.feed)
     api.install(app, sources)
-    _install_operation(app, sources, app.state.feed)
+    _install_operation(app, sources, app.state.feed, collectors)
     return app
 
 
-def _install_booking(app: FastAPI, sources: Sources, ledger: Ledger, doorman: Doorman, rows: BookingRows) -> None:
-    app.add_middleware(Gate, doorman=doorman)
+def _install_booking(
+    app: FastAPI, sources: Sources, ledger: Ledger, doorman: Doorman, rows: BookingRows, public: bool
+) -> None:
+    """`public`: whether who has not logged in sees the runners."""
+    app.add_middleware(Gate, doorman=doorman, public=PUBLIC if public else None)
     login.install(app, sources, doorman)
     me.install(app)
     bookings_api.install(app, ledger, doorman, rows)
@@ -123,7 +129,8 @@ def _install_booking(app: FastAPI, sources: Sources, ledger: Ledger, doorman: Do
     booking_problems.install(app, rows)
 
 
-def _install_runners(app: FastAPI, sources: Sources, runners: RunnerSources) -> None:
+def _install_runners(app: FastAPI, sources: Sources, runners: RunnerSources) -> Collector:
+    """What is served of runners; returns their metrics."""
     intake = Intake(
         runners.store.keep_deliveries,
         HookSecrets(runners.site.enrolments),
@@ -133,13 +140,17 @@ def _install_runners(app: FastAPI, sources: Sources, runners: RunnerSources) -> 
         sources.settings.trusted_gateways,
     )
     github_webhook.install(app, intake)
+    runners_api.install(app, runners)
+    runner_pages.install(app, sources, runners)
+    details = runners.site.public or sources.settings.anonymous_details
+    return RunnerCollector(runners, intake.outcomes, sources.now, details)
 
 
-def _install_operation(app: FastAPI, sources: Sources, feed: LiveFeed) -> None:
-    """For those who keep gpuyard running."""
+def _install_operation(app: FastAPI, sources: Sources, feed: LiveFeed, collectors: Sequence[Collector]) -> None:
+    """For those who keep gpuyard running. `collectors`: of further metrics."""
     # Without bookings nobody logs in: whoever gets here may see all.
     details = sources.ledger is None or sources.settings.anonymous_details
-    registry = metrics.registry(sources, feed, details)
+    registry = metrics.registry(sources, feed, details, *collectors)
 
     @app.get("/healthz", tags=["operation"], response_class=PlainTextResponse)
     async def alive() -> str:  # in the event loop: also when all threads wait for somebody

@@ -23,7 +23,7 @@ def install(app: FastAPI, sources: Sources) -> None:
         html = render(
             template,
             site=sources.site_name,
-            nav=navigation_of(visitor, request.url.path),
+            nav=navigation_of(visitor, request),
             scripts=[*COMMON, *scripts],
             pools=list(sources.ledger.book.pools) if sources.ledger else [],
         )

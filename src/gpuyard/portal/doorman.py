@@ -23,7 +23,7 @@ from gpuyard.portal.rate_limits import RateLimit
 from gpuyard.portal.sessions import Sessions
 from gpuyard.portal.settings import PortalSettings
 from gpuyard.portal.store import PortalStore, Session
-from gpuyard.portal.tries import Tries, places
+from gpuyard.portal.tries import EVERYWHERE, Tries, places
 
 T = TypeVar("T")
 
@@ -51,6 +51,7 @@ class Doorman:
         self._writes = RateLimit(settings.writes, 0.5, clock)
         self._reads = RateLimit(settings.reads, 0.1, clock)
         self._reads_of_feed, self._reads_of_place = RateLimit(30, 30, clock), RateLimit(240, 1, clock)
+        self._reads_of_network = RateLimit(240 * EVERYWHERE, 1 / EVERYWHERE, clock)
 
     # Visitors.
 
@@ -153,6 +154,11 @@ class Doorman:
         """Of one feed, and of all from one place: nobody has to log in for them."""
         place, _ = places(self.address(request))
         self._refuse_when(self._reads_of_place.take(place) or self._reads_of_feed.take(digest), "requests")
+
+    def refuse_too_many_anonymous_reads(self, request: Request) -> None:
+        """Of what needs no login, from one place and from its network."""
+        place, network = places(self.address(request))
+        self._refuse_when(self._reads_of_place.take(place) or self._reads_of_network.take(network), "requests")
 
     # Cookies.
 

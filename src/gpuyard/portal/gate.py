@@ -4,6 +4,7 @@ nothing is changed by a cookie alone."""
 from __future__ import annotations
 
 import asyncio
+import re
 from urllib.parse import parse_qs, quote
 
 from starlette.concurrency import run_in_threadpool
@@ -22,6 +23,8 @@ from gpuyard.portal.problems import Refusal, response_to, unavailable
 OWN_BODY = frozenset({github_webhook.PATH})
 """Read the body themselves, and bound it."""
 OPEN = frozenset({"/login", "/login/sso", "/healthz", "/readyz", "/metrics", "/v1"}) | OWN_BODY
+PUBLIC = re.compile(r"/(runners|job|v1/(queue|runners|jobs|jobs/.+))")
+"""What can be looked at without login where the site says that its runners are public. Logs refuse on their own."""
 OPEN_FOLDERS = ("/static/", "/ical/")
 PROGRAMS = ("/v1", "/openapi.json", "/events")
 """Beginnings of paths that answer with a problem instead of the login page."""
@@ -37,8 +40,9 @@ IDLE = "x-gpuyard-idle"
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, doorman: Doorman) -> None:
-        self.app, self._doorman = app, doorman
+    def __init__(self, app: ASGIApp, doorman: Doorman, public: re.Pattern[str] | None = None) -> None:
+        """`public`: paths that anybody may look at, and nobody change; who has logged in is somebody there too."""
+        self.app, self._doorman, self._public = app, doorman, public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -72,6 +76,9 @@ class Gate:
         path = request.url.path
         # A page that is left open is not somebody who uses it; client.js says when nobody has touched it.
         visitor = self._doorman.visitor(request, used=path not in STREAMS and IDLE not in request.headers)
+        if visitor is None and self._public and request.method in SAFE and self._public.fullmatch(path):
+            self._doorman.refuse_too_many_anonymous_reads(request)
+            return None
         if visitor is None:
             return self._login(request)
         if request.method not in SAFE:

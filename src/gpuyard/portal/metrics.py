@@ -30,10 +30,11 @@ class YardCollector(Collector):
         yield GaugeMetricFamily("gpuyard_portal_streams", "Pages open with a live feed.", self._feed.streams)
 
 
-def registry(sources: Sources, feed: LiveFeed, hosts: bool) -> CollectorRegistry:
+def registry(sources: Sources, feed: LiveFeed, hosts: bool, *more: Collector) -> CollectorRegistry:
     """A registry of its own, so that two apps in one process do not meet. `hosts`: whether hosts are named."""
     own = CollectorRegistry()
-    own.register(YardCollector(sources, feed, hosts))
+    for collector in (YardCollector(sources, feed, hosts), *more):
+        own.register(collector)
     ProcessCollector(registry=own)
     return own
 

@@ -12,6 +12,8 @@ from gpuyard.ledger.rights import BOOKING_ROLES, Verb, may
 from gpuyard.portal.people import Visitor, find_visitor
 
 PAGES = {"/": "Map", "/calendar": "Calendar", "/bookings": "My bookings"}
+RUNNER_PAGES = {"/runners": "Runners"}
+"""Where there are runners."""
 ADMIN_PAGES = {"/admin": "Admin"}
 
 
@@ -40,12 +42,13 @@ class Navigation:
 def navigation(request: Request) -> Navigation | None:
     """None when nobody can log in."""
     visitor = find_visitor(request)
-    return None if visitor is None else navigation_of(visitor, request.url.path)
+    return None if visitor is None else navigation_of(visitor, request)
 
 
-def navigation_of(visitor: Visitor, path: str) -> Navigation:
-    person = visitor.person
-    pages = PAGES | ADMIN_PAGES if may(person, Verb.ADMINISTER) else PAGES
+def navigation_of(visitor: Visitor, request: Request) -> Navigation:
+    person, path = visitor.person, request.url.path
+    pages = PAGES | (RUNNER_PAGES if request.app.state.runners else {})
+    pages |= ADMIN_PAGES if may(person, Verb.ADMINISTER) else {}
     bookable = [member for member in visitor.projects if member.roles & BOOKING_ROLES]
     return Navigation(
         links=[PageLink(f".{href}", text, href == path) for href, text in pages.items()],

@@ -255,11 +255,11 @@ def _claim(claim: Claim, now: datetime) -> ClaimRow:
         status="" if claim.server_status == "ACTIVE" else claim.server_status,
         project=claim.project,
         user=claim.user,
-        since=_since(claim.since, now) if claim.since else None,
+        since=since(claim.since, now) if claim.since else None,
     )
 
 
-def _since(moment: datetime, now: datetime) -> Since:
+def since(moment: datetime, now: datetime) -> Since:
     moment = moment.astimezone(UTC)
     return Since(
         iso=moment.strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import Select, delete, insert, select
+from sqlalchemy import ColumnElement, Select, delete, insert, select
 
 from gpuyard.runners.records import (
     DONE,
@@ -23,6 +23,7 @@ from gpuyard.runners.records import (
     ScaleSetState,
 )
 from gpuyard.runners.store.deliveries import Deliveries
+from gpuyard.runners.store.numbers import Numbers
 from gpuyard.runners.store.rows import runner_row, storable, to_job, to_runner
 from gpuyard.runners.store.schema import EVENTS, JOBS, LOGS, ROOM, RUNNERS, SETS, VALUES
 from gpuyard.runners.store.writing import add_events, put_all
@@ -39,7 +40,7 @@ _LIVE = sorted(one.value for one in RunnerState if one not in OVER)
 _OPEN = sorted(one.value for one in JobState if one not in DONE)
 
 
-class RunnerStore(Deliveries):
+class RunnerStore(Deliveries, Numbers):
     """Safe to use from several threads, and from several processes on one database. Every method is a transaction of
     its own, and raises StoreError when the database cannot be used.
 
@@ -157,9 +158,19 @@ class RunnerStore(Deliveries):
         """The timeline of a runner, or of a job; in the order in which they were written, the last ones when there are
         more."""
         which = EVENTS.c.runner == storable(runner) if runner else EVENTS.c.job == storable(job)
+        return self._events(which, limit)
+
+    def _events(self, which: ColumnElement[bool], limit: int) -> list[RunnerEvent]:
         with self._database.reading() as connection:
             rows = connection.execute(select(EVENTS).where(which).order_by(EVENTS.c.id.desc()).limit(limit)).all()
         return [RunnerEvent(moment(row.at), row.runner, row.job, row.text) for row in reversed(rows)]
+
+    def timeline(self, job: str, runners: Collection[str], limit: int = 1000) -> list[RunnerEvent]:
+        """What happened to a job, and to these runners while they were for it; in the order in which it was written,
+        the last lines when there are more."""
+        job = storable(job)
+        theirs = EVENTS.c.runner.in_([storable(one) for one in runners]) & EVENTS.c.job.in_(["", job])
+        return self._events((EVENTS.c.job == job) | theirs, limit)
 
     def scale_sets(self) -> list[ScaleSetState]:
         with self._database.reading() as connection:

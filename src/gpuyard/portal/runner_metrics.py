@@ -1,0 +1,193 @@
+"""Metrics of runners. Where ARC and GARM have one of the same meaning it has their name, so that dashboards can be
+kept."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from itertools import accumulate
+from typing import Generic, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gpuyard.portal.sources import RunnerSources
+from gpuyard.runners.board import RunnerBoard
+from gpuyard.runners.records import DONE, OVER, Cause, JobState, RunnerState
+from gpuyard.store.errors import StoreError
+
+LATE = timedelta(hours=2)
+"""So late something may still be written down of which it counts when it happened."""
+BOUNDS = (5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1200, 1800, 3600, 7200, 14400)
+"""Seconds."""
+T = TypeVar("T")
+
+
+class Tally(Generic[T]):
+    """Adds up what happened since the process began, each thing once, from lists that are read again and again."""
+
+    def __init__(self, now: datetime) -> None:
+        self._begin = now
+        self._seen: dict[Hashable, datetime] = {}
+
+    def since(self, now: datetime) -> datetime:
+        """From when on to list things."""
+        return max(self._begin, now - LATE)
+
+    def new(self, now: datetime, things: Iterable[tuple[Hashable, datetime, T]]) -> list[T]:
+        """Of (id, when it happened, thing) those that were not there before."""
+        found = []
+        for id, at, thing in things:
+            if id not in self._seen:
+                self._seen[id] = at
+                found.append(thing)
+        # A second more than is listed, so that nothing is counted twice.
+        self._seen = {id: at for id, at in self._seen.items() if at >= now - LATE - timedelta(seconds=1)}
+        return found
+
+
+class Waits:
+    """Times, counted by BOUNDS."""
+
+    def __init__(self) -> None:
+        self._counts, self.total = [0] * (len(BOUNDS) + 1), 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(BOUNDS, seconds)] += 1
+        self.total += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Upper bound, and how many are not above it."""
+        names = [*(f"{bound}.0" for bound in BOUNDS), "+Inf"]
+        return list(zip(names, accumulate(self._counts), strict=True))
+
+
+class RunnerCollector(Collector):
+    def __init__(
+        self,
+        runners: RunnerSources,
+        webhooks: Mapping[str, int],
+        now: Callable[[], datetime],
+        details: bool,
+    ) -> None:
+        """`webhooks`: requests by what became of them. `details`: whether scale sets and enrolments are named; else all
+        of them together count under an empty name."""
+        self._runners, self._webhooks, self._now, self._details = runners, webhooks, now, details
+        self._jobs, self._ends = Tally[tuple[str, float]](now()), Tally[Cause](now())
+        self._waits: dict[str, Waits] = {}
+        self._causes: Counter[Cause] = Counter()
+
+    def collect(self) -> Iterator[Metric]:
+        webhooks = CounterMetricFamily(
+            "gpuyard_runner_webhooks", "Requests to the webhook since the start.", labels=["outcome"]
+        )
+        for outcome, count in sorted(self._webhooks.items()):
+            webhooks.add_metric([outcome], count)
+        yield webhooks
+        board = self._runners.yard.latest()
+        if board is not None:  # until then nothing is known, and a zero would say that nothing waits
+            yield from _of_states(board, self._now())
+            yield from self._of_sets(board)
+            yield from self._of_github(board)
+        try:
+            yield from self._of_history()
+        except StoreError:  # the other metrics say that something is wrong
+            return
+
+    def _of_sets(self, board: RunnerBoard) -> Iterator[Metric]:
+        assigned = GaugeMetricFamily("gha_assigned_jobs", "Jobs that GitHub has given a scale set.", labels=["name"])
+        desired = GaugeMetricFamily(
+            "gha_desired_runners", "Runners of a scale set, those on their way too.", labels=["name"]
+        )
+        idle = GaugeMetricFamily("gha_idle_runners", "Runners of a scale set that wait for a job.", labels=["name"])
+        counts: dict[str, list[int]] = {}
+        for one in board.sets:
+            own = [runner for runner in board.runners if (runner.scale_set, runner.scope) == (one.name, one.scope)]
+            row = counts.setdefault(self._shown(one.name), [0, 0, 0])
+            row[0] += one.assigned
+            row[1] += sum(runner.state is not RunnerState.DELETING for runner in own)
+            row[2] += sum(runner.state is RunnerState.IDLE for runner in own)
+        for name, row in counts.items():
+            for metric, value in zip((assigned, desired, idle), row, strict=True):
+                metric.add_metric([name], value)
+        yield from (assigned, desired, idle)
+
+    def _of_github(self, board: RunnerBoard) -> Iterator[Metric]:
+        remaining = GaugeMetricFamily(
+            "github_rate_limit_remaining",
+            "Calls that GitHub still allows in this hour; the least.",
+            labels=["enrolment"],
+        )
+        limit = GaugeMetricFamily("github_rate_limit", "Calls that GitHub allows in an hour.", labels=["enrolment"])
+        calls = CounterMetricFamily(
+            "gpuyard_runner_github_calls",
+            "Calls to GitHub since the start, by what became of them; unchanged ones cost nothing.",
+            labels=["enrolment", "outcome"],
+        )
+        made: Counter[tuple[str, str]] = Counter()
+        left: dict[str, tuple[int, int]] = {}
+        for one in board.enrolments:
+            name, counted = self._shown(one.name), one.calls
+            made[name, "unchanged"] += counted.unchanged
+            made[name, "failed"] += counted.failed
+            made[name, "good"] += counted.calls - counted.unchanged - counted.failed
+            if counted.remaining is not None and counted.limit is not None:
+                left[name] = min(left.get(name, (counted.remaining, counted.limit)), (counted.remaining, counted.limit))
+        for (name, outcome), count in made.items():
+            calls.add_metric([name, outcome], count)
+        for name, (rest, most) in left.items():
+            remaining.add_metric([name], rest)
+            limit.add_metric([name], most)
+        yield from (remaining, limit, calls)
+
+    def _of_history(self) -> Iterator[Metric]:
+        now, store = self._now(), self._runners.store
+        started = [(one.id, one.started, (one.scale_set, one.waited)) for one in store.started(self._jobs.since(now))]
+        for name, seconds in self._jobs.new(now, started):
+            self._waits.setdefault(self._shown(name), Waits()).add(seconds)
+        ended = [(one.name, one.ended, one.cause) for one in store.ended(self._ends.since(now))]
+        self._causes.update(self._ends.new(now, ended))
+        startup = HistogramMetricFamily(
+            "gha_job_startup_duration_seconds",
+            "From GitHub's queue to a runner, of jobs that began since the start; no name: not of a scale set.",
+            labels=["name"],
+        )
+        for name, waits in sorted(({"": Waits()} | self._waits).items()):
+            startup.add_metric([name], waits.buckets(), waits.total)
+        yield startup
+        ends = CounterMetricFamily(
+            "gpuyard_runner_ends", "Runners that ended since the start, by cause.", labels=["cause"]
+        )
+        for cause in Cause:
+            ends.add_metric([cause.value], self._causes[cause])
+        yield ends
+
+    def _shown(self, name: str) -> str:
+        return name if self._details else ""
+
+
+def _of_states(board: RunnerBoard, now: datetime) -> Iterator[Metric]:
+    runners = GaugeMetricFamily("gpuyard_runners", "Runners that are not over, by state.", labels=["pool", "state"])
+    counts = Counter((one.choice.pool, one.state) for one in board.runners)
+    for pool in sorted({pool for pool, _ in counts}):
+        for state in RunnerState:
+            if state not in OVER:
+                runners.add_metric([pool, state.value], counts[pool, state])
+    yield runners
+    jobs = GaugeMetricFamily("gpuyard_runner_jobs", "Jobs that are not over, by state.", labels=["state"])
+    by_state = Counter(one.state for one in board.jobs)
+    for job_state in JobState:
+        if job_state not in DONE:
+            jobs.add_metric([job_state.value], by_state[job_state])
+    yield jobs
+    waiting = {place.job for place in board.queue if place.position}
+    ages = [(now - one.queued).total_seconds() for one in board.jobs if one.id in waiting]
+    yield GaugeMetricFamily("gpuyard_runner_queue_jobs", "Jobs that have no runner yet.", len(ages))
+    yield GaugeMetricFamily(
+        "gpuyard_runner_queue_oldest_seconds", "How long the oldest of them has waited.", max(ages, default=0.0)
+    )
+    yield GaugeMetricFamily(
+        "gpuyard_runner_plan_timestamp_seconds", "When runners were last planned.", board.taken_at.timestamp()
+    )
