@@ -94,6 +94,7 @@ def test_a_booking_is_made_and_everybody_sees_it(portal: BookingPortal, ada: Tes
         "claimed": None,
         "usable_since": None,
         "shared": False,
+        "server": "",
         "trouble": "",
         "flavors": [],
         "command": "",
@@ -586,3 +587,26 @@ def test_a_check_without_anothers_booking_is_refused(ada: TestClient, bob: TestC
     row = made(bob)
     assert ada.post(f"/v1/bookings/check?without={row['id']}", json=WISH).status_code == 403
     assert ada.post("/v1/bookings/check?without=b", json=WISH).status_code == 200
+
+
+def test_runners_are_in_the_calendar_and_listed_only_when_asked_for(portal: BookingPortal, root: TestClient) -> None:
+    made(root)
+    what = "runner gpuyard-t4-x1 of owner/name"
+    take = portal.ledger.leases.take
+    ids = [take("t4", 1, False, NOON + HOUR, f"gpuyard-t4-x{n}", "p-ci", "ci", what, yields=True).id for n in (1, 2)]
+    portal.ledger.leases.end(ids[1], "its job is over")
+    rows = root.get("/v1/bookings").json()["bookings"]
+    assert {row["kind"] for row in rows} == {"booking"}
+    (row, _) = root.get("/v1/bookings?kind=runner").json()["bookings"]
+    assert (row["server"], row["comment"], row["user"], row["may"]) == ("gpuyard-t4-x1", what, "gpuyard", [])
+    assert [row["state"] for row in root.get(f"/v1/bookings?id={ids[1]}").json()["bookings"]] == ["ended"]
+    calendar = root.get("/v1/calendar?pool=t4&from=2026-11-23T00:00:00Z&to=2026-11-24T00:00:00Z").json()
+    assert [row["id"] for row in calendar["bookings"] if row["kind"] == "runner"] == ids[:1], (
+        "what is over is not shown"
+    )
+    later = root.get("/v1/calendar?pool=t4&from=2026-11-24T00:00:00Z&to=2026-11-25T00:00:00Z").json()
+    assert later["bookings"] == []
+    for verb in ("cancel", "end", "open"):
+        answer = root.post(f"/v1/bookings/{ids[0]}/{verb}", headers={"If-Match": "*"})
+        assert answer.status_code in (403, 404), answer.text
+    assert portal.ledger.leases.current()[0].id == ids[0]

@@ -146,6 +146,22 @@ def test_the_map_says_for_whom_a_gpu_is_kept_and_who_holds_it(compiled: Compiled
     assert gpu_statuses(compiled.gpus, snapshot(compiled), {}) == plain
 
 
+def test_the_map_says_which_runner_has_a_gpu(compiled: CompiledSite) -> None:
+    rows = lanes(compiled)
+    name = next(one.provider_name for one in compiled.gpus if one.address == rows[0].addresses[0])
+    told = booking("b", (1,), kind=BookingKind.RUNNER, server="r1", start=NOW, end=NOW + timedelta(hours=2))
+    named = replace(told, ask=replace(told.ask, comment="runner r1 of owner/name"))
+    for one, words in ((told, "runner r1"), (named, "runner r1 of owner/name")):
+        what = f"{words} until 2026-11-23 11:00 UTC"
+        said = ledger_words(compiled.gpus, rows, [one], {})
+        (waits,) = [s for s in gpu_statuses(compiled.gpus, snapshot(compiled), said) if s.gpu.provider_name == name]
+        assert (waits.state, waits.reason, waits.booking) == (GpuState.BOOKED, what, "b")
+        server = Server("s", "r1", "ACTIVE", None, "ci", "gpuyard", "one", NOW)
+        seen = snapshot(compiled, holders={name: "s"}, servers={"s": server})
+        (has,) = [s for s in gpu_statuses(compiled.gpus, seen, said) if s.gpu.provider_name == name]
+        assert (has.state, has.reason, has.booking) == (GpuState.CLAIMED, what, "b")
+
+
 def test_plans_leave_the_limits_of_bookings_alone(compiled: CompiledSite) -> None:
     mark = owner_mark(compiled.site.site)
     assert [(limit.project, limit.resource) for limit in compiled.limits if limit.project] == [("physics", "servers")]

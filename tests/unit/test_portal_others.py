@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from gpuyard.portal.settings import OthersShown
-from tests.support.ledgers import ADA, BOB, NOON, ROOT, ask
+from tests.support.ledgers import ADA, BOB, HOUR, NOON, ROOT, ask
 from tests.support.portals import ROOMY, BookingPortal, booking_portal
 
 SECRETS = ("ada", "thesis, last run", "7f3c9a1e-0000", "training")
@@ -109,3 +109,11 @@ def test_bookings_are_hidden_until_they_are_over(portal: BookingPortal) -> None:
 def test_a_search_tells_nothing_by_its_links(portal: BookingPortal) -> None:
     found = portal.browser(BOB).client.get("/v1/bookings?user=ada&limit=1").json()
     assert bool(found["bookings"]) == bool(found["links"]) == (others_of(portal) is OthersShown.NAMES)
+
+
+def test_of_a_runner_others_see_that_it_is_one(portal: BookingPortal) -> None:
+    what = "runner gpuyard-t4-x1 of owner/name"
+    portal.ledger.leases.take("t4", 1, False, NOON + HOUR, "gpuyard-t4-x1", "p-ci", "ci", what, yields=True)
+    shown = said(portal.browser(BOB).client, "/v1/calendar?pool=t4&from=2026-11-23T00:00:00Z&to=2026-11-25T00:00:00Z")
+    assert '"kind":"runner"' in shown
+    assert ("owner/name" in shown) == ("gpuyard-t4-x1" in shown) == (others_of(portal) is OthersShown.NAMES)

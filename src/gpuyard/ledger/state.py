@@ -25,6 +25,8 @@ class Keeping:
 LedgerWords = Mapping[str, Keeping]
 """What the ledger says of GPUs, by the names of their providers."""
 NOTHING: LedgerWords = {}
+RUNNER = "runner "
+"""What is said of a GPU with a lease begins with it."""
 
 
 def ledger_words(
@@ -46,7 +48,9 @@ def ledger_words(
             what = f"held by {booking.user} until {_moment(booking.ask.end)}{comment}"
             keeping = Keeping(GpuState.HELD, what, booking.id)
         elif booking.kind is BookingKind.RUNNER:
-            what = f"{booking.ask.comment or f'runner {booking.server}'} until {_moment(booking.ask.end)}"
+            what = (
+                f"{RUNNER}{booking.ask.comment.removeprefix(RUNNER) or booking.server} until {_moment(booking.ask.end)}"
+            )
             keeping = Keeping(GpuState.BOOKED, what, booking.id)
         else:
             when = f"until {_moment(booking.ask.end)}" if active else f"from {_moment(booking.ask.start)}"
@@ -72,7 +76,7 @@ def _alone(gpu: Gpu, snapshot: Snapshot, words: LedgerWords) -> GpuStatus:
     if gpu.blocked:
         return GpuStatus(gpu, GpuState.BLOCKED, gpu.blocked)
     if name in snapshot.holders:
-        return _claimed(gpu, snapshot)
+        return _claimed(gpu, snapshot, words.get(name))
     if name not in snapshot.providers:
         return GpuStatus(gpu, GpuState.LOST, _why_lost(gpu, snapshot))
     kept = words.get(name)
@@ -93,7 +97,7 @@ def _alone(gpu: Gpu, snapshot: Snapshot, words: LedgerWords) -> GpuStatus:
     return GpuStatus(gpu, GpuState.FREE)
 
 
-def _claimed(gpu: Gpu, snapshot: Snapshot) -> GpuStatus:
+def _claimed(gpu: Gpu, snapshot: Snapshot, kept: Keeping | None) -> GpuStatus:
     holder = snapshot.holders[gpu.provider_name]
     server = snapshot.servers.get(holder)
     if server is None:
@@ -102,6 +106,8 @@ def _claimed(gpu: Gpu, snapshot: Snapshot) -> GpuStatus:
         return GpuStatus(gpu, GpuState.CLAIMED, reason, claim)
     since = server.launched or server.created
     claim = Claim(server.id, server.name, server.status, server.project, server.user, since)
+    if server.status == "ACTIVE" and kept is not None and kept.reason.startswith(RUNNER):
+        return GpuStatus(gpu, GpuState.CLAIMED, kept.reason, claim, booking=kept.booking)
     reason = "" if server.status == "ACTIVE" else f"server is {server.status} and keeps its GPU"
     return GpuStatus(gpu, GpuState.CLAIMED, reason, claim)
 

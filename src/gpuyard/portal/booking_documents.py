@@ -197,7 +197,7 @@ class HoldAsk(Sent):
 
 
 class BookingRow(BaseModel):
-    """A booking or a hold."""
+    """A booking or a hold, or what gpuyard keeps for a runner of GitHub jobs."""
 
     id: str
     kind: BookingKind
@@ -229,6 +229,7 @@ class BookingRow(BaseModel):
         description="Since when its owner can start a server; null: not yet, or not any more."
     )
     shared: bool = Field(description="Every member of its project may use it.")
+    server: str = Field(description="Name of the server that a runner's is for; empty for others.")
     trouble: str = Field(description="What is wrong now with a GPU that it has; empty: nothing.")
     flavors: list[str] = Field(description="What its owner's servers can have; the one that uses most of it is first.")
     command: str = Field(description="Starts a server with the first of them; words in capitals are to be replaced.")
@@ -396,6 +397,7 @@ def booking_row(
         claimed=booking.claimed,
         usable_since=booking.usable_since,
         shared=booking.shared,
+        server=booking.server,
         trouble="; ".join(troubles[lane] for lane in booking.lanes if lane in troubles),
         flavors=[flavor.name for flavor in flavors],
         command=start_command(flavors),

@@ -90,12 +90,16 @@ class BookingFilter(BaseModel):
     series: Line = Field("", description="Those of one recurring booking.")
     id: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9-]*$", description="Those whose id begins with this.")
     state: list[BookingState] = Field([], description="Any of these.")
-    kind: list[BookingKind] = Field([], description="Any of these.")
+    kind: list[BookingKind] = Field([], description="Any of these; bookings and holds when there is none.")
     start: Annotated[Moment | None, Maybe] = Field(None, alias="from", description="Only those that end after this.")
     end: Annotated[Moment | None, Maybe] = Field(None, alias="to", description="Only those that start before this.")
     mine: Annotated[bool | None, Maybe] = Field(None, description="Only those of who asks.")
     limit: int = Field(100, ge=1, le=1000)
     marker: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9-]*$", description="Id of the last one that was got.")
+
+
+OF_PEOPLE = frozenset({BookingKind.BOOKING, BookingKind.HOLD})
+"""What is listed where nobody asks for runners: of these there may be thousands a day."""
 
 
 def responses(*statuses: int, headers: bool = True) -> dict[int | str, dict[str, Any]]:
@@ -167,7 +171,7 @@ def _queries(wanted: BookingFilter, who: Visitor, doorman: Doorman) -> list[Want
             user_id=user,
             series=wanted.series,
             id=wanted.id,
-            kinds=frozenset(wanted.kind),
+            kinds=frozenset(wanted.kind) or (frozenset() if wanted.id else OF_PEOPLE),
             states=frozenset(wanted.state),
             start=wanted.start,
             end=wanted.end,

@@ -15,7 +15,7 @@ from gpuyard.ledger.records import Query as Wanted
 from gpuyard.model.booking import RULES, Booking, BookingState, Lane, ReclaimAction, Rules
 from gpuyard.model.gpu import GpuStatus
 from gpuyard.portal.booking_documents import BookingRow, BookingRows, Calendar, FreeRow, LaneRow, Line, Moment
-from gpuyard.portal.bookings_api import ETAG, Maybe, Who, responses
+from gpuyard.portal.bookings_api import ETAG, OF_PEOPLE, Maybe, Who, responses
 from gpuyard.portal.doorman import Doorman
 from gpuyard.portal.preconditions import not_modified
 from gpuyard.portal.problems import Refusal
@@ -79,7 +79,7 @@ def install(app: FastAPI, sources: Sources, ledger: Ledger, doorman: Doorman, ro
         "/v1/calendar", tags=["calendar"], response_model=Calendar, responses={200: {"headers": ETAG}, **responses()}
     )
     def calendar(request: Request, who: Who, wanted: Annotated[Window, Query()]) -> Response:
-        """GPUs as rows, all bookings that overlap a time, and how many GPUs are free when."""
+        """GPUs as rows, all bookings that overlap a time and what runners have now, and how many GPUs are free when."""
         pools = [wanted.pool] if wanted.pool else list(ledger.book.pools)
         if wanted.pool and wanted.pool not in ledger.book.pools:
             raise _no_such_pool(ledger, wanted.pool)
@@ -116,8 +116,11 @@ def calendar_document(
 ) -> Calendar:
     lanes = [lane for pool in pools for lane in ledger.lanes(pool)]
     bookings: list[Booking] = []
+    leases = ledger.leases.current()
     for pool in pools:
-        bookings += _all(ledger, Wanted(pool=pool, states=SHOWN, start=start, end=end), MOST_BOOKINGS - len(bookings))
+        found = Wanted(pool=pool, kinds=OF_PEOPLE, states=SHOWN, start=start, end=end)
+        bookings += _all(ledger, found, MOST_BOOKINGS - len(bookings))
+        bookings += [one for one in leases if one.ask.pool == pool and one.ask.start < end and one.ask.end > start]
     view = sources.yard.latest()
     statuses = {(status.gpu.host, status.gpu.address): status for status in (view.statuses if view else ())}
     models = {(gpu.host, gpu.address): gpu.model for gpu in sources.gpus}

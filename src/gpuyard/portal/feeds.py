@@ -205,13 +205,14 @@ def feed_bookings(ledger: Ledger, feed: Feed, now: datetime) -> list[Booking]:
     if feed.scope == "user":
         kinds = frozenset({BookingKind.BOOKING})
         return find(Query(user_id=feed.target, kinds=kinds, start=since, end=until))
+    kinds = frozenset({BookingKind.BOOKING, BookingKind.HOLD})  # runners come and go faster than calendars are read
     if feed.scope == "pool":
-        return find(Query(pool=feed.target, start=since, end=until))
+        return find(Query(pool=feed.target, kinds=kinds, start=since, end=until))
     lanes = _lanes(ledger, feed.target)
     found = [
         booking
         for pool in sorted(set(lanes.values()))
-        for booking in find(Query(pool=pool, start=since, end=until))
+        for booking in find(Query(pool=pool, kinds=kinds, start=since, end=until))
         if set(booking.lanes) & set(lanes) or booking.ask.gpu.lower() == feed.target.lower()
     ]
     return sorted(found, key=lambda booking: (booking.ask.start, booking.id))

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from gpuyard.keeper.yard import YardView
+from gpuyard.ledger.state import RUNNER
 from gpuyard.model.booking import Booking
 from gpuyard.model.gpu import GpuState, GpuStatus
 from gpuyard.portal.people import Visitor
@@ -30,7 +31,8 @@ def is_near(booking: Booking, user_id: str, projects: Collection[str]) -> bool:
 def hidden(booking: Booking, others: OthersShown) -> Booking:
     """A booking of others: when and which GPUs, and not whose."""
     project = booking.project if others is OthersShown.PROJECTS else ELSEWHERE
-    return replace(booking, user=SOMEBODY, project=project, email="", reason="", ask=replace(booking.ask, comment=""))
+    ask = replace(booking.ask, comment="")
+    return replace(booking, user=SOMEBODY, project=project, email="", reason="", server="", ask=ask)
 
 
 def hidden_view(view: YardView, others: OthersShown, projects: Collection[str] = ()) -> YardView:
@@ -45,7 +47,8 @@ def _hidden_status(status: GpuStatus, others: OthersShown, projects: Collection[
         claim = replace(claim, server_id="", server_name=SERVER, user=SOMEBODY, project=project)
         reason = ""
     elif status.state in (GpuState.BOOKED, GpuState.HELD):
-        reason = "kept for a booking" if status.state is GpuState.BOOKED else "held by an operator"
+        kept = "kept for a runner" if reason.startswith(RUNNER) else "kept for a booking"
+        reason = kept if status.state is GpuState.BOOKED else "held by an operator"
     elif status.state is GpuState.STRANDED and reason.startswith("its leader"):
         reason = "its leader cannot be had"
     return replace(status, claim=claim, reason=reason)

@@ -112,7 +112,7 @@ function facts(booking, zone) {
 
 function usable(booking, zone) {
   // a booking is active from its start, and a server can be started as soon as Nova has been told
-  if (booking.state !== "active" || booking.kind === "hold" || (booking.claimed && !booking.usable_since)) return "";
+  if (booking.state !== "active" || booking.kind !== "booking" || (booking.claimed && !booking.usable_since)) return "";
   return booking.usable_since
     ? `now, since ${zone.stamp(Date.parse(booking.usable_since))}`
     : "not yet: its GPUs are being released for you; it takes some seconds";
@@ -167,8 +167,8 @@ async function showDetails(booking, context) {
     zone = context.zone();
   const rules = booking.mine && booking.state === "active" ? await rulesOf(booking.pool, booking.project) : null;
   const close = () => dialog.close();
-  byId("details-title").textContent =
-    booking.kind === "hold" ? "Hold" : booking.mine ? "Your booking" : `Booking of ${booking.user}`;
+  const titles = {hold: "Hold", runner: "Runner", booking: `Booking of ${booking.user}`};
+  byId("details-title").textContent = booking.mine ? "Your booking" : titles[booking.kind];
   byId("details-facts").replaceChildren(...facts(booking, zone));
   byId("details-start").replaceChildren(...starting(booking));
   byId("details-buttons").replaceChildren(

@@ -149,7 +149,7 @@ function agenda(start, end) {
             "data-key": `${index} ${booking.id}`,
             onclick: () => showDetails(booking, context),
           },
-          make("b", {}, booking.kind === "hold" ? "hold" : booking.mine ? `${booking.user} (you)` : booking.user),
+          make("b", {}, booking.mine ? `${booking.user} (you)` : whoseOf(booking)),
           make("span", {}, `${describe(booking)}, ${stateOf(booking)}`),
           make("span", {}, zone.range(booking.start, booking.end)),
           booking.comment ? make("span", {class: "comment"}, booking.comment) : "",

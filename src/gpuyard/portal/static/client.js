@@ -98,8 +98,12 @@ const stateOf = (booking) => (booking.kind === "hold" && HOLD_STATES[booking.sta
 const isOpen = (booking) => OPEN_STATES.includes(booking.state);
 const named = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 
+// a hold and a runner are nobody's
+const whoseOf = (booking) => (["hold", "runner"].includes(booking.kind) ? booking.kind : booking.user);
+
 function describe(booking) {
   // what and how many
+  if (booking.kind === "runner") return `runner ${booking.server || "for a job"} on ${booking.gpu_names.join(", ")}`;
   if (booking.kind === "hold") return booking.gpu_names?.length ? `hold on ${booking.gpu_names.join(", ")}` : "hold";
   const shape = booking.same_group ? ", one group" : booking.same_host && booking.gpus > 1 ? ", one host" : "";
   return booking.gpu ? `${booking.gpu} (${booking.pool})` : `${booking.gpus} × ${booking.pool}${shape}`;

@@ -321,7 +321,7 @@ class Rows {
   event(booking, key) {
     const {start, end} = this.view,
       can = this.movable(booking);
-    const who = booking.kind === "hold" ? "hold" : booking.user;
+    const who = whoseOf(booking);
     const words = this.words(booking);
     const kinds = [
       "tl-event",
@@ -347,7 +347,7 @@ class Rows {
         "span",
         {class: "words"},
         make("b", {}, who),
-        booking.kind === "hold" ? "" : make("span", {}, booking.project),
+        whoseOf(booking) === booking.user ? make("span", {}, booking.project) : "",
         make("span", {class: "comment"}, booking.comment),
       ),
     );
@@ -360,7 +360,7 @@ class Rows {
   words(booking) {
     // all there is to say of a booking in one line
     const said = [
-      booking.mine ? "your booking" : booking.user,
+      booking.mine ? "your booking" : whoseOf(booking),
       booking.project,
       describe(booking),
       this.zone.range(booking.start, booking.end),
