@@ -118,6 +118,14 @@ def test_what_is_granted_is_what_the_file_and_the_site_say() -> None:
     assert (own.longest, own.preemptible) == (timedelta(hours=8), True)  # by the site's
 
 
+def test_a_list_that_cannot_be_read_is_named() -> None:
+    for files in ({}, {LISTS: "no json"}):
+        answer = resolve(job("autotick-test-feedstock", LARGE), site_of(), community(), replace(people(), files=files))
+        assert answer.reason.endswith(
+            "(https://raw.githubusercontent.com/geo-forge/open-gpus/main/access/users.json cannot be read)"
+        )
+
+
 def test_github_is_asked_for_as_little_as_can_be() -> None:
     asked = people()
     resolve(job("build-tools-feedstock", LARGE, event="pull_request"), site_of(), community(), asked)

@@ -1,4 +1,4 @@
-"""`gpuyard runner lint` and `gpuyard runner why`, as people and programs see them; and what a site may say of runners."""
+"""`gpuyard runner lint` and `gpuyard runner why`, as people see them; and what a site may say of runners."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gpuyard.cli.main import app
+from gpuyard.lab.github.server import ForgeServer
 from gpuyard.model.errors import GpuyardError
 from gpuyard.site.load import load_site
 from gpuyard.site.problems import SiteError
@@ -18,6 +19,8 @@ from tests.support.communities import COMMUNITY, document
 from tests.support.sites import write_site
 
 REPOSITORY = "geo-forge/geotorch-feedstock"
+PERSON = "ghp_of_a_person"
+NVIDIA = "ubuntu-2404-nvidia-20260914"
 LARGE = "cirun-openstack-gpu-large"
 
 
@@ -86,15 +89,15 @@ def test_why_not(site: Path) -> None:
     offline = ("--site", site, "--config", COMMUNITY)
     code, text = run("why", REPOSITORY, "--label", LARGE, "--user", "mallory", *offline, "--users", users)
     assert code == 3
+    users_at = "https://raw.githubusercontent.com/geo-forge/open-gpus/main/access/users.json"
+    refusal = f"policy 'geotorch-gpu-policy' (line 59): user 'mallory' is not among the users in {users_at}"
     assert text.splitlines() == [
         f"runs-on: {LARGE}",
-        "  refused: policy 'geotorch-gpu-policy' (line 59): user 'mallory' is not among the users in "
-        "https://raw.githubusercontent.com/geo-forge/open-gpus/main/access/users.json",
+        f"  refused: {refusal}",
         f"    yes  runner '{LARGE}' ({COMMUNITY}/.cirun.global.yml, line 3) has the labels {LARGE}",
         f"    yes  the site's enrolment 'geo-forge' includes the repository {REPOSITORY}",
         "    yes  started by push: the code is the repository's own",
-        "    no   policy 'geotorch-gpu-policy' (line 59): user 'mallory' is not among the users in "
-        "https://raw.githubusercontent.com/geo-forge/open-gpus/main/access/users.json",
+        f"    no   {refusal}",
     ]
     told = (*offline, "--users", users, "--role", "write")
     code, text = run("why", REPOSITORY, "--label", LARGE, "--user", "carla", *told)
@@ -120,7 +123,7 @@ def test_why_of_every_runner_as_data(site: Path) -> None:
     assert data[LARGE]["wanted"] == {
         "kind": LARGE,
         "choices": [
-            {"pool": "v100", "flavor": "gpu_large", "image": "ubuntu-2404-nvidia-20260914", "gpus": 1, "same_group": False}
+            {"pool": "v100", "flavor": "gpu_large", "image": NVIDIA, "gpus": 1, "same_group": False}
         ],
         "longest_s": 21600,
         "priority": 0,
@@ -142,6 +145,34 @@ def test_questions_that_are_none(site: Path, arguments: list[str], says: str) ->
     assert (code, says in text) == (2, True), text
     code, text = run("why", REPOSITORY, "--role", "write", "--site", site)
     assert (code, "give --config with files too" in text) == (2, True)
+
+
+def test_why_asks_github(tmp_path: Path) -> None:
+    """All of it: files of the default branches, roles, teams, and a list of users in another repository."""
+    with ForgeServer() as server:
+        forge = server.standin.forge
+        forge.personal_tokens[PERSON] = "octocat"
+        forge.add_account("geo-forge").teams["llvmdev"] = {"lea"}
+        access = (COMMUNITY / ".access.yml").read_text().replace("https://raw.githubusercontent.com", server.url)
+        shared = forge.add_repository("geo-forge/.cirun")
+        shared.files[".cirun.global.yml"] = (COMMUNITY / ".cirun.global.yml").read_text()
+        shared.files[".access.yml"] = access.replace("open-gpus/main", "open-gpus/raw/main")
+        forge.add_repository("geo-forge/open-gpus").files["access/users.json"] = (COMMUNITY / "users.json").read_text()
+        forge.add_repository(REPOSITORY).permissions.update({"carla": "write", "mallory": "admin"})
+        forge.add_repository("geo-forge/llvmdev-feedstock")
+        (tmp_path / "token").write_text(PERSON)
+        enrolment = {"organization": "geo-forge", "url": server.url, "token_file": str(tmp_path / "token")}
+        site = write_site(tmp_path, json.dumps(document({"enrolments": [enrolment]})))
+        for repository, user, expected in (
+            (REPOSITORY, "carla", "granted: gpu_large"),
+            (REPOSITORY, "reads-only", "user 'reads-only' has the role 'read'"),
+            (REPOSITORY, "mallory", "user 'mallory' is not among the users in"),
+            ("geo-forge/llvmdev-feedstock", "lea", "granted: gpu_large"),
+            ("geo-forge/llvmdev-feedstock", "carla", "is not among the members of team llvmdev"),
+        ):
+            code, text = run("why", repository, "--label", LARGE, "--user", user, "--site", site)
+            assert expected in text, text
+            assert (code == 0) is expected.startswith("granted")
 
 
 def problems(folder: Path, runners: Mapping[str, Any], **more: Any) -> list[str]:
@@ -203,7 +234,7 @@ def test_what_a_site_cannot_say_of_runners(
 
 def test_a_site_may_say_all_of_it(tmp_path: Path) -> None:
     runners = {
-        "sets": {"a": {"flavors": ["gpu_pair"], "images": ["i"], "idle": [{"count": 1, "days": "fri", "hours": "22-6"}]}},
+        "sets": {"a": {"flavors": ["gpu_pair"], "images": ["i"], "idle": [{"count": 1, "hours": "22-6"}]}},
         "enrolments": [{**ORG, "url": "http://127.0.0.1:8080"}],
         "repositories": {"geo-forge/*": {"longest": "5 days"}, "*/nightly": {"share": 3}},
         "allowed": {"flavors": ["gpu_large"], "images": ["noble"]},

@@ -109,12 +109,12 @@ class Repositories:
 
         return self._read.get(key, timedelta(0), understood)[1]
 
-    def _text(self, client: GitHubClient, repository: str, path: str) -> str | None:
+    def _text(self, client: GitHubClient, repository: str, path: str, ref: str = "") -> str | None:
         def ask(before: RepositoryFile | None) -> RepositoryFile:
-            answer = client.file(repository, path, before.etag if before else "")
+            answer = client.file(repository, path, before.etag if before else "", ref)
             return before if answer.same and before else answer
 
-        return self._files.get((client.enrolment.name, repository.lower(), path), FRESH, ask).text
+        return self._files.get((client.enrolment.name, repository.lower(), path, ref), FRESH, ask).text
 
     def _told(self, client: GitHubClient, job: Job) -> Job:
         """With what GitHub says of its run."""
@@ -146,7 +146,7 @@ class _People:
     """`PersonFacts` of one enrolment."""
 
     def __init__(
-        self, client: GitHubClient, memory: Answers, text: Callable[[GitHubClient, str, str], str | None]
+        self, client: GitHubClient, memory: Answers, text: Callable[[GitHubClient, str, str, str], str | None]
     ) -> None:
         self._client, self._memory, self._text = client, memory, text
 
@@ -160,9 +160,8 @@ class _People:
         return self._asked(("team", team, user.lower()), lambda: self._client.in_team(team, user))
 
     def text(self, file: TextFile) -> str | None:
-        return self._asked(
-            ("text", file.repository.lower(), file.path), lambda: self._text(self._client, file.repository, file.path)
-        )
+        where, path, ref = file.repository, file.path, file.ref
+        return self._asked(("text", where.lower(), path, ref), lambda: self._text(self._client, where, path, ref))
 
     def _asked(self, key: tuple[str, ...], ask: Callable[[], T]) -> T:
         def answer(_: object) -> T:

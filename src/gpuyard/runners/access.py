@@ -100,8 +100,10 @@ def _refusals(policy: Policy, request: RunnerRequest, facts: PersonFacts) -> Ite
         yield "it names neither teams, users nor roles, so it is for nobody"
     if not request.user:
         raise FactsUnavailableError("GitHub has not said who started the job")
-    if anybody and not _named(policy, request, facts):
-        yield f"user {request.user!r} is not among {_who(policy)}"
+    unread: list[str] = []
+    if anybody and not _named(policy, request, facts, unread):
+        missing = f" ({_some(unread)} cannot be read)" if unread else ""
+        yield f"user {request.user!r} is not among {_who(policy)}{missing}"
     if policy.roles:
         role = facts.role(request.repository, request.user).lower()
         if role not in {one.lower() for one in policy.roles}:
@@ -109,8 +111,9 @@ def _refusals(policy: Policy, request: RunnerRequest, facts: PersonFacts) -> Ite
             yield f"user {request.user!r} {has} in {request.repository}, and it wants {_one_of(policy.roles)}"
 
 
-def _named(policy: Policy, request: RunnerRequest, facts: PersonFacts) -> bool:
-    """Whether a policy means a user. What cannot be asked counts only if nothing else names the user."""
+def _named(policy: Policy, request: RunnerRequest, facts: PersonFacts, unread: list[str]) -> bool:
+    """Whether a policy means a user. What cannot be asked counts only if nothing else names the user. Lists that are
+    none, or not where they should be, come to `unread`."""
     user = request.user.lower()
     if user in {one.lower() for one in policy.users}:
         return True
@@ -122,7 +125,10 @@ def _named(policy: Policy, request: RunnerRequest, facts: PersonFacts) -> bool:
         except FactsUnavailableError as error:
             missing.append(error)
             continue
-        if text is not None and user in (read_users(text) or ()):
+        users = read_users(text) if text is not None else None
+        if users is None:
+            unread.append(url)
+        elif user in users:
             return True
     owner = request.repository.partition("/")[0]
     for team in policy.teams:

@@ -217,7 +217,7 @@ class _Case:
         """The candidates that policies allow, or why there are none."""
         access = self.configuration.access if enrolment.cirun else None
         if access is None:
-            self._ok("there is no .access.yml, so policies keep nobody out")
+            self._ok("there is no .access.yml that gpuyard may see, so policies keep nobody out")
             return list(candidates), None
         allowed: list[CirunRunner] = []
         reasons: list[str] = []

@@ -132,13 +132,15 @@ class GitHubClient:
 
     # Files
 
-    def file(self, repository: str, path: str, etag: str = "") -> RepositoryFile:
-        """A file of the default branch. `etag` is of the answer before. REFUSED when it is no text or too large."""
+    def file(self, repository: str, path: str, etag: str = "", ref: str = "") -> RepositoryFile:
+        """A file of a branch, tag or commit, or of the default branch. `etag` is of the answer before. REFUSED when it
+        is no text or too large."""
         where = f"{_repository(repository)}/contents/{quote(path)}"
         try:
             reply = self.api.ask(
-                "GET", where, headers=RAW | ({"if-none-match": etag} if etag else {}), raw=True, most=MOST_FILE_BYTES
-            )
+                "GET", where, query={"ref": ref} if ref else None, raw=True, most=MOST_FILE_BYTES,
+                headers=RAW | ({"if-none-match": etag} if etag else {}),
+            )  # fmt: skip
         except GitHubError as error:
             if error.kind is not GitHubTrouble.MISSING:
                 raise
