@@ -20,8 +20,10 @@ from gpuyard.keeper.runner_site import RunnerSite
 from gpuyard.keeper.runners import A_JOB, Doors, RunnersKeeper
 from gpuyard.keeper.set_listener import SetListener
 from gpuyard.ledger.ledger import Ledger
+from gpuyard.runners.announce import Announcer
 from gpuyard.runners.github.client import GitHubClient
 from gpuyard.runners.github.scale_sets import ScaleSetClient
+from gpuyard.runners.records import JobState
 from gpuyard.runners.store import RunnerStore
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.runner_rules import Enrolment
@@ -33,12 +35,15 @@ CONSOLE_PERIOD, CONSOLE_REST = 3.0, 2.0
 GITHUB_PERIOD = 60.0
 INTAKE_PERIOD = 5.0
 RECOVERY_PERIOD = 120.0
+ANNOUNCE_PERIOD = 30.0
 SET_PERIOD = 2.0
 """Seconds before a poll is tried again that failed; twice as long each time."""
 CREW = 16
 """Things done at Nova and GitHub at once."""
 ASKERS = 8
 PRUNED = timedelta(days=1)
+ANNOUNCED = "announced"
+"""Where the store remembers what was said at commits."""
 
 
 class Runners:
@@ -65,6 +70,10 @@ class Runners:
             doors.clients, doors.store, self.keeper.book, self.intake, repositories, self._hooked, now, period
         )
         self.registrations = Registrations(site, self.keeper.sights, doors.store, self.keeper.crew, now)
+        self._announcer = Announcer(
+            {name: one for name, one in doors.clients.items() if one.enrolment.statuses},
+            partial(doors.store.value, ANNOUNCED), partial(doors.store.set_value, ANNOUNCED), now,
+        )  # fmt: skip
         self.listeners = [self._listener(label) for label in site.runners.sets]
         self._pruned: datetime | None = None
 
@@ -106,6 +115,7 @@ class Runners:
                 CONSOLE_REST,
             ),
             Loop("registrations", "Looks at runners at GitHub.", GITHUB_PERIOD, self.look_at_github),
+            Loop("announcements", "Says at commits why jobs wait.", ANNOUNCE_PERIOD, self.announce, 2.0),
             Loop("lost-jobs", "Looks for what GitHub has lost on its way here.", RECOVERY_PERIOD, self.recover, 2.0),
         ]  # fmt: skip
         for listener, label in zip(self.listeners, self.site.runners.sets, strict=True):
@@ -132,6 +142,12 @@ class Runners:
             self.doors.store.prune(now)
             self._pruned = now
         self.recovery.run()
+
+    def announce(self) -> None:
+        if self.keeper.has_turn:
+            store = self.doors.store
+            jobs = [*store.jobs(), *store.latest_jobs({JobState.REFUSED, JobState.FAILED})]
+            self._announcer.run(jobs, self.keeper.plan.queue, store.job)
 
     def close(self) -> None:
         """After the loops have ended: what is under way is waited for."""

@@ -101,6 +101,9 @@ class Enrolment(Stated):
     repositories: list[RepositoryPattern] = Field(
         default_factory=list, description="Only these of an organisation, as in 'conda-forge/*-gpu'; all when empty."
     )
+    statuses: bool = Field(
+        True, description="Say at the commit why its job waits, as a commit status, where the app or token may."
+    )
     cirun: bool = Field(True, description="Read .cirun.yml of repositories, and the .cirun repository.")
 
     @model_validator(mode="after")
