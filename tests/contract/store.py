@@ -13,6 +13,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from typing import Any, cast
 
 import pytest
 
@@ -455,6 +456,29 @@ def who_is_on_a_lane_is_found(store: Store) -> None:
         assert look.on_lanes([], at(0)) == []
 
 
+def leases_that_are_on_are_found(store: Store) -> None:
+    lease: dict[str, Any] = {"kind": BookingKind.RUNNER, "state": S.ACTIVE}
+    made = [
+        booking((1,), id="on", server="r1", **lease),
+        booking((2,), id="yields", server="r2", yields=True, **lease),
+        booking((3,), 2, 3, id="another", server="r1", **{**lease, "project_id": "elsewhere"}),
+        booking((3,), id="over", server="r3", kind=BookingKind.RUNNER, state=S.ENDED),
+        booking((1,), 5, 6, id="somebodys", state=S.ACTIVE),
+    ]
+    write(store, *made)
+    found = {"on", "yields", "another"}
+    assert {one.id for one in cast("list[Booking]", read(store, lambda look: look.leases()))} == found
+    assert [one.id for one in cast("list[Booking]", read(store, lambda look: look.yielding()))] == ["yields"]
+
+    def of(server: str) -> object:
+        return read(store, lambda look: look.lease_of(server, made[0].project_id))
+
+    assert isinstance(one := of("r1"), Booking)
+    assert one.id == "on"
+    assert [of("r3"), of(""), of("r9")] == [None] * 3
+    assert read(store, lambda look: look.yielding(), "v100") == read(store, lambda look: look.leases(), "v100") == []
+
+
 def open_bookings_of_a_user_are_counted(store: Store) -> None:
     states = list(S)
     made = write(store, *(booking((), first, first + 1, state=state) for first, state in enumerate(states)))
@@ -736,6 +760,7 @@ RULES: tuple[Callable[[Store], None], ...] = (
     what_the_clock_moves_is_found,
     what_ends_is_found,
     who_is_on_a_lane_is_found,
+    leases_that_are_on_are_found,
     open_bookings_of_a_user_are_counted,
     gpu_seconds_of_a_project_are_summed,
     what_matches_a_query_is_found_in_order,

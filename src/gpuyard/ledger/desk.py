@@ -273,7 +273,10 @@ class Desk:
 
     def place_lease(self, lease: Booking, ask: Ask, keep: Sequence[int] = ()) -> Answer:
         """Lanes for a lease; `keep`: it must be these. No other lease ends for it."""
+        start, end = seconds(ask.start), seconds(ask.end)
         with self.timetable.without(taken_by(lease)):
+            if keep and all(self.timetable.is_free(lane, start, end) for lane in keep):
+                return Answer(lanes=tuple(keep))
             return _placed(place(ask, self._pool_but(lease.id), keep, stay=bool(keep)))
 
     def _on_timetable(self, taken: bool, interval: Taken) -> None:

@@ -28,13 +28,16 @@ HORIZON = timedelta(hours=48)
 """How far ahead `Leases.rooms` looks."""
 
 
-@dataclass(frozen=True)
+Gaps = tuple[tuple[datetime, datetime], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LaneRoom:
     """When a lane could be leased."""
 
     size: int
     """Number of GPUs."""
-    free: tuple[tuple[datetime, datetime], ...]
+    free: Gaps
     """[start, end) in order of time, from now on and as far as HORIZON; the last one ends with FOREVER where nothing
     follows within it. What is left before a booking ends when its GPUs are to be kept free for it."""
     host: str
@@ -85,9 +88,8 @@ class Leases:
         _, closed = self._told(pool)
 
         def take(desk: Desk) -> Booking:
-            for known in desk.look.leases():
-                if (known.server, known.project_id) == (server, project_id):
-                    return known
+            if known := desk.look.lease_of(server, project_id):
+                return known
             several = gpus > 1 and not same_group
             ask = Ask(pool, desk.now, end.replace(microsecond=0), gpus, same_group, several, "", comment)
             lease = Booking(
@@ -168,11 +170,14 @@ class Leases:
         blocked, closed = self._told(pool)
         with self._desks.look(pool) as desk, desk.also_taken(closed):
             now, hold = seconds(desk.now), int(desk.rules("").hold.total_seconds())
-            lanes = tuple(
-                LaneRoom(lane.size, tuple(_gaps(desk.timetable, lane.id, now, hold)), lane.host)
-                for lane in desk.lanes
-                if not lane.trouble
-            )
+            until, always = _horizon(now), ((desk.now, FOREVER),)
+
+            def free(lane: int) -> Gaps:
+                # With ten thousand lanes most have nothing on them.
+                empty = desk.timetable.is_free(lane, now, until)
+                return always if empty else tuple(_gaps(desk.timetable, lane, now, hold))
+
+            lanes = tuple(LaneRoom(one.size, free(one.id), one.host) for one in desk.lanes if not one.trouble)
         return PoolRoom(pool, lanes, blocked)
 
     def tell(self, pool: str, blocked: str, closed: Collection[int]) -> None:
@@ -213,9 +218,13 @@ def _refused(reason: Reason) -> RefusedError:
     return RefusedError(Answer(reasons=(reason,)))
 
 
+def _horizon(now: int) -> int:
+    return now + int(HORIZON.total_seconds())
+
+
 def _gaps(table: Timetable, lane: int, now: int, hold: int) -> Iterator[tuple[datetime, datetime]]:
     """When a lane is free, but for `hold` seconds before what follows."""
-    at, until = now, now + int(HORIZON.total_seconds())
+    at, until = now, _horizon(now)
     for start, end in table.intervals(lane, now, until):
         if start - hold > at:
             yield moment(at), moment(start - hold)

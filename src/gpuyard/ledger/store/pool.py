@@ -6,7 +6,20 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Select, and_, bindparam, case, func, literal, or_, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    case,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+)
 
 from gpuyard.ledger.life import OPEN
 from gpuyard.ledger.store.rows import BOOKING, LANE, USED, to_booking, to_lane
@@ -49,6 +62,12 @@ _ENDING = _OF_POOL.where(_states(BookingState.ACTIVE), BOOKINGS.c.ends <= _MOMEN
     BOOKINGS.c.ends, BOOKINGS.c.id
 )
 _LEASES = _OF_POOL.where(_states(BookingState.ACTIVE), BOOKINGS.c.kind == BookingKind.RUNNER.value).order_by(*_ORDER)
+_LEASE = _OF_POOL.where(
+    BOOKINGS.c.server == bindparam("server"),
+    BOOKINGS.c.server != literal_column("''"),
+    BOOKINGS.c.project_id == bindparam("project_id"),
+    _states(BookingState.ACTIVE),
+)
 _YIELDING = _OF_POOL.where(BOOKINGS.c.yields).order_by(*_ORDER)
 _COUNT = select(func.count()).where(
     BOOKINGS.c.user_id == bindparam("user_id"),
@@ -197,6 +216,10 @@ class PoolLook:
     def leases(self) -> list[Booking]:
         """Those that are on. By start, then id."""
         return self._bookings(_LEASES)
+
+    def lease_of(self, server: str, project_id: str) -> Booking | None:
+        """The one that is on for a server, by its name and project."""
+        return next(iter(self._bookings(_LEASE, server=server, project_id=project_id)), None)
 
     def yielding(self) -> list[Booking]:
         """Leases that are on and may be ended by a booking. By start, then id."""

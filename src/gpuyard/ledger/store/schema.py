@@ -101,6 +101,7 @@ BOOKINGS = Table(
     Index("bookings_order", "starts", "id"),
     Index("bookings_of_user", "user_id", "starts", "id"),
     Index("bookings_of_series", "series"),
+    Index("bookings_of_server", "server", sqlite_where=sql("server != ''"), postgresql_where=sql("server != ''")),
     Index("bookings_yielding", "pool", sqlite_where=sql("yields = 1"), postgresql_where=sql("yields")),
 )
 

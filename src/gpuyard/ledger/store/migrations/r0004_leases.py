@@ -12,6 +12,8 @@ down_revision = "0003"
 def upgrade() -> None:
     op.add_column("bookings", Column("server", Text, nullable=False, server_default=literal("")))
     op.add_column("bookings", Column("yields", Boolean, nullable=False, server_default=false()))
+    leases = text("server != ''")
+    op.create_index("bookings_of_server", "bookings", ["server"], sqlite_where=leases, postgresql_where=leases)
     op.create_index(
         "bookings_yielding",
         "bookings",
