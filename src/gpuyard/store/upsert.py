@@ -11,33 +11,27 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 def insert_new(connection: Connection, table: Table, *rows: Mapping[str, Any]) -> bool:
     """Insert rows that are not there yet; whether any was new."""
-    statement = _insert(connection, table).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
-    return sum(connection.execute(statement, dict(row)).rowcount for row in rows) > 0
+    statement = _insert(connection.dialect.name, table).on_conflict_do_nothing()
+    counted = statement.execution_options(preserve_rowcount=True)
+    return sum(connection.execute(counted, dict(row)).rowcount for row in rows) > 0
 
 
-def put(connection: Connection, table: Table, row: Mapping[str, Any], only: ColumnElement[bool] | None = None) -> bool:
-    """Insert a row, or replace the one with its primary key; that one only when `only` holds of it. Whether it is
-    written."""
-    upsert = _upsert(connection, table, row, only).execution_options(preserve_rowcount=True)
-    return connection.execute(upsert, dict(row)).rowcount == 1
+def put(connection: Connection, table: Table, row: Mapping[str, Any]) -> None:
+    """Insert a row, or replace the one with its primary key."""
+    connection.execute(upsert(connection.dialect.name, table, list(row)), dict(row))
 
 
-def put_many(
-    connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], only: ColumnElement[bool] | None = None
-) -> None:
-    """The same for many rows that have the same columns, one after the other."""
-    if rows:
-        connection.execute(_upsert(connection, table, rows[0], only), [dict(row) for row in rows])
-
-
-def _upsert(
-    connection: Connection, table: Table, row: Mapping[str, Any], only: ColumnElement[bool] | None
+def upsert(
+    dialect: str, table: Table, columns: Sequence[str], only: ColumnElement[bool] | None = None
 ) -> postgresql.Insert | sqlite.Insert:
+    """A statement for `put`, for whoever needs it often: it takes longer to make than to execute. It replaces a row
+    only when `only` holds of it; its `rowcount` is 1 when a row was written."""
     keys = [column.name for column in table.primary_key]
-    statement = _insert(connection, table)
-    values = {name: statement.excluded[name] for name in row if name not in keys}
-    return statement.on_conflict_do_update(index_elements=keys, set_=values, where=only)
+    statement = _insert(dialect, table)
+    values = {name: statement.excluded[name] for name in columns if name not in keys}
+    whole = statement.on_conflict_do_update(index_elements=keys, set_=values, where=only)
+    return whole.execution_options(preserve_rowcount=True)
 
 
-def _insert(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
-    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+def _insert(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
+    return postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)

@@ -13,7 +13,7 @@ from gpuyard.runners.store.schema import DELIVERIES
 from gpuyard.runners.store.writing import put_all
 from gpuyard.store.engine import Database
 from gpuyard.store.times import moment, seconds
-from gpuyard.store.upsert import put_many
+from gpuyard.store.upsert import upsert
 
 KEEP = timedelta(days=4)
 """GitHub redelivers for three days."""
@@ -46,8 +46,10 @@ class Deliveries:
             }
             for one in deliveries
         ]
-        with self._database.writing() as connection:
-            put_many(connection, DELIVERIES, rows, DELIVERIES.c.outcome == "")
+        if rows:
+            with self._database.writing() as connection:
+                statement = upsert(connection.dialect.name, DELIVERIES, list(rows[0]), DELIVERIES.c.outcome == "")
+                connection.execute(statement, rows)
 
     def deliveries(self, now: datetime, limit: int = 1000) -> list[HookDelivery]:
         """Those that may be tried now; the oldest first."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, ServerChoice, Trust, Wanted
 from gpuyard.store.times import maybe_moment, maybe_seconds, moment, seconds
 
+REMEMBERED = 1024
+"""Different texts of a kind that need not be read again: most jobs of a repository want the same."""
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -24,7 +27,8 @@ class Form(NamedTuple):
     """How a field is written and read."""
 
     write: Callable[[Any], Any]
-    read: Callable[[Any], Any]
+    read: Callable[[Any], Any] | None
+    """None: as it is."""
 
 
 def _json(value: object) -> str:
@@ -35,6 +39,7 @@ def _wanted_text(wanted: Wanted | None) -> str:
     return _json({**asdict(wanted), "longest": wanted.longest.total_seconds()}) if wanted else ""
 
 
+@lru_cache(REMEMBERED)
 def _wanted(text: str) -> Wanted | None:
     if not text:
         return None
@@ -43,16 +48,26 @@ def _wanted(text: str) -> Wanted | None:
     return Wanted(**{**said, "longest": timedelta(seconds=said["longest"])})
 
 
+@lru_cache(REMEMBERED)
+def _choice(text: str) -> ServerChoice:
+    return ServerChoice(**json.loads(text))
+
+
+@lru_cache(REMEMBERED)
+def _texts(text: str) -> tuple[str, ...]:
+    return tuple(json.loads(text))
+
+
 def _plain(value: Any) -> Any:
     return storable(value) if isinstance(value, str) else value
 
 
-PLAIN = Form(_plain, lambda value: value)
+PLAIN = Form(_plain, None)
 TIME = Form(seconds, moment)
 MAYBE_TIME = Form(maybe_seconds, maybe_moment)
-TEXTS = Form(lambda texts: _json(list(texts)), lambda text: tuple(json.loads(text)))
+TEXTS = Form(lambda texts: _json(list(texts)), _texts)
 WANTED = Form(_wanted_text, _wanted)
-CHOICE = Form(lambda choice: _json(asdict(choice)), lambda text: ServerChoice(**json.loads(text)))
+CHOICE = Form(lambda choice: _json(asdict(choice)), _choice)
 TRUST = Form(lambda trust: trust.value if trust else "", lambda text: Trust(text) if text else None)
 CAUSE = Form(lambda cause: cause.value if cause else "", lambda text: Cause(text) if text else None)
 
@@ -79,12 +94,13 @@ RUNNER: Mapping[str, Form] = {
 }
 
 
+JOB_COLUMNS = tuple(JOB)
+RUNNER_COLUMNS = (*RUNNER, "kind", "pool", "gpu_count")
+_JOB_READS, _RUNNER_READS = ([form.read for form in forms.values()] for forms in (JOB, RUNNER))
+
+
 def job_row(job: Job) -> dict[str, Any]:
     return {name: form.write(getattr(job, name)) for name, form in JOB.items()}
-
-
-def to_job(row: Mapping[str, Any]) -> Job:
-    return Job(**{name: form.read(row[name]) for name, form in JOB.items()})
 
 
 def runner_row(runner: Runner) -> dict[str, Any]:
@@ -93,5 +109,11 @@ def runner_row(runner: Runner) -> dict[str, Any]:
     return {**written, "kind": kind, "pool": pool, "gpu_count": runner.choice.gpus}
 
 
-def to_runner(row: Mapping[str, Any]) -> Runner:
-    return Runner(**{name: form.read(row[name]) for name, form in RUNNER.items()})
+def to_job(row: Sequence[Any]) -> Job:
+    """`row` begins with the columns of JOB."""
+    return Job(*[read(value) if read else value for read, value in zip(_JOB_READS, row, strict=False)])
+
+
+def to_runner(row: Sequence[Any]) -> Runner:
+    """`row` begins with the columns of RUNNER."""
+    return Runner(*[read(value) if read else value for read, value in zip(_RUNNER_READS, row, strict=False)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import ColumnElement, Select, delete, insert, select
 
@@ -24,7 +25,7 @@ from gpuyard.runners.records import (
 )
 from gpuyard.runners.store.deliveries import Deliveries
 from gpuyard.runners.store.numbers import Numbers
-from gpuyard.runners.store.rows import runner_row, storable, to_job, to_runner
+from gpuyard.runners.store.rows import JOB, RUNNER, runner_row, storable, to_job, to_runner
 from gpuyard.runners.store.schema import EVENTS, JOBS, LOGS, ROOM, RUNNERS, SETS, VALUES
 from gpuyard.runners.store.writing import add_events, put_all
 from gpuyard.store.engine import Database
@@ -36,6 +37,7 @@ LOG = 64 * 1024
 """Characters of a runner's log that are kept: its end."""
 KEEP_EVENTS = timedelta(days=90)
 KEEP_JOBS = timedelta(days=400)
+_JOB, _RUNNER = [JOBS.c[name] for name in JOB], [RUNNERS.c[name] for name in RUNNER]
 _LIVE = sorted(one.value for one in RunnerState if one not in OVER)
 _OPEN = sorted(one.value for one in JobState if one not in DONE)
 
@@ -117,7 +119,7 @@ class RunnerStore(Deliveries, Numbers):
     # Reading
 
     def job(self, id: str) -> Job | None:
-        found = self._jobs(select(JOBS).where(JOBS.c.id == storable(id)))
+        found = self._jobs(select(*_JOB).where(JOBS.c.id == storable(id)))
         return found[0] if found else None
 
     def jobs(
@@ -138,21 +140,21 @@ class RunnerStore(Deliveries, Numbers):
         return self._jobs(query if before is None else query.where(JOBS.c.queued < seconds(before)))
 
     def runner(self, name: str) -> Runner | None:
-        found = self._runners(select(RUNNERS).where(RUNNERS.c.name == storable(name)))
+        found = self._runners(select(*_RUNNER).where(RUNNERS.c.name == storable(name)))
         return found[0] if found else None
 
     def runners(self, over: bool = False, limit: int | None = None) -> list[Runner]:
         """Those that are not over, by creation; or those that are, the latest first."""
         if over:
-            ended = select(RUNNERS).where(RUNNERS.c.state.not_in(_LIVE))
+            ended = select(*_RUNNER).where(RUNNERS.c.state.not_in(_LIVE))
             return self._runners(ended.order_by(RUNNERS.c.ended.desc(), RUNNERS.c.name).limit(limit))
-        live = select(RUNNERS).where(RUNNERS.c.state.in_(_LIVE))
+        live = select(*_RUNNER).where(RUNNERS.c.state.in_(_LIVE))
         return self._runners(live.order_by(RUNNERS.c.created, RUNNERS.c.name).limit(limit))
 
     def runners_of(self, job: str) -> list[Runner]:
         """Those that a job was given or that were made for it, by creation; a hundred at most."""
         mine = (RUNNERS.c.job == storable(job)) | (RUNNERS.c.for_job == storable(job))
-        return self._runners(select(RUNNERS).where(mine).order_by(RUNNERS.c.created, RUNNERS.c.name).limit(100))
+        return self._runners(select(*_RUNNER).where(mine).order_by(RUNNERS.c.created, RUNNERS.c.name).limit(100))
 
     def events(self, runner: str = "", job: str = "", limit: int = 1000) -> list[RunnerEvent]:
         """The timeline of a runner, or of a job; in the order in which they were written, the last ones when there are
@@ -184,7 +186,10 @@ class RunnerStore(Deliveries, Numbers):
 
     def used(self, since: datetime) -> list[GpuUse]:
         """When runners that had GPUs then or later had them: from their creation to their end."""
-        query = select(RUNNERS, JOBS.c.repository.label("of_job")).outerjoin(JOBS, JOBS.c.id == RUNNERS.c.job)
+        columns = [
+            RUNNERS.c[name] for name in ("for_repository", "pool", "gpu_count", "created", "ended", "kind", "busy")
+        ]
+        query = select(*columns, JOBS.c.repository.label("of_job")).outerjoin(JOBS, JOBS.c.id == RUNNERS.c.job)
         live, lately = RUNNERS.c.state.in_(_LIVE), RUNNERS.c.ended > seconds(since)
         with self._database.reading() as connection:
             rows = [row for which in (live, lately) for row in connection.execute(query.where(which))]
@@ -213,15 +218,15 @@ class RunnerStore(Deliveries, Numbers):
         with self._database.reading() as connection:
             return connection.scalar(query) or ""
 
-    def _jobs(self, query: Select[tuple[object, ...]]) -> list[Job]:
+    def _jobs(self, query: Select[Any]) -> list[Job]:
         with self._database.reading() as connection:
-            return [to_job(row) for row in connection.execute(query).mappings()]  # type: ignore[arg-type]
+            return [to_job(row) for row in connection.execute(query)]
 
-    def _runners(self, query: Select[tuple[object, ...]]) -> list[Runner]:
+    def _runners(self, query: Select[Any]) -> list[Runner]:
         with self._database.reading() as connection:
-            return [to_runner(row) for row in connection.execute(query).mappings()]  # type: ignore[arg-type]
+            return [to_runner(row) for row in connection.execute(query)]
 
 
-def _some_jobs(states: Collection[JobState], repository: str) -> Select[tuple[object, ...]]:
-    query = select(JOBS).where(JOBS.c.state.in_(sorted(one.value for one in states)))
+def _some_jobs(states: Collection[JobState], repository: str) -> Select[Any]:
+    query = select(*_JOB).where(JOBS.c.state.in_(sorted(one.value for one in states)))
     return query.where(JOBS.c.repository == storable(repository)) if repository else query

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import cache
 
-from sqlalchemy import ColumnElement, Connection, Table, case, insert, or_
+from sqlalchemy import Connection, Table, case, insert, or_
+from sqlalchemy.dialects import postgresql, sqlite
 
 from gpuyard.runners.records import DONE, OVER, Job, JobState, Runner, RunnerEvent, RunnerState
-from gpuyard.runners.store.rows import job_row, runner_row, storable
+from gpuyard.runners.store.rows import JOB_COLUMNS, RUNNER_COLUMNS, job_row, runner_row, storable
 from gpuyard.runners.store.schema import EVENTS, JOBS, RUNNERS
 from gpuyard.store.times import seconds
-from gpuyard.store.upsert import put
+from gpuyard.store.upsert import upsert
 
 TEXT = 2_000
 """Characters of an event, at most."""
@@ -27,17 +29,22 @@ _JOB_RANKS = _ranks(JobState, frozenset(DONE))
 _RUNNER_RANKS = _ranks(RunnerState, frozenset(OVER))
 
 
-def _not_further(table: Table, ranks: Mapping[str, int], state: str) -> ColumnElement[bool]:
-    """Of the row that is there: it has this state, or one that comes before it."""
-    return or_(table.c.state == state, case(dict(ranks), value=table.c.state) < ranks[state])
+@cache
+def _statement(dialect: str, table: Table, state: str) -> postgresql.Insert | sqlite.Insert:
+    """Writes a job or a runner in this state, unless the one that is there is further."""
+    columns, ranks = (JOB_COLUMNS, _JOB_RANKS) if table is JOBS else (RUNNER_COLUMNS, _RUNNER_RANKS)
+    before = case(dict(ranks), value=table.c.state) < ranks[state]
+    return upsert(dialect, table, columns, or_(table.c.state == state, before))
 
 
 def put_job(connection: Connection, job: Job) -> bool:
-    return put(connection, JOBS, job_row(job), _not_further(JOBS, _JOB_RANKS, job.state.value))
+    statement = _statement(connection.dialect.name, JOBS, job.state.value)
+    return connection.execute(statement, job_row(job)).rowcount == 1
 
 
 def put_runner(connection: Connection, runner: Runner) -> bool:
-    return put(connection, RUNNERS, runner_row(runner), _not_further(RUNNERS, _RUNNER_RANKS, runner.state.value))
+    statement = _statement(connection.dialect.name, RUNNERS, runner.state.value)
+    return connection.execute(statement, runner_row(runner)).rowcount == 1
 
 
 def add_events(connection: Connection, events: Iterable[RunnerEvent]) -> None:
