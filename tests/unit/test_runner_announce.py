@@ -18,6 +18,7 @@ from gpuyard.runners.announce import (
     Announcement,
     Announcer,
     announcement,
+    job_link,
     read_said,
     write_said,
 )
@@ -99,6 +100,11 @@ def test_memory_is_text() -> None:
 @given(st.text(max_size=100))
 def test_any_text_is_a_memory(text: str) -> None:
     read_said(text)
+
+
+def test_where_more_is_said() -> None:
+    assert job_link("https://gpus.example.org/", JOB) == "https://gpus.example.org/job?id=github.com%2F7"
+    assert job_link("", JOB) == ""
 
 
 # On the wire

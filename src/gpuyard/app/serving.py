@@ -103,7 +103,9 @@ class Process:
         compiled, ledger = self._loaded.compiled, self._ledger
         if compiled.site.runners is None or ledger is None:
             return
-        runners = self._runners = open_runners(compiled, self._api, ledger, _now)
+        runners = self._runners = open_runners(
+            compiled, self._api, ledger, _now, portal=self._options.settings.public_url
+        )
         for loop in runners.loops():
             self._driver.register(loop)
 

@@ -20,7 +20,7 @@ from gpuyard.keeper.runner_site import RunnerSite
 from gpuyard.keeper.runners import A_JOB, Doors, RunnersKeeper
 from gpuyard.keeper.set_listener import SetListener
 from gpuyard.ledger.ledger import Ledger
-from gpuyard.runners.announce import Announcer
+from gpuyard.runners.announce import Announcer, job_link
 from gpuyard.runners.github.client import GitHubClient
 from gpuyard.runners.github.scale_sets import ScaleSetClient
 from gpuyard.runners.records import JobState
@@ -56,8 +56,10 @@ class Runners:
         now: Callable[[], datetime],
         executor: Callable[[str, int], Executor] = lambda name, many: ThreadPoolExecutor(many, name),
         late: timedelta | None = None,
+        portal: str = "",
     ) -> None:
-        """`executor` makes one of a name that does so many things at once. `late`: see `Tools`."""
+        """`executor` makes one of a name that does so many things at once. `late`: see `Tools`. `portal`: its address,
+        for links to jobs."""
         self._now = now
         self._executors = [executor("runners", CREW), executor("jobs", ASKERS)]
         more = {} if late is None else {"late": late}
@@ -73,6 +75,7 @@ class Runners:
         self._announcer = Announcer(
             {name: one for name, one in doors.clients.items() if one.enrolment.statuses},
             partial(doors.store.value, ANNOUNCED), partial(doors.store.set_value, ANNOUNCED), now,
+            partial(job_link, portal),
         )  # fmt: skip
         self.listeners = [self._listener(label) for label in site.runners.sets]
         self._pruned: datetime | None = None
@@ -163,8 +166,9 @@ def open_runners(
     ledger: Ledger,
     now: Callable[[], datetime],
     client: Callable[[Enrolment], GitHubClient] = GitHubClient,
+    portal: str = "",
 ) -> Runners:
-    """The runners of a site that has some. Raises GpuyardError: a file of secrets that is missing, a project that is
+    """The runners of a site that has some. `portal`: its address, if it has one that others know. Raises GpuyardError: a file of secrets that is missing, a project that is
     not there, credentials that are for another one."""
     runners = compiled.site.runners
     assert runners is not None
@@ -173,4 +177,4 @@ def open_runners(
     clients: Mapping[str, GitHubClient] = {one.name: client(one) for one in runners.enrolments}
     sets = {name: ScaleSetClient(one) for name, one in clients.items()}
     doors = Doors(RunnerStore(ledger.database), ledger, GuardedServers(servers), clients, sets)
-    return Runners(RunnerSite(compiled, project_id), doors, now)
+    return Runners(RunnerSite(compiled, project_id), doors, now, portal=portal)

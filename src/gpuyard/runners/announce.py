@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from urllib.parse import urlencode
 
 from gpuyard.runners import fields
 from gpuyard.runners.github.client import DESCRIPTION, GitHubClient
@@ -177,6 +178,11 @@ class Announcer:
 def _with_sha(job: Job) -> Job:
     """As if its commit were known, to see whether there is anything to say."""
     return job if job.head_sha or not job.run_id else replace(job, head_sha="?")
+
+
+def job_link(portal: str, job: Job) -> str:
+    """A job's page of a portal; empty where the portal has no address that others know."""
+    return f"{portal.rstrip('/')}/job?{urlencode({'id': job.id})}" if portal else ""
 
 
 def write_said(said: Mapping[str, Announcement]) -> str:
