@@ -144,9 +144,11 @@ def test_what_github_does_not_say_now_is_asked_again_and_refused_by_nobody() -> 
     assert (unknown.ruling, unknown.wanted) == (U, None)
     assert unknown.reason == "policy 'autotick-test-policy' (line 3): GitHub does not answer"
     assert resolve(job("build-tools-feedstock", LARGE, event="pull_request"), site_of(), community(), down).ruling is R
+    assert resolve(job("autotick-test-feedstock", LARGE, trust=None), site_of(), community(), people()).ruling is G
     for missing, says in (
         ({"event": ""}, "has not said yet what started the job"),
-        ({"event": "pull_request", "trust": None}, "whether the pull request is from a fork"),
+        ({"event": "pull_request", "trust": None}, "whether the job's code is from a fork"),
+        ({"event": "workflow_run", "trust": None}, "whether the job's code is from a fork"),
         ({"actor": ""}, "has not said who started the job"),
     ):
         answer = resolve(job("autotick-test-feedstock", LARGE, **missing), site_of(), community(), people())

@@ -31,6 +31,10 @@ ASSOCIATIONS: dict[str, frozenset[str]] = {
 """The site's `forks` -> GitHub's ``author_association`` of those whose pull requests from forks get a runner; of
 ``everybody`` nobody asks."""
 
+OWN_EVENTS = frozenset({"push", "schedule", "workflow_dispatch", "repository_dispatch", "release", "merge_group"})
+"""What only people of the repository can start, with its own code. Of anything else it has to be asked where the code
+is from."""
+
 
 class Ruling(StrEnum):
     """What became of a job's question for a runner."""
@@ -197,8 +201,8 @@ class _Case:
         job = self.job
         if not job.event:
             return self._end(Ruling.UNKNOWN, "GitHub has not said yet what started the job")
-        if _is_pull_request(job) and job.trust is None:
-            return self._end(Ruling.UNKNOWN, "GitHub has not said yet whether the pull request is from a fork")
+        if job.trust is None and job.event not in OWN_EVENTS:
+            return self._end(Ruling.UNKNOWN, "GitHub has not said yet whether the job's code is from a fork")
         if job.trust is not Trust.FORK:
             self._ok(f"started by {job.event}: the code is the repository's own")
             return None
