@@ -344,7 +344,7 @@ class SimulatedRunners:
         self.clock = Clock()
         faults = Faults(self.seed, self.rates, late_s=120)
         settings = ForgeSettings(poll_s=0, requests_an_hour=100_000)
-        self.github = StandIn(self.clock, faults, settings, "http://github.test")
+        self.github = StandIn(self.clock, faults, settings, "https://github.test")
         self.github.forge.personal_tokens[TOKEN] = "yard"
         self.compiled = runner_site(self.folder, self.runners_rules, sets=self.sets)
         pools: dict[str, int] = {}
@@ -506,7 +506,7 @@ def runner_site(folder: Path, rules: Mapping[str, Any], *, sets: bool = True) ->
     secrets.chmod(0o600)
     enrolment = {
         "organization": "demo",
-        "url": "http://github.test",
+        "url": "https://github.test",
         "token_file": str(token),
         "webhook_secrets_file": str(secrets),
     }
