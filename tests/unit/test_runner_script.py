@@ -25,7 +25,7 @@ from gpuyard.lab.github.server import ForgeServer
 from gpuyard.lab.guests import ask_over_http
 from gpuyard.runners import console
 from gpuyard.runners.console import Console, GpuVerdict, JobProgress
-from gpuyard.runners.user_data import user_data
+from gpuyard.runners.user_data import AGAIN, user_data
 
 SCRIPT = (Path(gpuyard.runners.__file__).parent / "guest/runner.sh").read_text()
 PATHS = re.compile(r"(?<![\w}*/.-])/(?=(?:var|run|usr|sys|proc|dev|opt|home|actions-runner)\b)(?!dev/null)")
@@ -54,6 +54,7 @@ class Machine:
         for folder in ("var/lib/gpuyard", "run/gpuyard", "usr/local/bin", "sys/class/tty/console", "dev", "bin"):
             (root / folder).mkdir(parents=True)
         self.write("var/lib/gpuyard/settings", "NAME=r\nGPUS=1\nCHECK_SECONDS=60\n")
+        self.write("var/lib/cloud/data/instance-id", "i-1\n")
         self.write("run/gpuyard/jitconfig", "c2VjcmV0")
         self.write("sys/class/tty/console/active", "tty0 ttyAMA0\n")
         self.write("var/lib/gpuyard/runner", PATHS.sub(f"{root}/", SCRIPT))
@@ -74,14 +75,19 @@ class Machine:
     def runner(self, text: str) -> None:
         self.program("opt/actions-runner/run.sh", text)
 
-    def do(self, *verbs: str) -> Console:
+    def do(self) -> Console:
         """What is on its console afterwards."""
-        for verb in verbs or ("run", "report"):
-            environment = {"PATH": f"{self.root}/bin:{os.defpath}", "ROOT": str(self.root)}
-            command = ["sh", str(self.root / "var/lib/gpuyard/runner"), verb]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            assert done.stderr in ("", "Killed\n")
+        for verb in ("run", "report"):
+            self.shell(str(self.root / "var/lib/gpuyard/runner"), verb)
         return console.read(self.said())
+
+    def at_boot(self) -> None:
+        self.shell("-c", PATHS.sub(f"{self.root}/", AGAIN))
+
+    def shell(self, *words: str) -> None:
+        environment = {"PATH": f"{self.root}/bin:{os.defpath}", "ROOT": str(self.root)}
+        done = subprocess.run(["sh", *words], env=environment, capture_output=True, text=True, check=False)
+        assert done.stderr in ("", "Killed\n")
 
     def said(self, port: str = "ttyS0") -> str:
         return (self.root / "dev" / port).read_text()
@@ -237,6 +243,14 @@ def test_a_runner_that_never_stops_talking_is_cut_off(machine: Machine) -> None:
     assert len(machine.said()) < 60_000
 
 
-def test_a_second_start_ends_at_once(machine: Machine) -> None:
-    assert machine.do("again") == Console(failed="the machine was started a second time", log=machine.said().strip())
+def test_only_the_very_server_that_was_on_before_ends_at_once(machine: Machine) -> None:
+    machine.at_boot()
+    assert not (machine.root / "systemctl").exists(), "the first time"
+    machine.do()
+    machine.write("var/lib/cloud/data/instance-id", "i-2\n")
+    machine.at_boot()
+    assert not (machine.root / "systemctl").exists(), "another server, of whose image a copy was made"
+    machine.write("var/lib/cloud/data/instance-id", "i-1\n")
+    machine.at_boot()
     assert (machine.root / "systemctl").read_text() == "--no-block poweroff\n"
+    assert console.read(machine.said()).failed == "the machine was started a second time"

@@ -27,6 +27,8 @@ FOLDER = "/var/lib/gpuyard"
 """In the server: our scripts."""
 SECRET = "/run/gpuyard/jitconfig"  # noqa: S105 - a path
 """In the server: the configuration, until the runner has it. In memory, and root's."""
+AGAIN = f"! cmp -s {FOLDER}/started /var/lib/cloud/data/instance-id || sh {FOLDER}/runner again"
+"""At every boot: whether this very server has been on before. An image may have been made from another one."""
 UNITS = "/run/systemd/system"
 """In the server: for units that a second boot shall not find."""
 
@@ -48,7 +50,7 @@ def user_data(name: str, encoded_jit_config: str, gpus: int, check_seconds: int 
         raise UserDataError(f"the configuration of runner {name} is not base64 of 40,000 characters at most")
     settings = f"NAME={name}\nGPUS={gpus:d}\nCHECK_SECONDS={check_seconds:d}\n"
     document = {
-        "bootcmd": [["sh", "-c", f"[ ! -e {FOLDER}/started ] || sh {FOLDER}/runner again"]],
+        "bootcmd": [["sh", "-c", AGAIN]],
         "write_files": [
             _file(f"{FOLDER}/settings", settings),
             _file(f"{FOLDER}/runner", _script("runner.sh")),

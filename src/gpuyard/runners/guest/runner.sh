@@ -96,7 +96,7 @@ follow() { # the runner's own words, as actions/runner prints them, become marke
 }
 
 run() {
-    : >$here/started
+    cp /var/lib/cloud/data/instance-id $here/started
     check_gpus
     find_runner || give_up "the image has no runner: there is no run.sh in /opt/actions-runner"
     find_user || give_up "the image has no user 'runner', and none could be made"
