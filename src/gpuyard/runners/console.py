@@ -107,5 +107,7 @@ def _log(lines: list[str]) -> str:
 
 
 def _plain(line: str) -> str:
+    if line.isprintable():
+        return line.rstrip()
     line = ESCAPES.sub("", line)
     return "".join(sign if sign.isprintable() else " " for sign in line).rstrip()
