@@ -10,6 +10,7 @@ from gpuyard.site.capacity import HostCapacity, size_of
 from gpuyard.site.encoding import EncodedGpu, count_class, peer_class, pool_class
 from gpuyard.site.nova import alias, leader_alias, limited_classes, peer_alias
 from gpuyard.site.provider_config import ProviderConfig
+from gpuyard.site.runner_rules import SiteRunners
 from gpuyard.site.schema import Flavor, Limits, Site
 
 
@@ -104,8 +105,16 @@ class ImageObject:
 
 def flavor_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[FlavorObject]:
     """The flavors of a site. One with ``same_group`` becomes one per set of its size: ``pair-a``, ``pair-b``."""
-    sets = set_sizes(encoded)
-    return [made for name, flavor in site.flavors.items() for made in _expand(site, name, flavor, sets)]
+    sets, runners = set_sizes(encoded), runner_flavors(site)
+    made = [(name, one) for name, flavor in site.flavors.items() for one in _expand(site, name, flavor, sets)]
+    return [_also_for(site.runners, one) if name in runners else one for name, one in made]
+
+
+def _also_for(runners: SiteRunners | None, flavor: FlavorObject) -> FlavorObject:
+    """Who does not see a private one cannot start a server with it."""
+    if runners is None or flavor.public or flavor.foreign:
+        return flavor
+    return replace(flavor, projects=flavor.projects | {runners.project})
 
 
 def _expand(site: Site, name: str, flavor: Flavor, sets: SetSizes) -> Iterable[FlavorObject]:
@@ -146,8 +155,6 @@ def _flavor(site: Site, name: str, flavor: Flavor, aliases: str | None) -> Flavo
     if aliases:
         specs[ALIAS_SPEC] = aliases
     projects = _allowed(site, flavor)
-    if projects is not None and site.runners and not flavor.foreign and name in runner_flavors(site):
-        projects = [*projects, site.runners.project]
     return FlavorObject(
         name=name,
         vcpus=flavor.vcpus,
@@ -174,7 +181,8 @@ def runner_flavors(site: Site) -> tuple[str, ...]:
     project = site.runners.project
 
     def seen(flavor: Flavor) -> bool:
-        return project in (_allowed(site, flavor) or [project])
+        projects = _allowed(site, flavor)
+        return projects is None or project in projects
 
     return tuple(name for name, one in site.flavors.items() if one.gpus and (name in named or (every and seen(one))))
 
@@ -214,8 +222,8 @@ def keeps_reserves(site: Site) -> bool:
 
 
 def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject]:
-    """Registered limits that the site states, and each project's own. The runners' project has none but those that the
-    site states for it: how many servers it has is gpuyard's own doing.
+    """Registered limits that the site states, and each project's own. The runners' project is free of them: how many
+    servers it has is gpuyard's own doing.
 
     A GPU class that has no registered limit is unlimited for everybody, so each gets one, of 0.
     """
@@ -224,9 +232,7 @@ def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject
     for project, wish in site.projects.items():
         wanted += [LimitObject(name, value, project, mark) for name, value in _base_limits(wish)]
     if site.runners is not None:
-        own = dict(_base_limits(site.projects.get(site.runners.project, Limits())))
-        names = (name for name, _ in _base_limits(site.limits) if name not in own)
-        wanted += [LimitObject(name, -1, site.runners.project, mark) for name in names]
+        wanted += [LimitObject(name, -1, site.runners.project, mark) for name, _ in _base_limits(site.limits)]
     if not site.gpu_quotas:
         return wanted
     by_pool: dict[str, list[EncodedGpu]] = {pool: [] for pool in site.pools}
