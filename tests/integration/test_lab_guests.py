@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-import subprocess
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from gpuyard.lab.github.__main__ import play
+from gpuyard.lab.github.faults import Faults
 from gpuyard.lab.github.records import JobOrder
 from gpuyard.lab.github.server import ForgeServer
 from gpuyard.runners.console import read
@@ -33,9 +34,12 @@ def github() -> Iterator[ForgeServer]:
 
 @pytest.fixture
 def guests(lab: RunningLab) -> Iterator[None]:
-    with subprocess.Popen([sys.executable, "-P", "-m", "gpuyard.lab.guests", str(lab.lab.guests)]) as process:
-        yield
-        process.terminate()
+    ended = threading.Event()
+    thread = threading.Thread(target=play, args=(lab.lab.guests, Faults(), ended))
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
 
 
 def until(wanted: Callable[[], Any]) -> Any:

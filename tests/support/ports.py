@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 
-from gpuyard.lab.catalog import APIS
+from gpuyard.lab.catalog import GITHUB_OFFSET
 from gpuyard.lab.ports import is_free
 
 RESERVED: list[socket.socket] = []
@@ -15,9 +15,9 @@ RESERVED: list[socket.socket] = []
 def free_port_base(candidates: Iterable[int] = range(20000, 30000, 10)) -> int:
     """The first of the candidates whose ports are all free, and which no other process of tests has been given."""
     for base in candidates:
-        if all(is_free(base + api.offset) for api in APIS) and _reserve(base):
+        if all(is_free(base + offset) for offset in range(GITHUB_OFFSET + 1)) and _reserve(base):
             return base
-    raise AssertionError(f"no {len(APIS)} free ports in a row")
+    raise AssertionError(f"no {GITHUB_OFFSET + 1} free ports in a row")
 
 
 def _reserve(base: int) -> bool:

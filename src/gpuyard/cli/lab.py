@@ -53,7 +53,7 @@ def up(
             "--port-base",
             envvar="GPUYARD_LAB_PORT_BASE",
             metavar="N",
-            help="The services use this port and the four after it.",
+            help="The services use this port and the five after it.",
             show_default="as at the last start, or 15000",
         ),
     ] = None,
@@ -85,6 +85,8 @@ def up(
     settings = _settings(state, port_base, database, site, fresh)
     from gpuyard.lab import portal
     from gpuyard.lab.control import up as lab_up
+    from gpuyard.lab.example import write_example
+    from gpuyard.lab.jobs import start_github
     from gpuyard.lab.settings import remembered
     from gpuyard.lab.status import Phase
     from gpuyard.site.load import load_site
@@ -95,14 +97,16 @@ def up(
         portal.require_port(settings, port)
     status = lab_up(settings, report=_print_phase)
     lab = remembered(settings.state)
-    url = ""
+    url, github = "", False
     if not bare and lab is not None and lab.site_file is not None:
+        write_example(lab)
         loaded = load_site(lab.site_file)
+        github = start_github(lab, loaded, portal.url_of(port))
         steps = portal.apply_site(lab, loaded)
         if steps:
             _print_phase(Phase(f"site {loaded.site.site}, {steps} steps", monotonic() - began, 0))
         url = portal.serve(lab, loaded, port)
-    _print_welcome(status, monotonic() - began, url)
+    _print_welcome(status, monotonic() - began, url, github)
 
 
 @app.command()
@@ -120,11 +124,12 @@ def status(state: StateOption = None, format_: FormatOption = Format.TABLE, colu
     """Show the services of the lab. Exit code 3 unless all are up."""
     settings = _settings(state)
     from gpuyard.lab.control import status as lab_status
+    from gpuyard.lab.jobs import look_at_github
     from gpuyard.lab.portal import look as look_at_portal
 
     seen = lab_status(settings)
-    portal = look_at_portal(settings.state)
-    services = [*seen.services, *([portal] if portal else [])]
+    beside = [look_at_portal(settings.state), look_at_github(settings.state)]
+    services = [*seen.services, *(one for one in beside if one is not None)]
     rows = [
         {"Name": s.name, "URL": s.url, "PID": s.pid, "Memory MiB": s.memory_mib, "State": s.state} for s in services
     ]
@@ -169,6 +174,55 @@ def exercise(state: StateOption = None, format_: FormatOption = Format.TABLE, co
         )
 
 
+@app.command()
+def job(
+    state: StateOption = None,
+    label: Annotated[str, typer.Option("--label", help="What the job has in 'runs-on'.")] = "gpuyard-v100",
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="How long its work takes.")] = 5.0,
+    repository: Annotated[str, typer.Option("--repository", metavar="OWNER/NAME")] = "demo/science",
+) -> None:
+    """Push a job to the GitHub beside the lab, and follow it until it is over. Exit code 1 unless it succeeds."""
+    from gpuyard.lab.errors import LabError
+    from gpuyard.lab.jobs import follow, push_job
+    from gpuyard.lab.portal import look as look_at_portal
+    from gpuyard.lab.settings import remembered
+    from gpuyard.lab.status import UP
+
+    settings = _settings(state)
+    lab = remembered(settings.state)
+    portal = look_at_portal(settings.state)
+    if lab is None or portal is None or portal.state != UP:
+        raise LabError(f"no lab that serves its site runs in {settings.state}; start it with 'gpuyard lab up'")
+    began = monotonic()
+    id = push_job(lab, repository, label, seconds)
+    print(f"        job {id} of {repository} with runs-on: {label}")
+    seen = None
+    for seen in follow(lab, id):
+        words = seen.conclusion or seen.status
+        where = f" on {_gpu_of(lab.clouds_file, seen.runner)}" if seen.status == "in_progress" else ""
+        print(f"{monotonic() - began:6.1f} s  {words}{where}", flush=True)
+    if seen is None or seen.conclusion != "success":
+        raise typer.Exit(1)
+
+
+def _gpu_of(clouds_file: Path, server: str) -> str:
+    """The GPUs of a server by its name, as the portal has them, and the name."""
+    from time import sleep
+
+    from gpuyard.client.client import Client
+    from gpuyard.cloud.booking_door import open_door
+    from gpuyard.lab.clients import ADMIN_CLOUD
+
+    client, deadline = Client(open_door(ADMIN_CLOUD, "", clouds_file)), monotonic() + 5
+    while monotonic() < deadline:
+        mine = [row for row in client.gpus() if (row.get("server") or {}).get("name") == server]
+        if mine:
+            gpus = ", ".join(f"{row['model']} {row['host']}/{row['address']}" for row in mine)
+            return f"{gpus} (server {server})"
+        sleep(0.5)
+    return server
+
+
 def _refuse_booked(clouds_file: Path, host: str) -> None:
     """Raise BlockedError when bookings keep GPUs of the host: the exercise would wait for them in vain."""
     from gpuyard.client.client import Client
@@ -204,7 +258,7 @@ def _print_phase(phase: Phase) -> None:
     print(f"{phase.at_s:6.1f} s  {phase.name}", file=sys.stderr, flush=True)
 
 
-def _print_welcome(status: LabStatus, seconds: float, url: str) -> None:
+def _print_welcome(status: LabStatus, seconds: float, url: str, github: bool) -> None:
     from gpuyard.lab.clients import DEMO_CLOUD, demo_login
 
     user, password = demo_login(status.clouds_file)
@@ -214,3 +268,5 @@ def _print_welcome(status: LabStatus, seconds: float, url: str) -> None:
         print(f"  the portal: {url}")
     print(f"  as admin:   . {shlex.quote(str(status.state / 'openrc'))}; then: gpuyard gpu list, openstack server list")
     print(f"  as a user:  openstack --os-cloud {DEMO_CLOUD} ... (login: {user}, password: {password})")
+    if github:
+        print("  a GitHub job on a GPU: gpuyard lab job")

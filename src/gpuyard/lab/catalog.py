@@ -12,6 +12,9 @@ REGION = "RegionOne"
 ADDRESS = "127.0.0.1"
 DEFAULT_PORT_BASE = 15000
 POSTGRESQL = "postgresql"
+GITHUB = "github"
+GITHUB_OFFSET = 5
+"""The port of the GitHub beside the lab is the lab's port base and this."""
 
 
 @dataclass(frozen=True)

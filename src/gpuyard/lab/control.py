@@ -12,8 +12,8 @@ from gpuyard.lab import processes
 from gpuyard.lab.databases import check_template
 from gpuyard.lab.errors import LabError, LabSettingsError
 from gpuyard.lab.files import private_folder
-from gpuyard.lab.plan import LabPlan, plan_of_site
-from gpuyard.lab.settings import Lab, LabSettings, resolve
+from gpuyard.lab.plan import EXAMPLE_SITE, LabPlan, plan_of_site
+from gpuyard.lab.settings import EXAMPLE, Lab, LabSettings, resolve
 from gpuyard.lab.start import Report, Start
 from gpuyard.lab.status import LabStatus, Phase, look
 
@@ -78,7 +78,7 @@ def _plan_of(lab: Lab) -> LabPlan | None:
 
 def _plan_for(lab: Lab, settings: LabSettings) -> LabPlan:
     """From the site file, read again each time; a lab whose site file is gone keeps the hosts it had."""
-    file = lab.site_file
+    file = EXAMPLE_SITE if lab.site == EXAMPLE else lab.site_file
     if file and (file == settings.site or file.exists()):
         return plan_of_site(file)
     return LabPlan.load(lab.plan_file)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
-import threading
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -80,17 +77,3 @@ class Guests:
     def _touch_off(self, id: str) -> None:
         with suppress(FileNotFoundError):
             (self.folder / id / OFF).touch()
-
-
-def main(folder: Path) -> None:
-    """Play until SIGTERM."""
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    guests = Guests(folder)
-    while not ended.wait(LOOK_S):
-        guests.step(datetime.now(UTC))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

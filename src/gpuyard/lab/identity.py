@@ -132,11 +132,11 @@ def ensure_portal(lab: Lab, token: str, url: str) -> None:
     keystone.ensure_endpoint(service, url)
 
 
-def ensure_projects(lab: Lab, token: str, names: Iterable[str]) -> None:
-    """Projects with these names, and the demo user as a member of each."""
+def ensure_projects(lab: Lab, token: str, names: Iterable[str], member: str = DEMO) -> None:
+    """Projects with these names, and a user as a member of each."""
     keystone = Keystone(lab, token)
     roles = {role["name"]: role["id"] for role in keystone.all("role")}
-    user = keystone.ensure("user", DEMO)
+    user = keystone.ensure("user", member)
     for name in names:
         project = keystone.ensure("project", name, domain_id=DOMAIN)
         for role in ("member", "reader"):

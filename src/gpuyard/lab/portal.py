@@ -13,6 +13,7 @@ from gpuyard.cloud.observe.objects import read_objects
 from gpuyard.lab import processes
 from gpuyard.lab.catalog import ADDRESS
 from gpuyard.lab.clients import ADMIN_CLOUD
+from gpuyard.lab.credentials import ADMIN
 from gpuyard.lab.errors import LabError
 from gpuyard.lab.files import write_json
 from gpuyard.lab.http import answers
@@ -39,6 +40,8 @@ def apply_site(lab: Lab, loaded: LoadedSite) -> int:
     named = {*site.projects, *(project for projects in private for project in projects or ())}
     token = log_in(lab)
     ensure_projects(lab, token, sorted(named))
+    if site.runners is not None:
+        ensure_projects(lab, token, [site.runners.project], ADMIN)
     for name in site.images:
         ensure_image(lab, token, name)
     api = connect(ADMIN_CLOUD, lab.clouds_file)

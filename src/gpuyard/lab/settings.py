@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from gpuyard.lab.catalog import ADDRESS, APIS, DEFAULT_PORT_BASE, api
+from gpuyard.lab.catalog import ADDRESS, DEFAULT_PORT_BASE, GITHUB_OFFSET, api
 from gpuyard.lab.errors import LabSettingsError
 from gpuyard.lab.files import write_json
-from gpuyard.lab.plan import EXAMPLE_SITE
 
 STATE_VARIABLE = "GPUYARD_LAB_STATE"
 PORT_BASE_VARIABLE = "GPUYARD_LAB_PORT_BASE"
@@ -65,11 +64,11 @@ def default_state(environment: Mapping[str, str]) -> Path:
 
 
 def _port_base(text: str) -> int:
-    highest = HIGHEST_PORT - max(found.offset for found in APIS)
+    highest = HIGHEST_PORT - GITHUB_OFFSET
     if not text.isdecimal() or not LOWEST_PORT <= int(text) <= highest:
         raise LabSettingsError(
             f"{text!r} is no port base: write a number from {LOWEST_PORT} to {highest}; "
-            f"the lab uses it and the {len(APIS) - 1} ports after it"
+            f"the lab uses it and the {GITHUB_OFFSET} ports after it"
         )
     return int(text)
 
@@ -95,7 +94,7 @@ class Lab:
     def site_file(self) -> Path | None:
         """Where its hosts are described, as far as they are in a file."""
         if self.site == EXAMPLE:
-            return EXAMPLE_SITE
+            return self.state / "site.yaml"
         return Path(self.site) if self.site else None
 
     @property
@@ -176,6 +175,25 @@ class Lab:
     def url(self, name: str) -> str:
         """An API's address without a path."""
         return f"http://{ADDRESS}:{self.port(name)}"
+
+    @property
+    def github_port(self) -> int:
+        """Of the GitHub beside the lab, where its site has runners that ask there."""
+        return self.port_base + GITHUB_OFFSET
+
+    @property
+    def github_url(self) -> str:
+        return f"http://{ADDRESS}:{self.github_port}"
+
+    @property
+    def github_token(self) -> Path:
+        """What gpuyard asks that GitHub with."""
+        return self.state / "github-token"
+
+    @property
+    def github_secret(self) -> Path:
+        """What that GitHub signs webhooks with."""
+        return self.state / "github-secret"
 
     def endpoint(self, name: str) -> str:
         """An API's address as Keystone's catalogue has it."""

@@ -15,6 +15,7 @@ from gpuyard.lab.clients import write_client_files
 from gpuyard.lab.config import write_config
 from gpuyard.lab.databases import NAMES, DatabaseServer
 from gpuyard.lab.errors import LabSettingsError
+from gpuyard.lab.example import write_example
 from gpuyard.lab.files import private_folder
 from gpuyard.lab.http import Unreachable
 from gpuyard.lab.identity import ensure_identity, log_in
@@ -103,6 +104,7 @@ class Start:
     def _write_files(self) -> None:
         lab = self.lab
         lab.save()
+        write_example(lab)
         shutil.rmtree(lab.run, ignore_errors=True)
         for folder in (lab.run, lab.log, lab.data):
             private_folder(folder)

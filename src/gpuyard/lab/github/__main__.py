@@ -7,13 +7,16 @@ import json
 import signal
 import sys
 import threading
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from gpuyard.lab.github.faults import STORM, FaultRates, Faults
-from gpuyard.lab.github.forge import ForgeApp
+from gpuyard.lab.github.forge import ForgeApp, ForgeSettings
 from gpuyard.lab.github.server import ForgeServer
 from gpuyard.lab.github.standin import StandIn
+from gpuyard.lab.guests import LOOK_S, Guests
 
 DEFAULT_PORT = 15080
 
@@ -41,6 +44,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m gpuyard.lab.github", description="A GitHub that misbehaves.")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="where it listens on the loopback interface")
     parser.add_argument("--world", type=Path, help="JSON: app, tokens, accounts, repositories, hooks")
+    parser.add_argument("--guests", type=Path, help="play the servers of a lab that have their folders there")
     parser.add_argument("--runner-url", default="", help="where runners reach it, when that differs")
     parser.add_argument("--seed", type=int, default=0, help="of all faults")
     parser.add_argument("--storm", action="store_true", help="a bad day: some of every fault")
@@ -56,9 +60,9 @@ def main(argv: list[str]) -> int:
         rates = FaultRates.of({name: float(rate) for name, rate in named.items()})
     except ValueError as error:
         parser.error(str(error))
-    server = ForgeServer(
-        given.port, faults=Faults(given.seed, STORM if given.storm else rates), runner_url=given.runner_url
-    )
+    faults = Faults(given.seed, STORM if given.storm else rates)
+    settings = ForgeSettings(first_id=int(time.time()))
+    server = ForgeServer(given.port, faults=faults, settings=settings, runner_url=given.runner_url)
     if given.world:
         populate(server.standin, json.loads(given.world.read_text(encoding="utf-8")))
     ended = threading.Event()
@@ -66,8 +70,18 @@ def main(argv: list[str]) -> int:
         signal.signal(one, lambda *_: ended.set())
     with server:
         print(f"a GitHub that misbehaves listens at {server.url}", file=sys.stderr, flush=True)
+        if given.guests:
+            play(given.guests, faults, ended)
         ended.wait()
     return 0
+
+
+def play(folder: Path, faults: Faults, ended: threading.Event) -> None:
+    """Be the guests of a lab, until it ends."""
+    guests = Guests(folder, faults)
+    while not ended.wait(LOOK_S):
+        if folder.exists():
+            guests.step(datetime.now(UTC))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ from gpuyard.lab.github.records import (
 )
 
 NAMESPACE = UUID("5f0c4be2-8f5e-4d9a-9c92-0a6d6f0f7a11")
-FIRST_ID = 1000
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,8 @@ class ForgeSettings:
     """A scale set hears of jobs and acquires them; False: they are assigned to it at once, within its capacity."""
     foreign: timedelta = timedelta(seconds=30)
     """How long a job takes on somebody else's runner."""
+    first_id: int = 1000
+    """Of jobs, runs, runners and all else. A later one, when clients remember those of a life before this one."""
 
 
 @dataclass
@@ -123,7 +124,7 @@ class Forge:
     # -- ids
 
     def next_id(self, kind: str) -> int:
-        return next(self._ids.setdefault(kind, count(FIRST_ID)))
+        return next(self._ids.setdefault(kind, count(self.settings.first_id)))
 
     def guid(self, kind: str) -> str:
         """A UUID that is the same in every run with this seed."""
@@ -373,7 +374,7 @@ class Forge:
         """A message of what is pending, at most so many events."""
         if not one.pending:
             return None
-        message = QueuedMessage(self.next_id(f"message of {one.id}") - FIRST_ID + 1, one.pending[:most])
+        message = QueuedMessage(self.next_id("message"), one.pending[:most])
         del one.pending[:most]
         one.messages.append(message)
         return message

@@ -1,0 +1,153 @@
+"""The GitHub beside a lab: a stand-in, started where the lab's site has runners that ask there, and jobs for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuyard.lab import processes
+from gpuyard.lab.catalog import GITHUB
+from gpuyard.lab.errors import LabError
+from gpuyard.lab.files import write_json
+from gpuyard.lab.http import Unreachable, call
+from gpuyard.lab.ports import require_free_port
+from gpuyard.lab.settings import PORT_BASE_VARIABLE, Lab, remembered
+from gpuyard.lab.status import DOWN, SILENT, UP, ServiceStatus, memory_mib
+from gpuyard.site.load import LoadedSite
+from gpuyard.site.runner_rules import Enrolment
+
+HOOK = "/v1/github/webhook"
+"""Of the portal."""
+LOOK_S = 0.2
+REPOSITORY = "demo/science"
+CIRUN = """\
+runners:
+  - name: gpu
+    cloud: openstack
+    instance_type: gpu_medium
+    machine_image: tiny
+    labels: [cirun-gpu]
+"""
+"""`.cirun.yml` of each repository of the stand-in."""
+
+
+@dataclass(frozen=True)
+class JobSeen:
+    """A job as GitHub has it."""
+
+    status: str
+    conclusion: str
+    runner: str
+    """Name; empty before it runs."""
+
+
+def start_github(lab: Lab, loaded: LoadedSite, portal_url: str) -> bool:
+    """Start the stand-in where the site has runners that ask it; whether it has. What runs as it should is left alone.
+    It comes up beside whatever is done next. Raises LabError and LabSettingsError."""
+    enrolments = asking_here(lab, loaded)
+    if not enrolments:
+        processes.end(lab.state, GITHUB)
+        return False
+    wanted = world(enrolments, portal_url)
+    running = GITHUB in processes.leaders(processes.find(lab.state))
+    if running and _remembered_world(lab) == wanted:
+        return True
+    processes.end(lab.state, GITHUB)
+    remedy = f"the lab's GitHub needs it: choose others with --port-base or {PORT_BASE_VARIABLE}"
+    require_free_port(lab.github_port, GITHUB, remedy)
+    write_json(_file(lab), wanted)
+    command = [sys.executable, "-P", "-m", "gpuyard.lab.github", "--port", str(lab.github_port)]
+    command += ["--world", str(_file(lab)), "--guests", str(lab.guests)]
+    processes.start(lab.state, GITHUB, command, processes.clean_environment(), lab.log_of(GITHUB))
+    return True
+
+
+def asking_here(lab: Lab, loaded: LoadedSite) -> list[Enrolment]:
+    runners = loaded.site.runners
+    return [one for one in runners.enrolments if one.url == lab.github_url] if runners else []
+
+
+def world(enrolments: Sequence[Enrolment], portal_url: str) -> dict[str, Any]:
+    """What there is at that GitHub: the tokens and webhooks that the enrolments name, and a repository for each."""
+    found: dict[str, Any] = {"tokens": {}, "accounts": {}, "repositories": {}, "hooks": []}
+    for one in enrolments:
+        if one.token_file is None:
+            raise LabError(f"enrolment {one.name}: the lab's GitHub knows no apps; name a token_file")
+        found["tokens"][_line_of(one.token_file)] = "gpuyard"
+        found["accounts"][one.owner] = {"organization": one.organization is not None}
+        found["repositories"][one.repository or f"{one.owner}/science"] = {"files": {".cirun.yml": CIRUN}}
+        if one.webhook_secrets_file:
+            scope = one.organization or one.repository
+            secret = _line_of(one.webhook_secrets_file)
+            found["hooks"].append({"scope": scope, "url": portal_url + HOOK, "secret": secret})
+    return found
+
+
+def _line_of(path: str) -> str:
+    """The first word of a file of secrets."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split()
+    except OSError as error:
+        raise LabError(f"{path} cannot be read: {error.strerror}") from None
+    if not lines:
+        raise LabError(f"{path} is empty, and must hold a secret")
+    return lines[0]
+
+
+def _file(lab: Lab) -> Path:
+    return lab.state / "github.json"
+
+
+def _remembered_world(lab: Lab) -> Any:
+    try:
+        return json.loads(_file(lab).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def look_at_github(state: Path) -> ServiceStatus | None:
+    """Its row in the status of a lab; None for a lab that has none."""
+    lab = remembered(state)
+    if lab is None or not _file(lab).exists():
+        return None
+    found = processes.find(state)
+    process = processes.leaders(found).get(GITHUB)
+    if process is None:
+        return ServiceStatus(GITHUB, lab.github_url, None, None, DOWN)
+    try:
+        call("GET", f"{lab.github_url}/_fake/journal", timeout_s=5.0)
+        answering = UP
+    except LabError:
+        answering = SILENT
+    return ServiceStatus(GITHUB, lab.github_url, process.pid, memory_mib(GITHUB, found), answering)
+
+
+def push_job(lab: Lab, repository: str, label: str, seconds: float) -> int:
+    """Start a run with one job; its id. Raises LabError."""
+    body = {"repository": repository, "jobs": [{"labels": [label], "seconds": seconds, "name": "train"}]}
+    try:
+        answer = call("POST", f"{lab.github_url}/_fake/jobs", body).body
+    except Unreachable:
+        raise LabError(f"no GitHub runs beside the lab in {lab.state}; start it with 'gpuyard lab up'") from None
+    return int(answer["jobs"][0])
+
+
+def job_seen(lab: Lab, id: int) -> JobSeen:
+    job = call("GET", f"{lab.github_url}/_fake/jobs/{id}").body["json"]
+    return JobSeen(job["status"], job["conclusion"] or "", job["runner_name"] or "")
+
+
+def follow(lab: Lab, id: int) -> Iterator[JobSeen]:
+    """Each change of a job, until it is over."""
+    last = None
+    while last is None or last.status != "completed":
+        seen = job_seen(lab, id)
+        if seen != last:
+            yield seen
+        last = seen
+        time.sleep(LOOK_S)
