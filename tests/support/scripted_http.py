@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,7 +43,8 @@ Script = Callable[[Asked], Told]
 
 
 class ScriptedHttp:
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        """With `tls` it is a server of https."""
         self.asked: list[Asked] = []
         self._routes: dict[tuple[str, str], list[Told | Script]] = {}
         self._lock = threading.Lock()
@@ -86,11 +88,14 @@ class ScriptedHttp:
                 pass
 
         self._server = Quiet(("127.0.0.1", 0), Handler)
+        self._scheme = "https" if tls else "http"
+        if tls:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def on(self, method: str, path: str, *told: Told | Script) -> None:
         """What comes for a path, one after the other; the last stays."""
@@ -115,8 +120,8 @@ class ScriptedHttp:
 
 
 @contextmanager
-def scripted_http() -> Iterator[ScriptedHttp]:
-    server = ScriptedHttp()
+def scripted_http(tls: ssl.SSLContext | None = None) -> Iterator[ScriptedHttp]:
+    server = ScriptedHttp(tls)
     try:
         yield server
     finally:

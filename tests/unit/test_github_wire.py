@@ -5,14 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -230,6 +236,79 @@ def test_a_name_that_is_nobodys(tmp_path: Path) -> None:
     with pytest.raises(WireError, match="cannot be resolved") as error:
         HttpWire({}).exchange("GET", "http://nobody.invalid/", {})
     assert not error.value.sent
+
+
+# TLS and proxies
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Iterator[tuple[ScriptedHttp, Path]]:
+    """A server of https, and the file of its own authority."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    begin = datetime.now(UTC) - timedelta(days=1)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), 5, begin, begin + timedelta(days=9))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    authority, secret = tmp_path / "ca.pem", tmp_path / "key.pem"
+    authority.write_bytes(certificate.public_bytes(Encoding.PEM))
+    secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority, secret)
+    with scripted_http(context) as server:
+        yield server, authority
+
+
+def test_an_authority_that_is_not_the_systems(tls: tuple[ScriptedHttp, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    server, authority = tls
+    server.on("GET", "/", OK)
+    with pytest.raises(WireError, match=r"TLS: .*self.signed certificate") as error:
+        HttpWire({}).exchange("GET", server.url + "/", {"authorization": SECRET})
+    assert (error.value.sent, server.asked) == (False, [])
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    wire = HttpWire({})
+    assert [wire.exchange("GET", server.url + "/", {}).status for _ in range(3)] == [200, 200, 200]
+
+
+@pytest.mark.parametrize("how", ["stop", "total"])
+def test_a_poll_over_tls_is_cut(tls: tuple[ScriptedHttp, Path], monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    server, authority = tls
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    release, stop, wire = threading.Event(), WireStop(), HttpWire({})
+    server.on("GET", "/", held(release))
+    if how == "stop":
+        threading.Timer(0.4, stop.stop).start()
+    began = time.monotonic()
+    with pytest.raises(WireError, match="called off" if how == "stop" else "no whole answer"):
+        wire.exchange("GET", server.url + "/", {}, stop=stop, read=20, total=20 if how == "stop" else 0.4)
+    assert time.monotonic() - began < 5
+    release.set()
+    server.on("GET", "/", OK)
+    assert wire.exchange("GET", server.url + "/", {}).status == 200
+
+
+def test_a_proxy_is_used_where_the_environment_has_one(server: ScriptedHttp, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.on("GET", "/x", OK)
+    monkeypatch.setenv("http_proxy", server.url.replace("//", "//me:secret@"))
+    wire = HttpWire()
+    assert wire.exchange("GET", "http://github.invalid/x", {}).status == 200
+    asked = server.asked[0].headers
+    assert (asked["host"], asked["proxy-authorization"]) == ("github.invalid", "Basic bWU6c2VjcmV0")
+    monkeypatch.setenv("no_proxy", "github.invalid")
+    with pytest.raises(WireError, match="cannot be resolved"):
+        wire.exchange("GET", "http://github.invalid/x", {})
+
+
+def test_a_proxy_that_lets_nobody_through(server: ScriptedHttp) -> None:
+    server.on("CONNECT", "", Told(403))
+    with pytest.raises(WireError, match="proxy") as error:
+        HttpWire({"https": server.url}).exchange("POST", "https://github.invalid/x", {"authorization": SECRET})
+    assert not error.value.sent
+    assert not any("authorization" in one.headers for one in server.asked)
 
 
 # Bounds

@@ -96,6 +96,13 @@ def test_a_job_that_is_cancelled_in_the_queue_never_ran() -> None:
     assert job.labels == ("gpu",), "a completed job may come without labels"
 
 
+def test_how_it_went_may_be_told_later() -> None:
+    guess = update(S.COMPLETED, conclusion="unknown")
+    for told in ((guess, TRUTH), (TRUTH, guess)):
+        assert after(QUEUED, *told).conclusion == "success"
+    assert after(guess).conclusion == "unknown"
+
+
 def test_what_is_ours_stays_and_a_reason_goes_with_its_state() -> None:
     job = replace(after(QUEUED), reason="no GPU is free", tries=2, event="push")
     same = merge(job, replace(QUEUED, workflow="ci"), NOW)

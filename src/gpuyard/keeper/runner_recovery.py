@@ -15,7 +15,7 @@ from gpuyard.keeper.runner_intake import JobIntake
 from gpuyard.runners.github.answers import HookAttempt, Repository
 from gpuyard.runners.github.client import GitHubClient
 from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
-from gpuyard.runners.jobs import JobUpdate
+from gpuyard.runners.jobs import UNKNOWN, JobUpdate
 from gpuyard.runners.records import Job, JobState
 from gpuyard.runners.store import RunnerStore
 
@@ -111,7 +111,7 @@ class Recovery:
         elif job.run_id and not self._run_is_over(client, job):
             return
         elif job.run_id:
-            over = JobUpdate(job.id, job.repository, job.scope, JobState.COMPLETED, conclusion="unknown")
+            over = JobUpdate(job.id, job.repository, job.scope, JobState.COMPLETED, conclusion=UNKNOWN)
             self._book.update([over])
             return
         else:

@@ -26,6 +26,8 @@ STATUSES = {
     "requested": JobState.HELD,
     "pending": JobState.HELD,
 }
+UNKNOWN = "unknown"
+"""The conclusion of a job that is over, of which GitHub has not told how it went."""
 NEVER = datetime.min.replace(tzinfo=UTC)
 
 
@@ -77,7 +79,7 @@ def merge(job: Job | None, update: JobUpdate, now: datetime) -> Job:
         started=started,
         runner=runner,
         completed=_later(job.completed, update.completed if over else None),
-        conclusion=max(job.conclusion, update.conclusion if over else ""),
+        conclusion=max(job.conclusion, update.conclusion if over else "", key=_told),
         labels=max(job.labels, update.labels),
         scale_set=max(job.scale_set, update.scale_set),
         run_id=max(job.run_id, update.run_id),
@@ -108,6 +110,10 @@ def _latest(one: tuple[datetime | None, str]) -> tuple[bool, datetime, str]:
     """A job that its runner did not take within a minute gets another one: the later is the truth."""
     started, runner = one
     return bool(runner), started or NEVER, runner
+
+
+def _told(conclusion: str) -> tuple[bool, str]:
+    return conclusion not in ("", UNKNOWN), conclusion
 
 
 def _later(one: datetime | None, other: datetime | None) -> datetime | None:
