@@ -106,7 +106,7 @@ class RunnerWorld:
         self.leases: dict[str, Booking] = {}
         self.ran: Counter[str] = Counter()
         self.since: Mapping[str, datetime] = {}
-        self.refused: list[CreateRunner] = []
+        self.refused: list[CreateRunner | ChangeLease] = []
         self.extra: dict[str, Any] = {}
         """More of each view."""
         self._number = 0
@@ -206,6 +206,7 @@ class RunnerWorld:
         runner = self.runners[step.runner]
         if able:
             return
+        self.refused.append(step)
         if runner.state is S.BUSY:
             self.runners[step.runner] = replace(runner, until=end - TEARDOWN)
         elif runner.state is not S.DELETING:

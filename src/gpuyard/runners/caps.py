@@ -12,10 +12,11 @@ class Cap:
     enough, or if they are done before it could begin.
     """
 
-    __slots__ = ("_ends", "_level", "has", "most", "promised", "until", "words")
+    __slots__ = ("_ends", "_level", "has", "most", "name", "promised", "until", "words")
 
-    def __init__(self, most: int, words: str, ends: list[tuple[int, int]], until: int) -> None:
+    def __init__(self, name: str, most: int, words: str, ends: list[tuple[int, int]], until: int) -> None:
         """`ends`: (when, GPUs) of those that are running. `until`: an end of all times."""
+        self.name = name
         self.most = most
         self.words = words
         self._ends = list(ends)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import log
+from typing import NamedTuple
 
 from gpuyard.runners.records import GpuUse
 
@@ -36,8 +36,7 @@ def factor(hours: float, share: int, all_hours: float, all_shares: int) -> float
     return float(2 ** -((hours / all_hours) / (share / all_shares)))
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """Something that has GPUs, or waits for them."""
 
     id: str
@@ -62,20 +61,16 @@ def in_turn(turns: Iterable[Turn], used: Mapping[str, float], overdue: float) ->
     older ones, whether they run or wait. So repositories take turns however many jobs one of them has, and it makes
     no difference to the order whether somebody who waits has been given a runner in the meantime.
     """
-    lines: dict[tuple[str, str], list[Turn]] = defaultdict(list)
-    for turn in turns:
-        lines[turn.repository, turn.pool].append(turn)
     ranked: list[tuple[int, bool, float, float, str]] = []
-    for (repository, _), line in lines.items():
-        hours = used.get(repository, 0.0)
-        for turn in sorted(line, key=_in_line):
-            if turn.waits:
-                late = turn.queued <= overdue
-                ranked.append((-turn.priority, not late, 0.0 if late else hours / turn.share, turn.queued, turn.id))
-            hours += turn.hours
+    taken: dict[tuple[str, str], float] = {}
+    for turn in sorted(turns, key=lambda one: (-one.priority, one.queued, one.id)):
+        line = (turn.repository, turn.pool)
+        hours = taken.get(line)
+        if hours is None:
+            hours = used.get(turn.repository, 0.0)
+        if turn.waits:
+            late = turn.queued <= overdue
+            ranked.append((-turn.priority, not late, 0.0 if late else hours / turn.share, turn.queued, turn.id))
+        taken[line] = hours + turn.hours
     ranked.sort()
     return [one[-1] for one in ranked]
-
-
-def _in_line(turn: Turn) -> tuple[int, float, str]:
-    return -turn.priority, turn.queued, turn.id

@@ -1,39 +1,41 @@
 """When GPUs of a pool could be had: the room there is, less what this plan has given away already.
 
 Times are whole seconds since the epoch. Within a plan there is ever less room, so what was found to be the first
-opening of a host can only come later: each length of time has a heap of hosts by their first openings, and only the
-one at the top is looked at again.
+opening of a lane can only come later: each length of time has a heap of lanes by their first openings, of which only
+the one at the top is looked at again. For servers with several lanes it is a heap of hosts.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
+from collections.abc import Sequence
+from functools import cache
+from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 from gpuyard.ledger.leases import PoolRoom
-from gpuyard.runners.records import ServerChoice
 from gpuyard.store.times import seconds
+
+DEPTH = 500
+"""So many of a pool's queue have room kept for them; when those behind have their turn is reckoned from the work before
+them. (Slurm's backfill looks at as many.)"""
 
 
 class _Lane:
     """What is left of a lane: gaps that do not touch, in order of time."""
 
-    __slots__ = ("gaps", "size")
+    __slots__ = ("changes", "gaps", "size")
 
     def __init__(self, size: int, gaps: list[tuple[int, int]]) -> None:
         self.size = size
         self.gaps = gaps
-
-    def first(self, length: int) -> tuple[int, int] | None:
-        for gap in self.gaps:
-            if gap[1] - gap[0] >= length:
-                return gap
-        return None
+        self.changes = 0
 
     def is_free(self, start: int, end: int) -> bool:
         return any(gap[0] <= start and end <= gap[1] for gap in self.gaps)
+
+    def left_after(self, start: int, end: int) -> int:
+        """Seconds from the end to the end of the gap. Raises StopIteration when it is not free then."""
+        return next(gap[1] for gap in self.gaps if gap[0] <= start and end <= gap[1]) - end
 
     def take(self, start: int, end: int) -> None:
         for place, (begin, until) in enumerate(self.gaps):
@@ -41,6 +43,7 @@ class _Lane:
                 left = [(begin, start)] if begin < start else []
                 right = [(end, until)] if end < until else []
                 self.gaps[place : place + 1] = left + right
+                self.changes += 1
                 return
         raise ValueError(f"[{start}, {end}) is not free")
 
@@ -52,13 +55,24 @@ class Shape(NamedTuple):
     size: int
     """GPUs that its lane must have; 0 for any."""
 
-    @staticmethod
-    def of(choice: ServerChoice) -> Shape:
-        return Shape(1, choice.gpus) if choice.same_group else Shape(choice.gpus, 0)
+
+@cache
+def shape(gpus: int, same_group: bool) -> Shape:
+    return Shape(1, gpus) if same_group else Shape(gpus, 0)
 
 
-Opening = tuple[int, int, int, str]
-"""When, how wasteful (size of the lane, seconds left over; 0 for several lanes), and where. The least first."""
+class Opening(NamedTuple):
+    """The first one of some lanes. The least is the best."""
+
+    start: int
+    size: int
+    """Of the lane; 0 for several lanes."""
+    left: int
+    """Seconds that stay free after it."""
+    place: int
+    """Of the lanes, among those that come into question."""
+    changes: int
+    """As many times they had been changed."""
 
 
 class PoolOpenings:
@@ -67,95 +81,106 @@ class PoolOpenings:
     def __init__(self, room: PoolRoom, now: int) -> None:
         self.now = now
         self.blocked = room.blocked
-        self._hosts: dict[str, list[_Lane]] = defaultdict(list)
-        for lane in room.lanes:
-            gaps = [(max(seconds(start), now), seconds(end)) for start, end in lane.free]
-            self._hosts[lane.host].append(_Lane(lane.size, [gap for gap in gaps if gap[0] < gap[1]]))
-        for lanes in self._hosts.values():  # whatever the order in which they were told
+        hosts: dict[str, list[_Lane]] = {}
+        for one in room.lanes:
+            gaps = [(max(seconds(start), now), seconds(end)) for start, end in one.free]
+            hosts.setdefault(one.host, []).append(_Lane(one.size, [gap for gap in gaps if gap[0] < gap[1]]))
+        for lanes in hosts.values():  # whatever the order in which they were told
             lanes.sort(key=lambda lane: (lane.size, lane.gaps))
-        self._heaps: dict[tuple[Shape, int], list[Opening]] = {}
+        self._hosts = [hosts[name] for name in sorted(hosts)]
+        self._units: dict[Shape, Sequence[Sequence[_Lane]]] = {}
+        self._heaps: dict[tuple[Shape, int], tuple[list[Opening], Sequence[Sequence[_Lane]]]] = {}
         self.lanes = len(room.lanes)
-        self.busy = sum(not lane.is_free(now, now + 1) for lane in self._lanes())
+        self.busy = sum(not lane.is_free(now, now + 1) for lanes in self._hosts for lane in lanes)
         """Lanes that others had at the beginning."""
         self.given = 0
         """Lanes that were given away from now on."""
+        self._kept = 0
+        self._behind = now, 0
 
-    def first(self, shape: Shape, length: int) -> int | None:
+    def first(self, wanted: Shape, length: int) -> int | None:
         """When the first server of a shape could have `length` seconds; None when never, as far as is known."""
-        heap = self._top(shape, length)
-        return heap[0][0] if heap else None
+        heap = self._top(wanted, length)
+        return heap[0].start if heap else None
 
-    def take(self, shape: Shape, length: int) -> int:
+    def take(self, wanted: Shape, length: int) -> int:
         """Give away the first opening: when it begins. Raises IndexError when there is none."""
-        start, _, _, host = self._top(shape, length)[0]
-        able = [lane for lane in self._suitable(host, shape) if lane.is_free(start, start + length)]
-        able.sort(key=lambda lane: (lane.size, _waste(lane, start, length)))
-        for lane in able[: shape.lanes]:
-            lane.take(start, start + length)
-        self.given += shape.lanes if start == self.now else 0
+        found = self._top(wanted, length)[0]
+        start, end = found.start, found.start + length
+        able = self._of(wanted)[found.place]
+        if wanted.lanes > 1:
+            able = sorted(
+                (lane for lane in able if lane.is_free(start, end)),
+                key=lambda lane: (lane.size, lane.left_after(start, end)),
+            )
+        for lane in able[: wanted.lanes]:
+            lane.take(start, end)
+        self.given += wanted.lanes if start == self.now else 0
         return start
 
-    def many_now(self, shape: Shape, length: int) -> int:
+    def keep(self, wanted: Shape, length: int) -> int:
+        """Keep the first opening for one that waits, or with DEPTH before it reckon when about it has one."""
+        if self._kept < DEPTH:
+            self._kept += 1
+            start = self.take(wanted, length)
+            self._behind = max(start, self._behind[0]), 0
+            return start
+        start, seconds_before = self._behind
+        self._behind = start, seconds_before + wanted.lanes * length
+        return start + seconds_before // self.lanes
+
+    def many_now(self, wanted: Shape, length: int) -> int:
         """How many servers of a shape could begin now, one beside the other."""
         end = self.now + length
-        return sum(
-            sum(lane.is_free(self.now, end) for lane in self._suitable(host, shape)) // shape.lanes
-            for host in self._hosts
-        )
+        return sum(sum(lane.is_free(self.now, end) for lane in unit) // wanted.lanes for unit in self._of(wanted))
 
-    def ever(self, shape: Shape) -> bool:
+    def ever(self, wanted: Shape) -> bool:
         """Whether any host has what it needs, however long it would have to wait."""
-        return any(len(self._suitable(host, shape)) >= shape.lanes for host in self._hosts)
+        return bool(self._of(wanted))
 
-    def _lanes(self) -> Iterator[_Lane]:
-        for lanes in self._hosts.values():
-            yield from lanes
+    def _of(self, wanted: Shape) -> Sequence[Sequence[_Lane]]:
+        """Lanes that come into question: each by itself, or those of a host together."""
+        units = self._units.get(wanted)
+        if units is None:
+            if wanted.lanes > 1:
+                units = [lanes for lanes in self._hosts if len(lanes) >= wanted.lanes]
+            else:
+                units = [[lane] for lanes in self._hosts for lane in lanes if wanted.size in (0, lane.size)]
+            self._units[wanted] = units
+        return units
 
-    def _suitable(self, host: str, shape: Shape) -> list[_Lane]:
-        lanes = self._hosts[host]
-        return [lane for lane in lanes if lane.size == shape.size] if shape.size else lanes
-
-    def _top(self, shape: Shape, length: int) -> list[Opening]:
-        """The heap of a shape and length, its top as it is now."""
-        heap = self._heaps.get((shape, length))
-        if heap is None:
-            heap = [found for host in self._hosts if (found := self._opening(host, shape, length))]
+    def _top(self, wanted: Shape, length: int) -> list[Opening]:
+        """The heap of a shape and length, with a top that still is as it was found."""
+        known = self._heaps.get((wanted, length))
+        if known is None:
+            units = self._of(wanted)
+            heap = [one for place in range(len(units)) if (one := _opening(units[place], place, wanted.lanes, length))]
             heapify(heap)
-            self._heaps[shape, length] = heap
-            return heap
+            known = self._heaps[wanted, length] = heap, units
+        heap, units = known
         while heap:
-            now = self._opening(heap[0][-1], shape, length)
-            if now == heap[0]:
+            top = heap[0]
+            unit = units[top.place]
+            if top.changes == (unit[0].changes if len(unit) == 1 else sum(lane.changes for lane in unit)):
                 break
-            heappop(heap)
-            if now:
-                heappush(heap, now)
+            now = _opening(unit, top.place, wanted.lanes, length)
+            if now is None:
+                heappop(heap)
+            else:
+                heapreplace(heap, now)
         return heap
 
-    def _opening(self, host: str, shape: Shape, length: int) -> Opening | None:
-        lanes = self._suitable(host, shape)
-        if shape.lanes > 1:
-            return _together(host, lanes, shape.lanes, length)
-        best: Opening | None = None
-        for lane in lanes:
-            gap = lane.first(length)
-            if gap is not None:
-                found = (gap[0], lane.size, gap[1] - gap[0] - length, host)
-                if best is None or found < best:
-                    best = found
-        return best
 
-
-def _together(host: str, lanes: list[_Lane], number: int, length: int) -> Opening | None:
-    """The first moment from which so many lanes are free for so long."""
-    able = sorted(gap for lane in lanes for gap in lane.gaps if gap[1] - gap[0] >= length)
-    for place, (start, _) in enumerate(able):
-        free = sum(end - start >= length for _, end in able[: place + 1])
-        free += sum(begin == start for begin, _ in able[place + 1 :])
-        if free >= number:
-            return start, 0, 0, host
+def _opening(unit: Sequence[_Lane], place: int, number: int, length: int) -> Opening | None:
+    """The first moment from which so many of the lanes are free for so long."""
+    if number == 1:
+        lane = unit[0]
+        for start, end in lane.gaps:
+            if end - start >= length:
+                return Opening(start, lane.size, end - start - length, place, lane.changes)
+        return None
+    able = sorted(gap for lane in unit for gap in lane.gaps if gap[1] - gap[0] >= length)
+    for start, _ in able:
+        if sum(begin <= start and end - start >= length for begin, end in able) >= number:
+            return Opening(start, 0, 0, place, sum(lane.changes for lane in unit))
     return None
-
-
-def _waste(lane: _Lane, start: int, length: int) -> int:
-    return min(end for begin, end in lane.gaps if begin <= start and start + length <= end) - start - length

@@ -6,13 +6,13 @@ Everybody who waits keeps the room that it will have first, so nobody behind it 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 from gpuyard.ledger.leases import HORIZON
 from gpuyard.model.booking import FOREVER, lasting
 from gpuyard.runners.caps import Cap
-from gpuyard.runners.openings import PoolOpenings, Shape
+from gpuyard.runners.openings import PoolOpenings, Shape, shape
 from gpuyard.runners.records import Runner, ServerChoice, Wanted
 from gpuyard.runners.view import RunnerView
 from gpuyard.site.runner_rules import JobRules, SiteRunners
@@ -23,13 +23,20 @@ TEARDOWN = timedelta(minutes=10)
 ALWAYS = seconds(FOREVER)
 
 
+ALL = "all runners"
+
+
+def uses(runner: Runner, repository: str) -> tuple[str, str, str, str]:
+    """Names of what a runner takes GPUs of: its pool, and what the limits are of."""
+    return f"pool {runner.choice.pool}", ALL, f"set {runner.scale_set}", f"repository {repository.lower()}"
+
+
 def lease_length(site: SiteRunners, wanted: Wanted) -> timedelta:
     """Of a runner that is made now: time to boot and connect, its job's longest time, time to be deleted."""
     return site.boot + site.register_within + wanted.longest + TEARDOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """What becomes of one that wants a server."""
 
     choice: ServerChoice | None
@@ -50,9 +57,12 @@ class PlanRoom:
         self._lanes_of_runners: dict[str, int] = defaultdict(int)
         self._ends: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self._caps: dict[str, Cap] = {}
+        self._caps_of: dict[tuple[str, str], list[Cap]] = {}
         self._rules: dict[tuple[str, str], JobRules] = {}
+        self._lengths: dict[timedelta, int] = {}
+        self._words: dict[tuple[object, ...], str] = {}
         self.waiting: dict[str, int] = defaultdict(int)
-        """Pool -> GPUs that somebody waits for because there is no room, but for limits."""
+        """What is used up (`uses`) -> GPUs that somebody waits for."""
 
     def rules(self, repository: str, scale_set: str) -> JobRules:
         key = (repository, scale_set)
@@ -63,25 +73,21 @@ class PlanRoom:
     def count(self, runner: Runner, repository: str, end: int) -> None:
         """A runner has GPUs until `end` at most. To be told of all before anything is placed."""
         choice = runner.choice
-        self._lanes_of_runners[choice.pool] += Shape.of(choice).lanes
-        for name in ("", f"set {runner.scale_set}", f"repository {repository.lower()}"):
+        self._lanes_of_runners[choice.pool] += _shape(choice).lanes
+        for name in uses(runner, repository)[1:]:
             self._ends[name].append((max(end, self.now), choice.gpus))
 
     def place(self, wanted: Wanted, repository: str, scale_set: str, not_before: int = 0) -> Place:
         """Give it the room that it can have first. `not_before`: it may not begin before; then it is told when it
         could, and no room is kept for it."""
-        length = int(lease_length(self._site, wanted).total_seconds())
-        caps = self._caps_of(repository, scale_set)
+        length, caps = self._length(wanted), self._under(repository, scale_set)
         best: tuple[int, int] | None = None
         for number, choice in enumerate(wanted.choices):
             opening = self._first(choice, length)
             if opening is None:
                 continue
-            allowed = all(cap.allows(choice.gpus, opening + length) for cap in caps)
-            if opening == self.now >= not_before and allowed:
-                self._take(choice, length)
-                for cap in caps:
-                    cap.start(choice.gpus, opening + length)
+            if opening == self.now >= not_before and _allow(caps, choice.gpus, opening + length):
+                self._take(choice, length, caps)
                 return Place(choice, opening)
             if best is None or opening < best[0]:
                 best = opening, number
@@ -92,82 +98,90 @@ class PlanRoom:
     def fits_now(self, wanted: Wanted, repository: str, scale_set: str) -> ServerChoice | None:
         """As `place`, for one that gets room now or none, and for which nobody shall wait: no pool in which anybody
         waits is touched."""
-        length = int(lease_length(self._site, wanted).total_seconds())
-        caps = self._caps_of(repository, scale_set)
+        length, caps = self._length(wanted), self._under(repository, scale_set)
         for choice in wanted.choices:
-            free = not self.waiting.get(choice.pool) and self._first(choice, length) == self.now
-            if free and all(cap.allows(choice.gpus, self.now + length) for cap in caps):
-                self._take(choice, length)
-                for cap in caps:
-                    cap.start(choice.gpus, self.now + length)
+            free = f"pool {choice.pool}" not in self.waiting and self._first(choice, length) == self.now
+            if free and _allow(caps, choice.gpus, self.now + length):
+                self._take(choice, length, caps)
                 return choice
         return None
 
     def many_now(self, wanted: Wanted, scale_set: str) -> int:
         """How many more could have room now, whoever they are for."""
-        length = int(lease_length(self._site, wanted).total_seconds())
-        caps = self._caps_of("", scale_set)
+        length, caps = self._length(wanted), self._under("", scale_set)
         found = 0
         for pool, choice in {choice.pool: choice for choice in reversed(wanted.choices)}.items():
             openings = self._pools.get(pool)
             if openings is not None and not openings.blocked:
-                found += openings.many_now(Shape.of(choice), length)
+                found += openings.many_now(_shape(choice), length)
         gpus = min((choice.gpus for choice in wanted.choices), default=1)
         return max(0, min([found, *((cap.most - cap.has - cap.promised) // gpus for cap in caps)]))
 
     def _first(self, choice: ServerChoice, length: int) -> int | None:
         openings = self._pools.get(choice.pool)
-        return None if openings is None or openings.blocked else openings.first(Shape.of(choice), length)
+        return None if openings is None or openings.blocked else openings.first(_shape(choice), length)
 
-    def _take(self, choice: ServerChoice, length: int) -> None:
-        self._pools[choice.pool].take(Shape.of(choice), length)
-        self._lanes_of_runners[choice.pool] += Shape.of(choice).lanes
+    def _take(self, choice: ServerChoice, length: int, caps: list[Cap]) -> None:
+        """From now on."""
+        self._pools[choice.pool].take(_shape(choice), length)
+        self._lanes_of_runners[choice.pool] += _shape(choice).lanes
+        for cap in caps:
+            cap.start(choice.gpus, self.now + length)
 
     def _later(self, choice: ServerChoice, length: int, opening: int, caps: list[Cap], not_before: int) -> Place:
-        firsts = [cap.first(choice.gpus, self.now) for cap in caps]
-        if any(first is None for first in firsts):
-            cap = next(cap for cap, first in zip(caps, firsts, strict=True) if first is None)
-            return Place(choice, None, f"it needs {choice.gpus} GPUs, and {cap.words} may have {cap.most} at once")
-        start = max([opening, not_before, *(first for first in firsts if first is not None)])
+        start = max(opening, not_before)
+        for cap in caps:
+            first = cap.first(choice.gpus, self.now)
+            if first is None:
+                some = f"{choice.gpus} GPU{'' if choice.gpus == 1 else 's'}"
+                return Place(choice, None, f"it needs {some}, and {cap.words} may have {cap.most} at once")
+            start = max(start, first)
         if not_before > self.now:
-            return Place(choice, start)
-        reason = self._full(choice, length)
-        if start > opening or opening == self.now:
-            tight = [cap for cap in caps if not cap.allows(choice.gpus, self.now + length)]
-            reason = tight[0].reason(choice.gpus) if tight else reason
+            return Place(choice, start, "not yet")
+        reason = ""
+        if self.now < opening == start:
+            start = self._pools[choice.pool].keep(_shape(choice), length)
+            self.waiting[f"pool {choice.pool}"] += choice.gpus
         else:
-            self._pools[choice.pool].take(Shape.of(choice), length)
-            self.waiting[choice.pool] += choice.gpus
+            tight = [cap for cap in caps if not cap.allows(choice.gpus, self.now + length)]
+            reason = tight[0].reason(choice.gpus) if tight else ""
+            for cap in tight:
+                self.waiting[cap.name] += choice.gpus
         for cap in caps:
             cap.wait(choice.gpus, start, start + length)
-        return Place(choice, start, reason)
+        return Place(choice, start, reason or self._full(choice, length))
 
-    def _caps_of(self, repository: str, scale_set: str) -> list[Cap]:
-        rules = self.rules(repository, scale_set)
-        limits: list[tuple[str, int | None, str]] = [("", self._site.most, "all runners together")]
-        if scale_set in self._site.sets:
-            limits.append((f"set {scale_set}", self._site.sets[scale_set].most, f"runners of set {scale_set}"))
-        if repository and rules.origins.get("most", "").startswith("repository "):
-            limits.append((f"repository {repository.lower()}", rules.most, "its repository"))
-        found = []
-        for name, most, words in limits:
-            if most is not None:
-                if name not in self._caps:
-                    self._caps[name] = Cap(most, words, self._ends.get(name, []), ALWAYS)
-                found.append(self._caps[name])
-        return found
+    def _length(self, wanted: Wanted) -> int:
+        length = self._lengths.get(wanted.longest)
+        if length is None:
+            length = self._lengths[wanted.longest] = int(lease_length(self._site, wanted).total_seconds())
+        return length
+
+    def _under(self, repository: str, scale_set: str) -> list[Cap]:
+        """The limits that hold for it."""
+        key = (repository, scale_set)
+        if key not in self._caps_of:
+            rules = self.rules(repository, scale_set)
+            limits: list[tuple[str, int | None, str]] = [(ALL, self._site.most, "all runners together")]
+            if scale_set in self._site.sets:
+                limits.append((f"set {scale_set}", self._site.sets[scale_set].most, f"runners of set {scale_set}"))
+            if repository and rules.origins.get("most", "").startswith("repository "):
+                limits.append((f"repository {repository.lower()}", rules.most, "its repository"))
+            self._caps_of[key] = [self._cap(name, most, words) for name, most, words in limits if most is not None]
+        return self._caps_of[key]
+
+    def _cap(self, name: str, most: int, words: str) -> Cap:
+        if name not in self._caps:
+            self._caps[name] = Cap(name, most, words, self._ends.get(name, []), ALWAYS)
+        return self._caps[name]
 
     def _full(self, choice: ServerChoice, length: int) -> str:
         """Why a pool has no room now."""
         openings, runners = self._pools[choice.pool], self._lanes_of_runners[choice.pool]
-        taken = openings.busy + openings.given
-        head = f"waiting for {_gpus(choice)} of pool {choice.pool}: "
-        if taken < openings.lanes:
-            free = openings.lanes - taken
-            time = lasting(timedelta(seconds=length))
-            return f"{head}{free} of {openings.lanes} {'is' if free == 1 else 'are'} free, but not for {time}"
-        others = openings.lanes - min(runners, openings.lanes)
-        return f"{head}{_have(runners, 'runner')}{' and ' if runners and others else ''}{_have(others, 'booking')}"
+        key = (choice.pool, _shape(choice), length, openings.given)
+        if key not in self._words:
+            self._words[key] = f"waiting for {_gpus(choice)} of pool {choice.pool}: {_taken(openings, runners, length)}"
+        return self._words[key]
 
     def _never(self, wanted: Wanted) -> Place:
         if not wanted.choices:
@@ -178,7 +192,7 @@ class PlanRoom:
             return Place(choice, None, f"no GPU of pool {choice.pool} can be used at the moment")
         if openings.blocked:
             return Place(choice, None, f"no server can be started in pool {choice.pool} now: {openings.blocked}")
-        if not openings.ever(Shape.of(choice)):
+        if not openings.ever(_shape(choice)):
             return Place(choice, None, f"no host has {_gpus(choice)} of pool {choice.pool} that can be used")
         time = lasting(lease_length(self._site, wanted))
         hours = HORIZON // timedelta(hours=1)
@@ -188,13 +202,28 @@ class PlanRoom:
         return Place(choice, None, reason)
 
 
+def _allow(caps: list[Cap], gpus: int, end: int) -> bool:
+    return all(cap.allows(gpus, end) for cap in caps)
+
+
+def _shape(choice: ServerChoice) -> Shape:
+    return shape(choice.gpus, choice.same_group)
+
+
 def _gpus(choice: ServerChoice) -> str:
     if choice.gpus == 1:
         return "a GPU"
     return f"a group of {choice.gpus} GPUs" if choice.same_group else f"{choice.gpus} GPUs on one host"
 
 
-def _have(many: int, what: str) -> str:
-    if many < 1:
-        return ""
-    return f"{what}s have {many} of its GPUs" if what == "runner" else f"bookings have {many}"
+def _taken(openings: PoolOpenings, runners: int, length: int) -> str:
+    """Who has the GPUs of a pool. `runners`: lanes that runners have."""
+    all, free = openings.lanes, openings.lanes - openings.busy - openings.given
+    if free > 0:
+        time = lasting(timedelta(seconds=length))
+        some = f"{free} of {all} {'is' if free == 1 else 'are'} free, but not for the {time} that it may take"
+        return f"{some}: bookings or jobs before it need {'it' if free == 1 else 'them'}"
+    others = all - min(runners, all)
+    if not others or not runners:
+        return f"{'bookings' if others else 'runners'} have {'its only one' if all == 1 else f'all {all}'}"
+    return f"of {all} runners have {runners}, and bookings {others}"

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from gpuyard.ledger.policy import spell
 from gpuyard.runners.fair_share import HOUR, Turn, in_turn
-from gpuyard.runners.placing import TEARDOWN, PlanRoom, lease_length
-from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, ServerChoice, Wanted
+from gpuyard.runners.placing import TEARDOWN, PlanRoom, lease_length, uses
+from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, Wanted
 from gpuyard.runners.resolve import IdleRunners
 from gpuyard.runners.serving import match
 from gpuyard.runners.view import (
@@ -73,6 +72,8 @@ class _Planning:
         self.since: dict[str, datetime] = {}
         self.kept: dict[str, Runner] = {}
         """Runners that are to wait for jobs."""
+        self.numbers: Counter[str] = Counter()
+        """Pool -> jobs that wait for it."""
         self.ending: set[str] = set()
         """Runners that this plan deletes."""
         self.runners = sorted(view.runners, key=lambda one: (one.created, one.name))
@@ -81,7 +82,7 @@ class _Planning:
         found = ((one.name, self.jobs.get(one.job) or told.get(one.name)) for one in self.runners)
         self.job_of = {name: job for name, job in found if job is not None}
         """Runner -> the job that GitHub has given it."""
-        self.presumed = {one.for_job: one for one in self.runners if self._is_presumed(one)}
+        self.presumed = {one.for_job: one for one in self.runners if one.for_job and self._is_presumed(one)}
         """Job -> the busy runner that probably has it."""
         self.able = [one for one in self.runners if self._may_get_job(one)]
 
@@ -100,7 +101,7 @@ class _Planning:
         self._leases(served)
         return RunnerPlan(
             tuple(sorted(self.steps, key=lambda step: not isinstance(step, DeleteRunner))),
-            tuple(self._queue(place for place in places if place.job in queued)),
+            tuple(self._queue(places)),
             {one.name: self._capacity(one, placing) for one in self._sets()},
             self.since,
         )
@@ -124,11 +125,10 @@ class _Planning:
         and not more than the GPUs that there are."""
         live = (JobState.QUEUED, JobState.RUNNING)
         known = sum(job.scale_set == demand.name and job.state in live for job in self.jobs.values())
-        strangers = sum(
-            one.scale_set == demand.name and one.state is S.BUSY and one.name not in self.job_of
-            for one in self.runners
-            if one not in self.presumed.values()
-        )
+        mine = [one for one in self.runners if one.scale_set == demand.name and one.name not in self.job_of]
+        strangers = sum(one.state is S.BUSY and one.for_job not in self.presumed for one in mine)
+        if any(one.state is S.IDLE and self.now - (one.online or one.changed) >= PRESUMED for one in mine):
+            return  # GitHub would have given it one of these long ago: its number is wrong
         lanes = sum(len(self.view.rooms[pool].lanes) for pool in _pools(demand.wanted) if pool in self.view.rooms)
         key = f"set {demand.name}"
         for number in range(min(demand.assigned - known - strangers, lanes)):
@@ -165,41 +165,31 @@ class _Planning:
     def _order(self, queued: dict[str, tuple[Job, Wanted]], placing: PlanRoom) -> list[tuple[Job, Wanted]]:
         """In the order of their turns; those that have failed too often come last."""
         used: dict[str, float] = defaultdict(float, {name.lower(): hours for name, hours in self.view.used.items()})
-        turns = []
-        for job, wanted in queued.values():
-            if job.tries < MOST_TRIES:
-                turns.append(self._turn(job.id, job.repository, job.scale_set, wanted, job.queued, placing, waits=True))
+        late = (self.now - OVERDUE).timestamp()
+        turns = [
+            self._turn(job.id, job.repository, job.scale_set, wanted, job.queued, placing, waits=True)
+            for job, wanted in queued.values()
+            if job.tries < MOST_TRIES
+        ]
         for runner in self.runners:
-            has = self.job_of.get(runner.name)
+            has, whose = self.job_of.get(runner.name), self._repository(runner)
             if runner.state is S.DELETING and runner.busy is not None:
-                used[self._repository(runner).lower()] += runner.choice.gpus * ((self.now - runner.created) / HOUR)
-            elif runner.state is S.BUSY or has is not None:
-                if has is None and runner.for_job in queued and runner.for_job in self.presumed:
-                    continue  # its job stands in the line itself
-                if has is None or has.id not in queued:
-                    since = has.queued if has else runner.created
-                    whose = self._repository(runner)
-                    id = has.id if has else runner.name
-                    turns.append(self._turn(id, whose, runner.scale_set, runner.wanted, since, placing, waits=False))
-        ids = in_turn(turns, used, (self.now - OVERDUE).timestamp())
+                used[whose.lower()] += runner.choice.gpus * ((self.now - runner.created) / HOUR)
+                continue
+            stands_itself = (has.id if has else runner.for_job if runner.for_job in self.presumed else "") in queued
+            if (runner.state is S.BUSY or has is not None) and not stands_itself:
+                id, since = (has.id, has.queued) if has else (runner.name, runner.created)
+                turns.append(self._turn(id, whose, runner.scale_set, runner.wanted, since, placing, waits=False))
         given_up = sorted(id for id, (job, _) in queued.items() if job.tries >= MOST_TRIES)
-        return [queued[id] for id in (*ids, *given_up)]
+        return [queued[id] for id in (*in_turn(turns, used, late), *given_up)]
 
     def _turn(
-        self,
-        id: str,
-        repository: str,
-        scale_set: str,
-        wanted: Wanted,
-        queued: datetime,
-        placing: PlanRoom,
-        *,
-        waits: bool,
+        self, id: str, whose: str, scale_set: str, wanted: Wanted, queued: datetime, placing: PlanRoom, *, waits: bool
     ) -> Turn:
-        first = wanted.choices[0] if wanted.choices else ServerChoice("", "", "")
-        hours = first.gpus * (wanted.longest / HOUR)
-        share = placing.rules(repository, scale_set).share
-        return Turn(id, repository.lower(), first.pool, wanted.priority, share, queued.timestamp(), hours, waits)
+        pool, gpus = (wanted.choices[0].pool, wanted.choices[0].gpus) if wanted.choices else ("", 0)
+        hours = gpus * wanted.longest.total_seconds() / 3600
+        share = placing.rules(whose, scale_set).share
+        return Turn(id, whose.lower(), pool, wanted.priority, share, queued.timestamp(), hours, waits)
 
     def _served(self, order: Sequence[tuple[Job, Wanted]]) -> dict[str, Runner]:
         """Job -> the runner that it has, or will get."""
@@ -225,16 +215,16 @@ class _Planning:
             return QueuePlace(job.id, first, 0, "it is given up")
         stopped = self._stopped(job.scope)
         if stopped:
-            return QueuePlace(job.id, first, 1, stopped)
+            return self._waits(job, first, stopped)
         not_before = job.not_before if job.not_before and job.not_before > self.now else None
         place = placing.place(wanted, job.repository, job.scale_set, seconds(not_before) if not_before else 0)
         pool = place.choice.pool if place.choice else first
         start = moment(place.start) if place.start is not None else None
         if not_before:
             cause = f" ({job.reason})" if job.reason else ""
-            return QueuePlace(job.id, pool, 1, f"its last runner failed{cause}; next try {spell(not_before)}", start)
+            return self._waits(job, pool, f"its last runner failed{cause}; next try {spell(not_before)}", start)
         if place.choice is None or place.reason:
-            return QueuePlace(job.id, pool, 1, place.reason, start)
+            return self._waits(job, pool, place.reason, start)
         known = job.id in self.jobs
         self.steps.append(
             CreateRunner(
@@ -256,20 +246,20 @@ class _Planning:
     def _stopped(self, scope: str) -> str:
         return self.view.stopped.get("", "") or self.view.stopped.get(scope, "")
 
+    def _waits(self, job: Job, pool: str, reason: str, start: datetime | None = None) -> QueuePlace:
+        """The next place of a pool's queue; jobs that nobody has told of have none."""
+        if job.id in self.jobs:
+            self.numbers[pool] += 1
+        return QueuePlace(job.id, pool, self.numbers[pool], reason, start)
+
     def _queue(self, places: Iterable[QueuePlace]) -> Iterator[QueuePlace]:
-        """Those with a runner first, then each pool's in order, then those of which it is not known what they want."""
-        numbers: Counter[str] = Counter()
-        waiting = []
-        for place in places:
-            if place.position:
-                numbers[place.pool] += 1
-                waiting.append(replace(place, position=numbers[place.pool]))
-            else:
-                yield place
-        yield from waiting
-        unread = (job for job in self.jobs.values() if job.state is JobState.QUEUED and job.wanted is None)
-        for number, job in enumerate(sorted(unread, key=lambda one: (one.queued, one.id)), start=1):
-            yield QueuePlace(job.id, "", number, job.reason or "its configuration has not been read yet")
+        """Those with a runner first, then the others in order, then those of which it is not known what they want."""
+        told = [place for place in places if place.job in self.jobs]
+        yield from (place for place in told if not place.position)
+        yield from (place for place in told if place.position)
+        unread = [job for job in self.jobs.values() if job.state is JobState.QUEUED and job.wanted is None]
+        for job in sorted(unread, key=lambda one: (one.queued, one.id)):
+            yield self._waits(job, "", job.reason or "its configuration has not been read yet")
 
     # Runners that have no job, and serve none
 
@@ -289,13 +279,14 @@ class _Planning:
             self._make_idle(wish, wish.count - staying, placing)
 
     def _give_way(self, going: Sequence[Runner], placing: PlanRoom) -> None:
-        """Keep fewer where jobs wait for GPUs that no spare runner is about to leave."""
+        """Keep fewer where jobs wait for GPUs, in a pool or under a limit, that no spare runner is about to leave."""
         going = [*going, *(one for one in self.runners if one.state is S.DELETING)]
-        for pool, gpus in placing.waiting.items():
-            missing = gpus - sum(one.choice.gpus for one in going if one.choice.pool == pool)
-            for one in reversed([one for one in self.kept.values() if one.choice.pool == pool]):
+        for name, gpus in placing.waiting.items():
+            missing = gpus - sum(one.choice.gpus for one in going if name in uses(one, self._repository(one)))
+            for one in reversed([one for one in self.kept.values() if name in uses(one, self._repository(one))]):
                 if missing > 0:
                     missing -= one.choice.gpus
+                    going.append(one)
                     del self.kept[one.name]
 
     def _delete(self, spare: Iterable[Runner]) -> None:
@@ -338,10 +329,10 @@ class _Planning:
         serving = {runner.name for runner in served.values()}
         for runner in self.runners:
             lease = self.view.leases.get(runner.lease)
-            if lease is None or runner.name in self.ending:
+            if lease is None:
                 continue
             end, yields = lease.ask.end, runner.wanted.preemptible
-            if runner.state is S.DELETING:
+            if runner.state is S.DELETING or runner.name in self.ending:
                 yields = lease.yields
                 if not self.now + TEARDOWN / 2 <= end <= self.now + 2 * TEARDOWN:
                     end = self.now.replace(microsecond=0) + TEARDOWN

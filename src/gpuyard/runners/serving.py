@@ -43,6 +43,8 @@ class Matching:
         self._hopeless: set[object] = set()
 
     def of(self, jobs: Sequence[Job]) -> dict[str, Runner]:
+        if not self._runners:
+            return {}
         known = {job.id: job for job in jobs}
         matched = set()
         for place, runner in enumerate(self._runners):

@@ -109,7 +109,7 @@ class FailJob:
 Step = CreateRunner | DeleteRunner | ChangeLease | FailJob
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class QueuePlace:
     """Where a queued job is."""
 
@@ -120,8 +120,8 @@ class QueuePlace:
     """1 is the next of the pool; 0 for one that has a runner already, or gets one by this plan."""
     reason: str
     start: datetime | None = None
-    """When a runner is made for it at the latest, if nothing else is asked for in the meantime and every job takes its
-    longest time. None when that cannot be said."""
+    """When about a runner is made for it, if nothing else is asked for in the meantime and every job takes its longest
+    time: mostly it is sooner. Of one that has a runner: when that was made. None when it cannot be said."""
 
 
 @dataclass(frozen=True)
