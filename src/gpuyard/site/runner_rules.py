@@ -234,7 +234,11 @@ class SiteRunners(RunnerLimits):
     timezone: Annotated[str, StringConstraints(min_length=1)] = Field(
         "UTC", description="For idle runners by the hour."
     )
-    public: bool = Field(False, description="Show queue and history to everybody, without login.")
+    public: bool = Field(
+        False,
+        description="Show queue and history to everybody, without login: names of private repositories and their jobs "
+        "too, but no logs.",
+    )
 
     @model_validator(mode="after")
     def _known(self) -> SiteRunners:
