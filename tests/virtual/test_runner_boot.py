@@ -110,6 +110,7 @@ def servers(github: GitHub, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         server.boot()
         if name == "runner-bare":
             server.boot()
+        server.disk.unlink()
         return server
 
     for name in kinds:
