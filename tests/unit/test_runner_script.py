@@ -11,7 +11,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -171,12 +170,12 @@ def test_the_labs_guest_says_what_the_script_says(machine: Machine, result: str)
         machine.runner(f'exec {sys.executable} {runner_standin.__file__} "$@"')
         script = machine.do()
 
-        now, text = datetime.now(UTC), StringIO()
+        now, text = datetime.now(UTC), list[str]()
         data = user_data("by-guest", registered(server, "by-guest", result), gpus=1)
-        guest = Guest(data, now, ask_over_http, text.write)
+        guest = Guest(data, now, ask_over_http, text.append)
         for second in range(60):
             guest.step(now + timedelta(seconds=second))
-        played = console.read(text.getvalue())
+        played = console.read("".join(text))
     assert replace(played, gpu_words="", log="") == replace(script, gpu_words="", log="")
     assert (played.gpu, played.job, played.over) == (GpuVerdict.OK, JobProgress.FINISHED, True)
     spoken = [line.rpartition("Z: ")[2] for line in script.log.splitlines()]

@@ -17,7 +17,7 @@ from gpuyard.runners.console import Console, read
 from gpuyard.runners.github.answers import RegisteredRunner
 from gpuyard.runners.github.client import GitHubClient
 from gpuyard.runners.github.errors import GitHubError
-from gpuyard.runners.progress import Seen, SeenServer
+from gpuyard.runners.progress import OFF, Seen, SeenServer
 from gpuyard.runners.records import Job, Runner, RunnerState
 
 TICK = timedelta(seconds=1)
@@ -108,6 +108,16 @@ class RunnerSights:
         with self._lock:
             self._words[runner.name] = _Word(began, found)
 
+    def wants_console(self, runner: Runner) -> bool:
+        """Whether its console can say something that nobody else says: while it starts, and when it has gone off before
+        anybody knew of a job."""
+        with self._lock:
+            server = self.nova.servers.get(runner.server_id) if self.nova else None
+        off = server is not None and server.status in OFF
+        return bool(runner.server_id) and (
+            runner.state is RunnerState.REGISTERING or (runner.state is RunnerState.IDLE and off)
+        )
+
     def look_at_console(self, runner: Runner) -> bool:
         """Whether it says anything new. Raises ServerError."""
         text = self.servers.console(runner.server_id)
@@ -158,8 +168,3 @@ class RunnerSights:
         with self._lock:
             self._words = {name: word for name, word in self._words.items() if name in live}
             self._consoles = {name: said for name, said in self._consoles.items() if name in live}
-
-
-def wants_console(runner: Runner) -> bool:
-    """Whether its console can say something that nobody else says."""
-    return runner.state is RunnerState.REGISTERING and bool(runner.server_id)

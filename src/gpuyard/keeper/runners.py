@@ -21,7 +21,7 @@ from gpuyard.keeper.job_book import JobBook
 from gpuyard.keeper.quarantine import Quarantine
 from gpuyard.keeper.registrar import Registrar
 from gpuyard.keeper.runner_hands import LATE, RunnerHands, Tools
-from gpuyard.keeper.runner_sights import RunnerSights, wants_console
+from gpuyard.keeper.runner_sights import RunnerSights
 from gpuyard.keeper.runner_site import RunnerSite
 from gpuyard.ledger.errors import NoBookingError, RefusedError
 from gpuyard.ledger.leases import PoolRoom
@@ -428,7 +428,9 @@ class RunnersKeeper:
         """For a loop of its own."""
         if not self.has_turn:
             return
-        news = [self.sights.look_at_console(one) for one in self.doors.store.runners() if wants_console(one)]
+        news = [
+            self.sights.look_at_console(one) for one in self.doors.store.runners() if self.sights.wants_console(one)
+        ]
         if any(news):
             self.wake("a runner said something")
 

@@ -93,7 +93,7 @@ def _forward(runner: Runner, seen: Seen, now: datetime) -> Runner | None:
         return _given(runner, job) if job is not None and runner.job != job.id else None
     if runner.state in (S.CREATING, S.REGISTERING) and (seen.online or console.online):
         return become(runner, S.IDLE, now)
-    if runner.state is S.CREATING and seen.server is not None and seen.server.status == "ACTIVE":
+    if runner.state is S.CREATING and seen.server is not None and seen.server.status in {"ACTIVE", *OFF}:
         return become(runner, S.REGISTERING, now)
     return None
 
@@ -149,7 +149,7 @@ def _silent(runner: Runner, seen: Seen, patience: Patience, now: datetime, end: 
     off = seen.server is not None and seen.server.status in OFF
     if off and state is S.BUSY and quiet:
         return end(Cause.LOST, f"its server is {seen.server.status if seen.server else ''}, and its job is not over")
-    if off and state is not S.BUSY:
+    if off and state in (S.REGISTERING, S.IDLE) and _heard_out(runner, seen, patience, now):
         return end(Cause.SERVER_ERROR, "its server has switched itself off before it had a job")
     if seen.registered is False and state in (S.REGISTERING, S.IDLE) and quiet:
         return end(Cause.GITHUB_ERROR, "GitHub has its registration no more")
@@ -158,6 +158,18 @@ def _silent(runner: Runner, seen: Seen, patience: Patience, now: datetime, end: 
     if state is S.REGISTERING and runner.active is not None and now - runner.active >= patience.register:
         return end(Cause.REGISTRATION_TIMEOUT, f"it was not online at GitHub within {patience.register}")
     return None
+
+
+def _heard_out(runner: Runner, seen: Seen, patience: Patience, now: datetime) -> bool:
+    """Whether there is no more to hear of a runner whose server is off. It says why before it goes, and what it did in
+    the seconds since the last look GitHub may know before we do."""
+    console = seen.console or Console()
+    if console.job is not JobProgress.NONE:
+        return False
+    if runner.state is S.REGISTERING:
+        late = runner.active is not None and now - runner.active >= patience.register
+        return late or (console.over and seen.online is not None)
+    return console.over or (seen.online is False and now - runner.changed >= GRACE)
 
 
 def _hours(runner: Runner) -> str:

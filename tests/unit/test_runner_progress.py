@@ -1,0 +1,84 @@
+"""Where a runner is, by what was seen of it: above all when its server has switched itself off, as each does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from gpuyard.runners.console import Console, GpuVerdict, JobProgress
+from gpuyard.runners.progress import GRACE, Patience, Seen, SeenServer, progress
+from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, ServerChoice, Wanted
+
+NOW = datetime(2026, 11, 22, 10, tzinfo=UTC)
+PATIENCE = Patience(boot=timedelta(minutes=15), register=timedelta(minutes=10))
+CHOICE = ServerChoice("v100", "gpu_tiny", "runner")
+S = RunnerState
+CREATING = Runner(
+    name="r", state=S.CREATING, scope="demo", repository="demo/science", labels=("gpu",),
+    wanted=Wanted("gpu", (CHOICE,), timedelta(hours=1)), choice=CHOICE, created=NOW, changed=NOW, server_id="s",
+)  # fmt: skip
+REGISTERING = replace(CREATING, state=S.REGISTERING, active=NOW)
+IDLE = replace(REGISTERING, state=S.IDLE, online=NOW)
+JOB = Job("github.com/1", "demo/science", ("gpu",), JobState.COMPLETED, NOW, "demo", runner="r", conclusion="success")
+ON, OFF = SeenServer("s", "r", "ACTIVE"), SeenServer("s", "r", "SHUTOFF")
+BAD = Console(gpu=GpuVerdict.FAILED, gpu_words="nvidia-smi has not answered in 60 s", over=True)
+DONE = Console(gpu=GpuVerdict.OK, online=True, job=JobProgress.FINISHED, result="Succeeded", over=True)
+
+
+def became(runner: Runner, seen: Seen, after: timedelta = timedelta(seconds=30)) -> tuple[RunnerState, Cause | None]:
+    found = progress(runner, seen, PATIENCE, NOW + after)
+    return found.state, found.cause
+
+
+def test_a_gpu_that_fails_is_the_cause_in_whatever_order_it_is_seen() -> None:
+    assert became(REGISTERING, Seen(OFF)) == (S.REGISTERING, None), "it has not been heard yet"
+    assert became(REGISTERING, Seen(OFF, console=BAD)) == (S.REGISTERING, None), "GitHub has not been asked yet"
+    assert became(REGISTERING, Seen(ON, console=BAD)) == (S.REGISTERING, None)
+    known = Seen(OFF, registered=True, online=False)
+    assert became(REGISTERING, known) == (S.REGISTERING, None)
+    assert became(REGISTERING, replace(known, console=BAD)) == (S.DELETING, Cause.GPU_CHECK)
+    assert became(CREATING, replace(known, console=BAD)) == (S.DELETING, Cause.GPU_CHECK), "off before it was seen on"
+
+
+def test_a_runner_that_was_online_has_a_good_gpu_whatever_it_says() -> None:
+    """A job can write to its console."""
+    said = Seen(ON, registered=True, online=True, console=replace(BAD, over=False))
+    assert became(REGISTERING, said) == (S.IDLE, None)
+    assert became(IDLE, replace(said, online=False)) == (S.IDLE, None)
+    assert became(IDLE, Seen(OFF, registered=True, online=False, console=BAD)) == (S.DELETING, Cause.SERVER_ERROR)
+
+
+@pytest.mark.parametrize("runner", [CREATING, REGISTERING, IDLE])
+def test_a_job_that_is_over_before_anybody_has_heard_of_it_is_no_failure(runner: Runner) -> None:
+    assert became(runner, Seen(OFF))[1] is None
+    assert became(runner, Seen(OFF, registered=False, online=False))[1] is None
+    assert became(runner, Seen(OFF, console=DONE)) == (S.DELETING, Cause.FINISHED)
+    assert became(runner, Seen(OFF, job=JOB)) == (S.DELETING, Cause.FINISHED)
+
+
+def test_a_job_that_was_killed_with_its_runner_is_lost() -> None:
+    killed = replace(DONE, job=JobProgress.STARTED, result="")
+    assert became(IDLE, Seen(OFF, registered=True, online=False, console=killed)) == (S.BUSY, None)
+    busy = replace(IDLE, state=S.BUSY, busy=NOW, until=NOW + timedelta(hours=1))
+    assert became(busy, Seen(OFF, console=killed), GRACE) == (S.DELETING, Cause.LOST)
+
+
+def test_a_server_that_goes_without_a_word_is_not_waited_for_for_ever() -> None:
+    """It crashed, or the cloud shows no consoles."""
+    gone = Seen(OFF, registered=True, online=False)
+    assert became(REGISTERING, gone, PATIENCE.register) == (S.DELETING, Cause.SERVER_ERROR)
+    assert became(IDLE, gone) == (S.IDLE, None)
+    assert became(IDLE, gone, GRACE) == (S.DELETING, Cause.SERVER_ERROR)
+
+
+def test_a_runner_that_had_nothing_to_do() -> None:
+    idle = replace(DONE, job=JobProgress.NONE, result="")
+    assert became(IDLE, Seen(OFF, console=idle)) == (S.DELETING, Cause.SERVER_ERROR)
+
+
+def test_why_there_is_no_runner() -> None:
+    why = Console(gpu=GpuVerdict.OK, failed="the image has no runner", over=True)
+    found = progress(REGISTERING, Seen(OFF, registered=True, online=False, console=why), PATIENCE, NOW)
+    assert (found.cause, found.reason) == (Cause.GITHUB_ERROR, "its runner did not start: the image has no runner")
