@@ -440,3 +440,19 @@ def test_a_session_that_has_ended_leads_to_the_login(site: Site, visits: Visits)
     page.evaluate("void load(true)")
     page.wait_for_url(re.compile(r"/login[?]next=(/|%2F)calendar"))
     visits.errors.clear()  # the browser writes the 401 down
+
+
+def test_a_runner_is_shown_as_one_and_is_nobodys(site: Site, visits: Visits) -> None:
+    what = "runner gpuyard-v100-x1 of owner/name"
+    one = site.ledger.leases.take(
+        "v100", 1, False, NOON + 8 * HOUR, "gpuyard-v100-x1", "p-ci", "ci", what, yields=False
+    )
+    page = visits.enter(site)
+    shown = event(page, one)
+    expect(shown).to_contain_text(what)
+    expect(shown.locator("b")).to_have_text("runner")
+    expect(shown).to_have_class("tl-event is-active runner others")
+    shown.click()
+    expect(page.locator("#details-title")).to_have_text("Runner")
+    expect(page.locator("#details-facts")).to_contain_text("runner on gpu-1/")
+    expect(page.locator("#details-buttons button")).to_have_text(["Close"])

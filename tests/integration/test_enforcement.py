@@ -156,6 +156,26 @@ def test_no_server_on_a_lease_starts_while_a_bookings_gpus_are_released(opened: 
     assert booked.boot(RUNNER).status == "ACTIVE"
 
 
+def test_a_plan_lets_the_runners_project_see_flavors_and_have_servers(opened: Open) -> None:
+    size = {"vcpus": 15, "ram": "90 GiB", "disk": "20 GiB", "ephemeral": "500 GiB"}
+    flavors = {FLAVOR: {**size, "gpus": {"t4": 1}, "projects": ["art"]}}
+    runners = {**RUNNERS, "allowed": {"flavors": [FLAVOR]}}
+    booked = opened(MUST, {"art": {}}, runners=runners, flavors=flavors, limits={"servers": 1})
+    seen = read_objects(booked.operator, booked.compiled)
+    SiteApplier(booked.operator, seen).apply(plan_site(booked.compiled, seen), lambda step: None)
+    try:
+        assert not plan_site(booked.compiled, read_objects(booked.operator, booked.compiled)).steps
+        pages = {who: api.pages("compute", "/flavors", "flavors", limit=1000) for who, api in booked.apis.items()}
+        seers = {who for who, rows in pages.items() if FLAVOR in {row["name"] for row in rows}}
+        assert seers == {"bob", RUNNER}
+        booked.keeper.run()
+        assert [booked.boot(RUNNER).status for _ in range(2)] == ["ACTIVE"] * 2, "everybody else has one server at most"
+    finally:
+        for row in booked.operator.get("identity", "/limits")["limits"]:
+            if row["project_id"] == booked.people[RUNNER].project_id:
+                booked.operator.request("DELETE", "identity", f"/limits/{row['id']}")
+
+
 def test_limits_of_others_on_these_gpus_do_not_stand_and_plans_leave_ours_alone(opened: Open) -> None:
     booked = opened(MUST)
     booking = booked.book("ada", start=0)

@@ -26,6 +26,7 @@ def install(app: FastAPI, sources: Sources) -> None:
             nav=navigation_of(visitor, request),
             scripts=[*COMMON, *scripts],
             pools=list(sources.ledger.book.pools) if sources.ledger else [],
+            runners=bool(request.app.state.runners),
         )
         # The token of the session is in it.
         return HTMLResponse(html, headers={"Cache-Control": "no-store"})

@@ -103,7 +103,7 @@ const whoseOf = (booking) => (["hold", "runner"].includes(booking.kind) ? bookin
 
 function describe(booking) {
   // what and how many
-  if (booking.kind === "runner") return `runner ${booking.server || "for a job"} on ${booking.gpu_names.join(", ")}`;
+  if (booking.kind === "runner") return `runner on ${booking.gpu_names.join(", ")}`;
   if (booking.kind === "hold") return booking.gpu_names?.length ? `hold on ${booking.gpu_names.join(", ")}` : "hold";
   const shape = booking.same_group ? ", one group" : booking.same_host && booking.gpus > 1 ? ", one host" : "";
   return booking.gpu ? `${booking.gpu} (${booking.pool})` : `${booking.gpus} × ${booking.pool}${shape}`;
