@@ -19,15 +19,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpuyard.runners.github.answers import Hook
 from gpuyard.runners.github.api import MOST_PAGES, RestApi, api_base
 from gpuyard.runners.github.client import GitHubClient
 from gpuyard.runners.github.errors import GitHubError, GitHubTrouble, PollEndedError
 from gpuyard.runners.github.messages import expiry, read_message, read_session
 from gpuyard.runners.github.scale_sets import ScaleSetClient, SetSession
-from gpuyard.runners.github.wire import HttpWire, WireError, WireStop
+from gpuyard.runners.github.wire import HttpWire, WireAnswer, WireError, WireStop
 from gpuyard.site.runner_rules import Enrolment
 from tests.support.scripted_http import Asked, Script, ScriptedHttp, Told, scripted_http
 
@@ -705,3 +706,68 @@ def test_when_a_token_ends() -> None:
     assert expiry("e30.eyJleHAiOjE3OTUzMjcyMDB9.c2ln") == datetime(2026, 11, 22, 6, tzinfo=UTC)
     assert expiry("e30.eyJleHAiOjk5OTk5OTk5OTk5OTk5OTk5OX0.x") is None
     assert expiry("no token") is None
+
+
+class Canned(HttpWire):
+    """Every answer is the same."""
+
+    def __init__(self, data: Any) -> None:
+        self.body = json.dumps(data).encode()
+
+    def exchange(self, *args: Any, **keywords: Any) -> WireAnswer:
+        return WireAnswer(200, {"content-type": "application/json"}, self.body)
+
+
+WORDS = [
+    "id", "name", "full_name", "runners", "labels", "jobs", "workflow_runs", "runner", "encoded_jit_config", "head",
+    "repo", "pull_requests", "number", "token", "expires_at", "value", "state", "url", "sessionId", "messageQueueUrl",
+    "runner_groups", "guid", "delivered_at", "status_code", "config", "events", "login", "user", "repositories",
+]  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=5), inner),
+    max_leaves=12,
+)
+
+
+@pytest.fixture(scope="module")
+def enrolled(tmp_path_factory: pytest.TempPathFactory) -> Enrolment:
+    path = tmp_path_factory.mktemp("any") / "token"
+    path.write_text(SECRET)
+    return Enrolment.model_validate({"organization": "o", "token_file": str(path)})
+
+
+@given(data=JSON)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_calls_bear_any_answer(enrolled: Enrolment, data: Any) -> None:
+    time_ = Time()
+    api = RestApi(enrolled, wire=Canned(data), now=time_.now, clock=time_.clock, sleep=time_.sleep)
+    client = GitHubClient(enrolled, api)
+    sets = ScaleSetClient(client)
+    calls: list[Callable[[], object]] = [
+        client.repositories,
+        client.runners,
+        client.registration_token,
+        client.hooks,
+        lambda: client.jit("one", ("gpu",)),
+        lambda: client.jit("one", ("gpu",), "o/r"),
+        lambda: client.runner(5),
+        lambda: client.runner_named("one"),
+        lambda: client.file("o/r", ".cirun.yml"),
+        lambda: client.job("o/r", 5),
+        lambda: client.waiting_jobs("o/r"),
+        lambda: client.run("o/r", 5),
+        lambda: client.pull_request("o/r", 5),
+        lambda: client.pull_requests_of("o/r", "x", "y"),
+        lambda: client.role("o/r", "x"),
+        lambda: client.in_team("t", "x"),
+        lambda: client.deliveries(Hook("/orgs/o/hooks/1/deliveries"), NOW),
+        lambda: sets.ensure("gpu", "Default"),
+        lambda: sets.ensure("gpu", "other"),
+        lambda: sets.open(7, "us").poll(0, 1),
+        lambda: sets.jit(7, "one"),
+        lambda: sets.runner_named("one"),
+    ]
+    for call in calls:
+        with contextlib.suppress(GitHubError):
+            call()
