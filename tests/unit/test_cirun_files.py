@@ -7,7 +7,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import pytest
 from hypothesis import given, settings
@@ -317,11 +317,11 @@ runners:
     ],
 )  # fmt: skip
 def test_hostile_files_are_read_in_no_time(text: str) -> None:
-    start = perf_counter()
+    start = process_time()
     for read_it in (read_cirun, read_access):
         found = read_it(text)
         assert all(one.object and one.reason.isprintable() for one in found.findings)
-    assert perf_counter() - start < 6
+    assert process_time() - start < 6
 
 
 KEYS = st.sampled_from(
