@@ -387,9 +387,15 @@ class SimulatedRunners:
         return GitHubClient(enrolment, api)
 
     def _killable_store(self) -> RunnerStore:
-        store = self.store
-        for name in ("put", "put_job", "put_runner", "add_runner", "put_message", "delivery_done"):
-            call = getattr(store, name)
+        self._make_killable(
+            self.store, "put", "put_job", "put_runner", "add_runner", "put_message", "delivery_done", "put_log"
+        )
+        self._make_killable(self.ledger.leases, "take", "extend", "end")
+        return self.store
+
+    def _make_killable(self, thing: object, *names: str) -> None:
+        for name in names:
+            call = getattr(thing, name)
 
             def wrapped(*args: Any, _call: Any = call, _name: str = name, **keywords: Any) -> Any:
                 self._between(f"before {_name}")
@@ -397,8 +403,7 @@ class SimulatedRunners:
                 self._between(f"after {_name}")
                 return answer
 
-            setattr(store, name, wrapped)
-        return store
+            setattr(thing, name, wrapped)
 
     def _between(self, what: str) -> None:
         self.between(what)

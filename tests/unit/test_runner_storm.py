@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
+import pytest
+
+from gpuyard.lab.github.faults import STORM, FaultRates
 from gpuyard.lab.github.records import JobOrder
-from tests.support.simulated_runners import SimulatedRunners, cirun_repository, hook
+from tests.support.simulated_runners import Killed, Mishaps, SimulatedRunners, cirun_repository, hook
+
+MISHAPS = Mishaps(refused=0.02, reply_lost=0.02, no_host=0.03, error=0.03, silent=0.03, bad_gpu=0.01)
 
 
 def test_a_job_of_a_scale_set_runs_and_leaves_nothing(tmp_path: Path) -> None:
@@ -30,3 +36,55 @@ def test_a_job_of_a_webhook_runs_and_leaves_nothing(tmp_path: Path) -> None:
     world.until(lambda: world.job(mine).status == "completed" and not world.left_over())
     assert world.job(mine).conclusion == "success", world.report()
     assert world.our_job(world.job(other)) is None
+
+
+def storm(
+    folder: Path,
+    seed: int,
+    jobs: int,
+    rates: FaultRates = STORM,
+    mishaps: Mishaps = MISHAPS,
+    kills: int = 5,
+    url: str = "",
+) -> SimulatedRunners:
+    """So many jobs, half by webhook and half for the scale set, while everything goes wrong that can; to the end."""
+    world = SimulatedRunners(folder, seed, rates, mishaps, url)
+    for name in ("science", "art", "music"):
+        cirun_repository(world, f"demo/{name}")
+    hook(world)
+    killer = random.Random(f"kills {seed}")
+
+    def between(what: str) -> None:
+        if world.deaths < kills and killer.random() < kills / (jobs * 20):
+            raise Killed(what)
+
+    world.between = between
+    order = random.Random(f"jobs {seed}")
+    made = 0
+    while made < jobs:
+        many = min(order.randint(1, 8), jobs - made)
+        label = order.choice(["cirun-gpu", "gpuyard-v100"])
+        orders = [JobOrder((label,), order.uniform(5, 300), order.choice(["success", "failure"])) for _ in range(many)]
+        world.github.forge.push(f"demo/{order.choice(['science', 'art', 'music'])}", orders)
+        made += many
+        for _ in range(order.randint(0, 6)):
+            world.step()
+    world.until(world.at_rest, hours=48, seconds=10)
+    return world
+
+
+def check(world: SimulatedRunners) -> None:
+    """Every job ran exactly once, was cancelled or taken by others at GitHub, or is reported failed with its cause."""
+    assert world.left_over() == []
+    for job in world.github.forge.jobs.values():
+        tries = [one.runner for one in job.tries if one.runner.startswith("gpuyard-")]
+        assert len(tries) <= 1, (world.seed, job)
+        if not job.tries and job.conclusion != "cancelled":
+            assert world.given_up(job), (world.seed, job, world.our_job(job))
+    for pool, most in world.nova.most.items():
+        assert most <= world.nova.gpus[pool], pool
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_storm_loses_nothing_and_leaves_nothing(tmp_path: Path, seed: int) -> None:
+    check(storm(tmp_path, seed, jobs=30))
