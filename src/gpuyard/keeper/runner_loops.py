@@ -36,8 +36,9 @@ GITHUB_PERIOD = 60.0
 INTAKE_PERIOD = 5.0
 RECOVERY_PERIOD = 120.0
 ANNOUNCE_PERIOD = 30.0
-SET_PERIOD = 2.0
-"""Seconds before a poll is tried again that failed; twice as long each time."""
+SET_PERIOD = 10.0
+"""Seconds before a poll is tried again that failed, twice as long each time; one that went well is followed at once. A
+poll lasts for 50 s, and a loop is taken for dead after ten times its period."""
 CREW = 16
 """Things done at Nova and GitHub at once."""
 ASKERS = 8

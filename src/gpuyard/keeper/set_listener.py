@@ -49,11 +49,14 @@ class SetListener:
         self._stopped = False
 
     def run(self) -> float | None:
-        """One poll, of up to a minute, and what follows from it. Raises GitHubError."""
+        """Open a session, or one poll, of up to a minute, and what follows from it. Raises GitHubError."""
         if self._stopped or not self._may():
             return None
         try:
-            session = self._session or self._open()
+            session = self._session
+            if session is None:  # a run of its own: that we listen is known before the first poll is over
+                self._open()
+                return 0.0
             state = self._state()
             message = session.poll(state.last_message, max(0, self._capacity()))
             if message is not None:
