@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def storm(
         made += many
         for _ in range(order.randint(0, 6)):
             world.step()
-    world.until(world.at_rest, hours=48, seconds=10)
+    world.until(world.at_rest, hours=48, seconds=30)
     return world
 
 
@@ -85,6 +86,43 @@ def check(world: SimulatedRunners) -> None:
         assert most <= world.nova.gpus[pool], pool
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_storm_loses_nothing_and_leaves_nothing(tmp_path: Path, seed: int) -> None:
-    check(storm(tmp_path, seed, jobs=30))
+@pytest.mark.parametrize("seed", [0, pytest.param(range(1, 8), marks=pytest.mark.slow)])
+def test_a_storm_loses_nothing_and_leaves_nothing(tmp_path: Path, seed: int | range) -> None:
+    for number in [seed] if isinstance(seed, int) else seed:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        check(storm(folder, number, jobs=10 if seed == 0 else 40))
+
+
+def one_job(folder: Path, label: str, between: Callable[[str], None]) -> SimulatedRunners:
+    folder.mkdir()
+    world = SimulatedRunners(folder)
+    cirun_repository(world)
+    hook(world)
+    world.until(lambda: bool(world.github.forge.sets))
+    world.between = between
+    world.github.forge.push("demo/science", [JobOrder((label,), 30)])
+    world.until(world.at_rest, hours=2, seconds=15)
+    return world
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", ["gpuyard-v100", "cirun-gpu"])
+def test_a_kill_at_any_call_loses_nothing_and_leaves_nothing(tmp_path: Path, label: str) -> None:
+    """The way of one job, once for each call that is made on it: killed there, and begun again."""
+    calls: list[str] = []
+    check(one_job(tmp_path / "whole", label, calls.append))
+    places = [place for place, what in enumerate(calls) if not what.startswith(("before nova ours", "after nova ours"))]
+    assert len(places) > 20
+    for place in places:
+        left = iter([False] * place + [True])
+
+        def between(what: str, left: Iterator[bool] = left) -> None:
+            if next(left, False):
+                raise Killed(what)
+
+        world = one_job(tmp_path / str(place), label, between)
+        assert world.deaths == 1, (place, calls[place])
+        check(world)
+        (job,) = world.github.forge.jobs.values()
+        assert job.conclusion == "success", (place, calls[place])

@@ -72,6 +72,8 @@ class Repositories:
         self._clients = clients
         self._files, self._runs, self._people = Answers(now), Answers(now), Answers(now)
         self._read: Answers = Answers(now)
+        self._known: dict[tuple[str, str], Configuration] = {}
+        self._lock = threading.Lock()
 
     def settle(self, job: Job) -> tuple[Ruling, Job]:
         """What a job may have, and the job with it, or with the reason why it has nothing (yet). Raises GitHubError
@@ -95,6 +97,10 @@ class Repositories:
         """What GitHub says of people, through an enrolment."""
         return _People(self._clients[scope], self._people, self._text)
 
+    def known(self) -> dict[tuple[str, str], Configuration]:
+        """(enrolment, ``owner/name``) -> what its files said when they were last read; in order."""
+        return dict(sorted(self._known.items()))
+
     def _files_of(self, client: GitHubClient, repository: str) -> Configuration:
         if not client.enrolment.cirun:
             return Configuration()
@@ -107,7 +113,10 @@ class Repositories:
         def understood(before: tuple[object, Configuration] | None) -> tuple[object, Configuration]:
             return before if before and before[0] == texts else (texts, read(RepositoryFiles(*texts)))
 
-        return self._read.get(key, timedelta(0), understood)[1]
+        found = self._read.get(key, timedelta(0), understood)[1]
+        with self._lock:
+            self._known[client.enrolment.name, repository] = found
+        return found
 
     def _text(self, client: GitHubClient, repository: str, path: str, ref: str = "") -> str | None:
         def ask(before: RepositoryFile | None) -> RepositoryFile:

@@ -67,6 +67,7 @@ class Runners:
         self.keeper = RunnersKeeper(site, doors, partial(Crew, self._executors[0]), now, **more)
         self.site, self.doors = site, doors
         repositories = Repositories(site.compiled.site, doors.clients, now)
+        self.keeper.configurations = repositories.known
         self.intake = JobIntake(site, doors.store, self.keeper.book, repositories, self._executors[1], now)
         period = timedelta(seconds=RECOVERY_PERIOD)
         self.recovery = Recovery(
@@ -94,7 +95,7 @@ class Runners:
             self.doors.store, self.keeper.book,
             capacity=lambda: self.keeper.plan.capacity.get(label, 0),
             known=lambda number: self.keeper.set_ids.__setitem__((scope, label), number),
-            now=self._now, may=lambda: self.keeper.has_turn,
+            now=self._now, may=lambda: self.keeper.has_turn and self.keeper.planned,
         )  # fmt: skip
 
     def loops(self) -> list[Loop]:

@@ -6,13 +6,12 @@ import hashlib
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 
 from gpuyard.model.booking import Lane
 from gpuyard.model.errors import UsageError
 from gpuyard.runners.progress import Patience
 from gpuyard.runners.records import Runner, ScaleSetState, ServerChoice, Wanted
-from gpuyard.runners.resolve import IdleRunners, as_runner, served, wanted_of
+from gpuyard.runners.resolve import as_runner, served, wanted_of
 from gpuyard.runners.view import SetDemand
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.runner_rules import Enrolment, SiteRunners
@@ -103,6 +102,3 @@ class RunnerSite:
         ways = as_runner(label, self.runners.sets[label]).ways
         choices, _ = served(ways, self.compiled.site, ask_allowed=False)
         return wanted_of(label, choices, self.runners.rules("", label))
-
-    def idle(self, now: datetime) -> Sequence[IdleRunners]:
-        return ()

@@ -17,7 +17,7 @@ from functools import partial
 from gpuyard.cloud.guarded_servers import GuardedServers
 from gpuyard.cloud.servers import ServerError, ServerProblem
 from gpuyard.keeper.crew import Crew
-from gpuyard.keeper.job_book import JobBook
+from gpuyard.keeper.job_book import LATELY, JobBook
 from gpuyard.keeper.quarantine import Quarantine
 from gpuyard.keeper.registrar import Registrar
 from gpuyard.keeper.runner_hands import LATE, RunnerHands, Tools
@@ -34,10 +34,12 @@ from gpuyard.runners.fair_share import decayed
 from gpuyard.runners.github.client import GitHubClient
 from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
 from gpuyard.runners.github.scale_sets import ScaleSetClient
+from gpuyard.runners.idle import idle_runners
 from gpuyard.runners.placing import TEARDOWN
 from gpuyard.runners.planner import plan, retry_after
 from gpuyard.runners.progress import OFF, Seen, progress
 from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerEvent, RunnerState, ServerChoice
+from gpuyard.runners.resolve import Configuration
 from gpuyard.runners.store import RunnerStore
 from gpuyard.runners.view import (
     ChangeLease,
@@ -126,9 +128,14 @@ class RunnersKeeper:
         """What is ours and belongs to nothing -> number of the look at which it was first seen so."""
         self._lock = threading.Lock()
         self.plan = RunnerPlan()
+        self.planned = False
+        """Whether there was a plan: before, nobody knows what scale sets can have."""
         self.waits = ""
         """Why this process does not keep the runners, when it does not."""
-        self.idle: Callable[[datetime], Sequence[object]] = lambda now: ()
+        self.configurations: Callable[[], Mapping[tuple[str, str], Configuration]] = dict
+        """What repositories' files said when they were last read; set by whoever reads them."""
+        self._last_jobs: dict[tuple[str, str], datetime] | None = None
+        """(repository in lower case, kind) -> when a runner of the kind last got a job; under "" anybody's."""
 
     @property
     def has_turn(self) -> bool:
@@ -159,6 +166,7 @@ class RunnersKeeper:
             leases = {lease.id: lease for lease in self._leases.current()}
             runners = self._advanced(runners, [*jobs, *over], leases, busy, now, problems)
             self.plan = plan(self._view(runners, [*jobs, *over], leases), now)
+            self.planned = True
             by_name = {runner.name: runner for runner in runners}
             for step in self.plan.steps:
                 with _apart(problems, str(step)[:200]):
@@ -245,6 +253,7 @@ class RunnersKeeper:
         if runner.state is S.DELETING and runner.cause is Cause.NO_CAPACITY:
             self._no_room(runner.choice.pool, runner.reason)
         elif runner.active is not None:
+            self._note_job(runner)
             self._pauses.pools.pop(runner.choice.pool, None)
 
     # What is planned
@@ -259,11 +268,23 @@ class RunnersKeeper:
             leases=leases,
             rooms=self._rooms(now),
             used=decayed(used, now, site.half_life),
-            idle=self.site.idle(now),
+            idle=idle_runners(self.site.compiled.site, self.configurations(), self._last_job, now),
             sets=self.site.demands(self.doors.store.scale_sets()),
             stopped=self._stopped(now),
             since=self.plan.since,
         )
+
+    def _last_job(self, repository: str, kind: str) -> datetime | None:
+        if self._last_jobs is None:
+            self._last_jobs = {}
+            for runner in reversed(self.doors.store.runners(over=True, limit=LATELY)):
+                self._note_job(runner)
+        return self._last_jobs.get((repository.lower(), kind))
+
+    def _note_job(self, runner: Runner) -> None:
+        if runner.busy is not None and self._last_jobs is not None:
+            for where in {"", runner.for_repository.lower(), runner.repository.lower()}:
+                self._last_jobs[where, runner.wanted.kind] = runner.busy
 
     def _rooms(self, now: datetime) -> Mapping[str, PoolRoom]:
         rooms = dict(self._leases.rooms())

@@ -51,7 +51,7 @@ class SetListener:
     def run(self) -> float | None:
         """Open a session, or one poll, of up to a minute, and what follows from it. Raises GitHubError."""
         if self._stopped or not self._may():
-            return None
+            return None if self._stopped else 1.0
         try:
             session = self._session
             if session is None:  # a run of its own: that we listen is known before the first poll is over
@@ -114,7 +114,7 @@ class SetListener:
         now, assigned = self._now(), message.statistics.assigned
         updates = job_updates(message, self._set, self._scope, self._host)
         done = replace(state, last_message=message.id, assigned=assigned, seen=now, error="")
-        wanted = message.available[: max(0, self._capacity())]
+        wanted = message.available  # GitHub offers no more than the capacity that it was told, and offers each once
         self._book.message(replace(done, last_message=state.last_message) if wanted else done, updates)
         if wanted:
             session.acquire(wanted)
