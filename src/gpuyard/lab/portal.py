@@ -36,12 +36,11 @@ def apply_site(lab: Lab, loaded: LoadedSite) -> int:
     site = loaded.site
     private = [pool.projects for pool in site.pools.values()]
     private += [flavor.projects for flavor in site.flavors.values() if not flavor.foreign]
-    private += [[site.runners.project]] if site.runners else []
     named = {*site.projects, *(project for projects in private for project in projects or ())}
+    runners = {site.runners.project} if site.runners else set()
     token = log_in(lab)
-    ensure_projects(lab, token, sorted(named))
-    if site.runners is not None:
-        ensure_projects(lab, token, [site.runners.project], ADMIN)
+    ensure_projects(lab, token, sorted(named - runners))
+    ensure_projects(lab, token, sorted(runners), ADMIN)  # gpuyard's alone: the user is no member there
     for name in site.images:
         ensure_image(lab, token, name)
     api = connect(ADMIN_CLOUD, lab.clouds_file)
