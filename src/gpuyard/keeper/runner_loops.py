@@ -170,8 +170,8 @@ def open_runners(
     client: Callable[[Enrolment], GitHubClient] = GitHubClient,
     portal: str = "",
 ) -> Runners:
-    """The runners of a site that has some. `portal`: its address, if it has one that others know. Raises GpuyardError: a
-    file of secrets that is missing, a project that is not there, credentials that are for another one."""
+    """The runners of a site that has some. `portal`: its address, if it has one that others know. Raises GpuyardError:
+    a file of secrets that is missing, a project that is not there, credentials that are for another one."""
     runners = compiled.site.runners
     assert runners is not None
     door, project_id = open_runners_project(api, runners.project, runners.cloud)
