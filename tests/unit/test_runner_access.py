@@ -309,6 +309,15 @@ def test_what_is_wrong_with_access_rules_lets_nobody_in(access: str, says: str) 
     assert (answer.ruling, says in answer.reason) == (R, True), answer.reason
 
 
+def test_a_site_may_demand_access_rules() -> None:
+    site = site_of(enrolments=[{"organization": ORGANIZATION, "token_file": "t", "access_required": True}], sets=SETS)
+    answer = resolve(job("a", "cirun-mine"), site, own(), People())
+    assert answer.reason == "gpuyard sees no .access.yml in geo-forge/.cirun, and the site demands one for geo-forge"
+    scale_set = job("a", "gpuyard-v100", scale_set="gpuyard-v100")
+    assert resolve(scale_set, site, Configuration(), People()).ruling is R
+    assert resolve(job("autotick-test-feedstock", LARGE), site, community(), people()).ruling is G
+
+
 def test_an_unreadable_file_of_runners_is_a_reason_for_those_who_mean_it_only() -> None:
     broken = read(RepositoryFiles("runners: ["))
     answer = resolve(job("a", "cirun-gpu--1"), site_of(), broken, People())

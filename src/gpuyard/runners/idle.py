@@ -68,7 +68,9 @@ def _of_repositories(
 
 def _kinds(enrolment: Enrolment, repository: str, configuration: Configuration) -> Iterator[tuple[str, CirunRunner]]:
     """Where a runner is registered, and what it is. Those of `.cirun.global.yml` are the organisation's."""
-    if configuration.access is None:  # else a repository's own are not used, as in resolve.py
+    if (
+        configuration.access is None and not enrolment.access_required
+    ):  # else a repository's own are not used, as in resolve.py
         yield from ((repository, one) for one in configuration.own.runners if one.ours)
     shared = "" if enrolment.organization else repository
     yield from ((shared, one) for one in configuration.shared.runners if one.ours)

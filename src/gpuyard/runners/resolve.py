@@ -220,6 +220,10 @@ class _Case:
     ) -> tuple[list[CirunRunner], Resolution | None]:
         """The candidates that policies allow, or why there are none."""
         access = self.configuration.access if enrolment.cirun else None
+        if access is None and enrolment.access_required:
+            where = f"{enrolment.owner}/.cirun"
+            reason = f"gpuyard sees no .access.yml in {where}, and the site demands one for {enrolment.name}"
+            return [], self._end(Ruling.REFUSED, reason)
         if access is None:
             self._ok("there is no .access.yml that gpuyard may see, so policies keep nobody out")
             return list(candidates), None

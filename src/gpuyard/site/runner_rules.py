@@ -105,6 +105,9 @@ class Enrolment(Stated):
         True, description="Say at the commit why its job waits, as a commit status, where the app or token may."
     )
     cirun: bool = Field(True, description="Read .cirun.yml of repositories, and the .cirun repository.")
+    access_required: bool = Field(
+        False, description="Nobody gets a runner while gpuyard sees no .access.yml, as when the app lost sight of it."
+    )
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Enrolment:
