@@ -209,9 +209,10 @@ class RunnerHands:
         return tools.servers.get(runner.server_id) is None
 
     def write(self, runner: Runner, text: str) -> None:
-        """Down, with a line for its timeline. What its end means for its job comes first: should we be killed between
-        the two, it is found to end again."""
+        """Down, with a line for its timeline, if there is something to say. What its end means for its job comes first:
+        should we be killed between the two, it is found to end again."""
         if runner.state is S.DELETING and runner.cause in FAILURES and not runner.job and runner.lease:
             self.tools.failed(runner)
         job = runner.job or runner.for_job
-        self.tools.store.put_runner(runner, RunnerEvent(self.tools.now(), runner.name, job, text))
+        lines = [RunnerEvent(self.tools.now(), runner.name, job, text)] if text else []
+        self.tools.store.put_runner(runner, *lines)

@@ -465,7 +465,9 @@ def _told(before: Runner, after: Runner) -> str:
             S.IDLE: "GitHub has it online",
             S.BUSY: "GitHub has given it a job",
         }.get(after.state, after.state.value)
-    return f"its server is {after.server_id}" if after.server_id != before.server_id else "more is known of it"
+    if after.server_id != before.server_id:
+        return f"its server is {after.server_id}"
+    return f"Nova gave it {', '.join(after.gpus)}" if after.gpus != before.gpus else ""
 
 
 class _apart:  # noqa: N801
