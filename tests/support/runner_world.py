@@ -107,6 +107,8 @@ class RunnerWorld:
         self.ran: Counter[str] = Counter()
         self.since: Mapping[str, datetime] = {}
         self.refused: list[CreateRunner | ChangeLease] = []
+        self.had: dict[str, tuple[int, ...]] = {}
+        """Runner -> its lanes."""
         self.extra: dict[str, Any] = {}
         """More of each view."""
         self._number = 0
@@ -186,6 +188,7 @@ class RunnerWorld:
         )
         self.runners[name] = new
         self.leases[new.lease] = lease(new, step.end, placed[0], yields=step.yields)
+        self.had[name] = placed[0]
         for lane in placed[0]:
             self.tables[choice.pool].add(lane, seconds(self.now), seconds(step.end))
 
