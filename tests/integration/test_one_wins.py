@@ -10,7 +10,8 @@ import pytest
 
 from gpuyard.ledger.records import Query
 from gpuyard.ledger.store import Store
-from gpuyard.model.booking import BookingState
+from gpuyard.ledger.yielding import MADE_WAY
+from gpuyard.model.booking import BookingKind, BookingState
 from tests.support.contenders import (
     HOUR,
     NOW,
@@ -94,6 +95,26 @@ def test_who_books_first(store: Store, contest: Contest, what: str) -> None:
     outcomes = contest(store, [Task(what, number) for number in range(MANY)])
     assert taken(store) == [winner(outcomes, "RefusedError: ")]
     assert [one.state for one in store.find(Query())] == [BookingState.CONFIRMED]
+
+
+def test_a_lease_or_a_booking_from_now_on(store: Store, contest: Contest) -> None:
+    half = MANY // 2
+    tasks = [Task("lease", n, last=1) for n in range(half)] + [Task("create", n, first=0, last=1) for n in range(half)]
+    outcomes = contest(store, tasks)
+    assert taken(store, 0, 1) == [winner(outcomes, "RefusedError: ")]
+
+
+def test_idle_runners_make_way_for_the_first_who_books(store: Store, contest: Contest) -> None:
+    """However they come: an idle runner may have been there before, and is not any more."""
+    half = MANY // 2
+    tasks = [Task("idle", n, last=1) for n in range(half)] + [Task("create", n, first=0, last=1) for n in range(half)]
+    outcomes = contest(store, tasks)
+    assert not [one for one in outcomes if one.startswith("unexpected")]
+    (made,) = store.find(Query(kinds=frozenset({BookingKind.BOOKING})))
+    assert taken(store, 0, 1) == [made.id]
+    assert f"{WON} {made.id}" in outcomes
+    ended = store.find(Query(pool=POOL, states=frozenset({BookingState.ENDED})))
+    assert [one.reason for one in ended] == [MADE_WAY] * (sum(one.startswith(WON) for one in outcomes) - 1)
 
 
 def test_who_moves_a_booking_there_first(store: Store, contest: Contest) -> None:

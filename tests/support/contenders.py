@@ -35,7 +35,7 @@ class Task:
     """One call, of the person with a number."""
 
     what: str
-    """``store``, ``create``, ``override``, ``edit``, ``approve``, ``accept``."""
+    """``store``, ``create``, ``override``, ``edit``, ``approve``, ``accept``, ``lease``, ``idle``."""
     number: int
     booking: str = ""
     """The one that is changed."""
@@ -165,6 +165,11 @@ def _accept(store: Store, ledger: Ledger, task: Task) -> Booking:
     return ledger.accept(task.booking, person(task.number, admin=True))
 
 
+def _lease(store: Store, ledger: Ledger, task: Task) -> Booking:
+    end, server = NOW + task.last * HOUR, f"runner-{task.number}"
+    return ledger.leases.take(POOL, 1, False, end, server, "ci", "ci", "", yields=task.what == "idle")
+
+
 CALLS: dict[str, Callable[[Store, Ledger, Task], Booking]] = {
     "store": _store,
     "create": _create,
@@ -172,6 +177,8 @@ CALLS: dict[str, Callable[[Store, Ledger, Task], Booking]] = {
     "edit": _edit,
     "approve": _approve,
     "accept": _accept,
+    "lease": _lease,
+    "idle": _lease,
 }
 
 

@@ -139,8 +139,8 @@ def test_edits_extensions_and_the_waitlist_get_what_yields_too(ledger: Ledger, c
     with pytest.raises(RefusedError):
         ledger.edit(one.id, ask(start=0, hours=1, gpus=2), ADA)
     last = ledger.leases.current()[-1]
-    ledger.leases.extend(last.id, last.ask.end, yields=True)
     ledger.upkeep.advance()
+    assert ledger.leases.extend(last.id, last.ask.end, yields=True).state is S.ENDED, "somebody has waited for it"
     assert ledger.get(waiting.id).state is S.OFFERED
     assert current(ledger) == ["r0", "r1"]
     first = ledger.leases.current()[0]

@@ -119,8 +119,9 @@ class Leases:
         return self._desks.run(pool, take)
 
     def extend(self, id: str, end: datetime, *, yields: bool | None = None) -> Booking:
-        """Another end, later or earlier, on the same lanes; `yields`: whether it makes way from now on. Raises
-        RefusedError when a booking is in the way or the lease is over: then nothing changes."""
+        """Another end, later or earlier, on the same lanes; `yields`: whether it makes way from now on, which may end
+        it at once when somebody waits. Raises RefusedError when a booking is in the way or the lease is over: then
+        nothing changes."""
 
         def extend(desk: Desk) -> Booking:
             old = _lease(desk, id)
@@ -139,6 +140,8 @@ class Leases:
                 return old
             saved = desk.save(new, *desk.move(answer))[0]
             desk.note(GPUYARD, "lease.extend", saved, f"until {spell(until)}")
+            if saved.yields and not old.yields and clock.offer(desk):
+                return _lease(desk, id)
             return saved
 
         return self._desks.run(self._pool_of(id), extend)
