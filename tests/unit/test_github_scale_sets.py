@@ -272,6 +272,13 @@ def test_what_was_waiting_in_a_set_that_is_deleted_waits_for_the_next_one() -> N
     assert heard.kinds == ["JobAssigned"]
 
 
+def test_who_speaks_to_a_github_that_was_restarted_has_to_come_in_anew() -> None:
+    listener, fresh = Listener(forge()), forge()
+    listener.service.standin = fresh.standin
+    listener.ask("GET", "runtime/runnerscalesets")
+    assert listener.service.last.status == 401
+
+
 def test_the_way_in_is_for_who_was_let_in() -> None:
     github = forge()
     github.standin.forge.add_account("another")

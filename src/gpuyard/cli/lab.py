@@ -21,6 +21,8 @@ app = typer.Typer(help="A real OpenStack with recorded hosts, on this machine.",
 COLUMNS = ("Name", "URL", "PID", "Memory MiB", "State")
 EXERCISE_COLUMNS = ("Scenario", "Server", "Flavor", "Status", "GPUs", "IOMMU groups", "Seconds")
 NOT_ALL_UP = 3
+PATIENCE_S = 180.0
+"""A job of the lab that is not over in this time, and its own, has something in its way."""
 
 StateOption = Annotated[
     Path | None,
@@ -197,7 +199,7 @@ def job(
     id = push_job(lab, repository, label, seconds)
     print(f"        job {id} of {repository} with runs-on: {label}")
     seen = None
-    for seen in follow(lab, id):
+    for seen in follow(lab, id, seconds + PATIENCE_S):
         words = seen.conclusion or seen.status
         where = f" on {_gpu_of(lab.clouds_file, seen.runner)}" if seen.status == "in_progress" else ""
         print(f"{monotonic() - began:6.1f} s  {words}{where}", flush=True)

@@ -142,11 +142,16 @@ def job_seen(lab: Lab, id: int) -> JobSeen:
     return JobSeen(job["status"], job["conclusion"] or "", job["runner_name"] or "")
 
 
-def follow(lab: Lab, id: int) -> Iterator[JobSeen]:
-    """Each change of a job, until it is over."""
-    last = None
+def follow(lab: Lab, id: int, patience_s: float) -> Iterator[JobSeen]:
+    """Each change of a job, until it is over. Raises LabError when it does not come to its end."""
+    last, deadline = None, time.monotonic() + patience_s
     while last is None or last.status != "completed":
         seen = job_seen(lab, id)
+        if time.monotonic() > deadline:
+            raise LabError(
+                f"job {id} is still {seen.status} after {patience_s:.0f} s; why is on the portal's page of runners, or "
+                f"in {lab.log_of('portal')}"
+            )
         if seen != last:
             yield seen
         last = seen

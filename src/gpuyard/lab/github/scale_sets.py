@@ -92,8 +92,8 @@ class ScaleSets:
         """Raises ForgeRefusal."""
         tenant, _, path = request.path.removeprefix(PREFIX + "/").partition("/")
         place = self._tenants.get(tenant)
-        if place is None:
-            raise ServiceRefusal(404, "VssResourceNotFoundException", "no such tenant")
+        if place is None:  # nobody was let in here, so the token that came is none of ours
+            raise ServiceRefusal(401, "VssUnauthorizedException", "The user is not authorized.")
         if found := self._queue_routes.find(request.method, path):
             handler, parts = found
             return handler(request, self._set_of_session(request, place, parts), parts)
