@@ -289,6 +289,28 @@ def test_an_app_is_who_it_is(client: GitHubClient, app_client: GitHubClient, git
     assert app_client.runners() == [], "and renewed when GitHub does not know it any more"
 
 
+def test_an_apps_token_is_renewed_before_its_end(app_client: GitHubClient, github: ForgeServer) -> None:
+    late = datetime.now(UTC) + timedelta(minutes=56)
+    api = RestApi(app_client.enrolment, now=lambda: late, sleep=lambda seconds: None)
+    client = GitHubClient(app_client.enrolment, api)
+    client.runners()
+    before = client.usage().calls
+    client.runners()
+    assert client.usage().calls == before + 2, "a new token, and the call"
+
+
+def test_an_app_that_is_installed_anew(app_client: GitHubClient, github: ForgeServer) -> None:
+    app_client.runners()
+    account = github.standin.forge.accounts["demo"]
+    account.installation += 1000
+    github.standin.gate.tokens.clear()
+    assert app_client.runners() == []
+    account.installation = 0
+    github.standin.gate.tokens.clear()
+    with pytest.raises(GitHubError, match="app 77 is not installed for demo"):
+        app_client.runners()
+
+
 def test_a_token_may_change(client: GitHubClient, token_file: Path, github: ForgeServer) -> None:
     assert client.runners() == []
     github.standin.forge.personal_tokens.clear()

@@ -479,6 +479,7 @@ def test_kinds(client: GitHubClient, server: ScriptedHttp, status: int, kind: Gi
     error = fails(lambda: client.cancel_run("o/r", 5))
     assert (error.kind, error.status) == (kind, status)
     assert ": because\\n\\x1b[2Jof: this: that" in str(error)
+    assert server.count("POST", path) == 1, "whether it was done is not known"
 
 
 def test_the_permission_that_lacks_is_named(client: GitHubClient, server: ScriptedHttp) -> None:

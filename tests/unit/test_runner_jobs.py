@@ -96,6 +96,12 @@ def test_a_job_that_is_cancelled_in_the_queue_never_ran() -> None:
     assert job.labels == ("gpu",), "a completed job may come without labels"
 
 
+def test_the_earliest_time_is_when_it_was_queued() -> None:
+    later = replace(QUEUED, queued=QUEUED_AT + timedelta(minutes=1))
+    for told in ((QUEUED, later), (later, QUEUED), (BARE, QUEUED)):
+        assert after(*told).queued == QUEUED_AT
+
+
 def test_how_it_went_may_be_told_later() -> None:
     guess = update(S.COMPLETED, conclusion="unknown")
     for told in ((guess, TRUTH), (TRUTH, guess)):
