@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import exp, log
+from time import thread_time
 
 from tests.support.runner_world import (
     HOUR,
@@ -65,8 +66,16 @@ def queue() -> None:
     found = plan(view, NOON)
     assert len(found.queue) == JOBS
     gc.collect()
+    work = []
+
+    def once() -> None:
+        began = thread_time()
+        plan(view, NOON)
+        work.append((thread_time() - began) * 1000)
+
     rows = [
-        Measured("plan", "ms", milliseconds(lambda: plan(view, NOON), RUNS), LIMIT_PLAN_MS),
+        Measured("plan", "ms", milliseconds(once, RUNS), LIMIT_PLAN_MS),
+        Measured("its work, whatever else the machine does", "ms", work),
         Measured("runners to make by it", "", [sum(place.position == 0 for place in found.queue)]),
     ]
     show(f"{JOBS} queued jobs of {REPOSITORIES} repositories, {RUNNERS} runners, {sum(POOLS.values())} GPUs", rows)
