@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from gpuyard.cloud.apply import SiteApplier
 from gpuyard.cloud.observe.objects import read_objects
 from gpuyard.cloud.servers import NovaServers, open_runners_project
 from gpuyard.lab.clients import ADMIN_CLOUD
+from gpuyard.lab.github.__main__ import play
+from gpuyard.lab.github.faults import Faults
 from gpuyard.lab.github.records import COMPLETED, ForgeJob, JobOrder
 from gpuyard.lab.github.server import ForgeServer
 from gpuyard.lab.plan import EXAMPLE_SITE
@@ -132,9 +135,12 @@ def _leases(store: Store, pool: str) -> list[str]:
 
 @pytest.fixture
 def guests(lab: RunningLab) -> Iterator[None]:
-    with subprocess.Popen([sys.executable, "-P", "-m", "gpuyard.lab.guests", str(lab.lab.guests)]) as process:
-        yield
-        process.terminate()
+    ended = threading.Event()
+    thread = threading.Thread(target=play, args=(lab.lab.guests, Faults(), ended))
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
 
 
 @pytest.fixture
