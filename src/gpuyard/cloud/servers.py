@@ -24,6 +24,8 @@ RUNNER_KEY, SITE_KEY, JOB_KEY = "gpuyard_runner", "gpuyard_site", "gpuyard_job"
 NOT_FOUND, CONFLICT = 404, 409
 FORBIDDEN, TOO_LARGE, TOO_MANY = 403, 413, 429
 SERVER_FAULT = 500
+DELETED = "DELETED"
+"""Status of a server that is no more."""
 PAGE = 1000
 KNOWN = 60.0
 """Seconds for which ids of flavors, images and networks are believed. An image may be made anew under its name."""
@@ -146,11 +148,12 @@ class NovaServers:
             rows = self._api.pages(
                 "compute", "/servers/detail", "servers", tags=",".join(self._tags), limit=PAGE, deleted=False
             )
-            return [_seen(row) for row in rows if self._is_ours(row)]
+            # Nova lists one that it has just deleted for a moment more.
+            return [_seen(row) for row in rows if row["status"] != DELETED and self._is_ours(row)]
 
     def get(self, server_id: str) -> SeenServer | None:
         row = self._row(server_id)
-        return _seen(row) if row is not None and row["status"] != "DELETED" else None
+        return _seen(row) if row is not None and row["status"] != DELETED else None
 
     def console(self, server_id: str) -> str:
         try:
