@@ -62,9 +62,10 @@ def test_lint_says_what_is_wrong_where_and_ends_with_3(tmp_path: Path, site: Pat
     assert run("lint", file)[0] == 0
     code, text = run("lint", file, "--site", site, "-f", "json")
     found = json.loads(text.partition("]\n")[0] + "]")
-    assert (code, [(one["code"], one["payload"]["line"]) for one in found]) == (
+    # And not that jobs get nothing, as if that were fine.
+    assert (code, [(one["code"], one["payload"]["line"], one["remedy"]) for one in found]) == (
         3,
-        [("flavor-unknown", 1), ("runner", 1)],
+        [("flavor-unknown", 1, "did you mean 'gpu_large'?")],
     )
 
 

@@ -149,8 +149,8 @@ def follow(lab: Lab, id: int, patience_s: float) -> Iterator[JobSeen]:
         seen = job_seen(lab, id)
         if time.monotonic() > deadline:
             raise LabError(
-                f"job {id} is still {seen.status} after {patience_s:.0f} s; why is on the portal's page of runners, or "
-                f"in {lab.log_of('portal')}"
+                f"job {id} is still {seen.status} after {patience_s:.0f} s; why is on the portal's page of runners, in "
+                f"the answer of 'gpuyard runner why' with its label, or in {lab.log_of('portal')}"
             )
         if seen != last:
             yield seen

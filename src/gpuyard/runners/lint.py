@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import PurePath
 
 from gpuyard.model.finding import Finding
@@ -13,6 +14,7 @@ from gpuyard.runners.cirun.labels import GENERAL, bare
 from gpuyard.runners.cirun.reading import finding
 from gpuyard.runners.cirun.records import AccessFile, CirunFile, CirunRunner, IdleByUse
 from gpuyard.runners.resolve import Configuration, problem_of
+from gpuyard.site.objects import runner_flavors
 from gpuyard.site.schema import Site
 
 ACCESS = ".access.yml"
@@ -58,22 +60,24 @@ def lint_files(files: RunnerFiles, site: Site | None = None) -> list[Finding]:
     if files.access is not None:
         found += files.access.findings
         found += _together(files.shared, files.access, site)
-    found += [_explained(runner, site) for file in cirun for runner in file.runners if runner.ours and runner.ways]
+    found += [one for file in cirun for runner in file.runners if runner.ours for one in _explained(runner, site)]
     if site is not None:
         found += [one for file in cirun for runner in file.runners if runner.ours for one in _on(runner, site)]
     return sorted(found, key=lambda one: (str(one.payload["file"]), int(one.payload["line"]), one.severity.rank))
 
 
-def _explained(runner: CirunRunner, site: Site | None) -> Finding:
-    """What jobs get, as far as the file says."""
+def _explained(runner: CirunRunner, site: Site | None) -> Iterator[Finding]:
+    """What jobs get, as far as the file says. Of a runner whose every way is refused there is only what is wrong."""
     ways = [one for one in runner.ways if site is None or not problem_of(one, site)[0]]
+    if not ways:
+        return
     tried = ", or else ".join(
         f"{one.flavor} with {one.image}{' (a booking may end the job)' if one.preemptible else ''}" for one in ways
     )
     asked = [label for label in dict.fromkeys(map(bare, runner.labels)) if label not in GENERAL]
     any_of = "" if len(asked) < 2 else "one or more of "
-    reason = f"jobs that ask for {any_of}{', '.join(asked)} get runner {runner.name!r}: {tried or 'nothing'}"
-    return finding("runner", runner.file, runner.line, reason if asked else f"no job gets runner {runner.name!r}")
+    reason = f"jobs that ask for {any_of}{', '.join(asked)} get runner {runner.name!r}: {tried}"
+    yield finding("runner", runner.file, runner.line, reason if asked else f"no job gets runner {runner.name!r}")
 
 
 def _together(shared: CirunFile | None, access: AccessFile, site: Site | None) -> Iterator[Finding]:
@@ -108,7 +112,9 @@ def _on(runner: CirunRunner, site: Site) -> Iterator[Finding]:
         if rule and reason not in told:
             told.add(reason)
             rest = "" if all(problem_of(one, site)[0] for one in runner.ways) else "; its other ways are tried"
-            yield finding(rule, runner.file, runner.line, f"runner {runner.name!r}: {reason}{rest}")
+            close = get_close_matches(way.flavor, runner_flavors(site), n=1) if rule == "flavor-unknown" else []
+            remedy = f"did you mean {close[0]!r}?" if close else ""
+            yield finding(rule, runner.file, runner.line, f"runner {runner.name!r}: {reason}{rest}", remedy)
     idle = runner.idle
     count = idle.count if isinstance(idle, IdleByUse) else max((one.count for one in idle), default=0)
     if count > site.runners.most_idle:
