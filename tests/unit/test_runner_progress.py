@@ -50,6 +50,17 @@ def test_a_runner_that_was_online_has_a_good_gpu_whatever_it_says() -> None:
     assert became(IDLE, Seen(OFF, registered=True, online=False, console=BAD)) == (S.DELETING, Cause.SERVER_ERROR)
 
 
+def test_a_short_job_that_nobody_has_seen_cannot_say_that_its_gpu_is_bad() -> None:
+    """It can push everything else out of its console, and its registration is gone when it is over."""
+    forged = Seen(ON, registered=False, online=False, console=BAD)
+    assert became(REGISTERING, forged) == (S.REGISTERING, None)
+    assert became(REGISTERING, forged, GRACE) == (S.DELETING, Cause.GITHUB_ERROR)
+    killed = Seen(ON, registered=True, online=False, busy=True, console=BAD)
+    assert became(REGISTERING, killed) == (S.BUSY, None)
+    running = replace(JOB, state=JobState.RUNNING, conclusion="")
+    assert became(REGISTERING, Seen(ON, registered=True, online=False, job=running, console=BAD)) == (S.BUSY, None)
+
+
 @pytest.mark.parametrize("runner", [CREATING, REGISTERING, IDLE])
 def test_a_job_that_is_over_before_anybody_has_heard_of_it_is_no_failure(runner: Runner) -> None:
     assert became(runner, Seen(OFF))[1] is None

@@ -137,8 +137,10 @@ def _end(runner: Runner, seen: Seen, patience: Patience, now: datetime) -> Runne
 def _silent(runner: Runner, seen: Seen, patience: Patience, now: datetime, end: _End) -> Runner | None:
     """The same, of one that should have said something, or has said that it cannot go on."""
     console, state = seen.console or Console(), runner.state
-    # A job could write anything: what is said of the GPU counts only while there can have been none (console.py).
-    never = runner.online is None and runner.busy is None and seen.online is False
+    # A job could write anything: what is said of the GPU counts only while there can have been none (console.py). After
+    # a job GitHub has let go of the registration, and one that ended its own runner is still busy there.
+    offline = seen.registered is True and seen.online is False and not seen.busy
+    never = runner.online is None and runner.busy is None and seen.job is None and offline
     if never and console.gpu is GpuVerdict.FAILED:
         return end(Cause.GPU_CHECK, f"its GPU did not pass the check: {console.gpu_words or 'no words'}")
     if never and console.failed:
