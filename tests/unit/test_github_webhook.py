@@ -99,6 +99,29 @@ def test_a_cookie_changes_nothing(portal: RunnerPortal) -> None:
     assert browser.client.post(HOOK, content=BODY, headers=signed(BODY, "wrong")).status_code == 401
 
 
+def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, portal: RunnerPortal) -> None:
+    monkeypatch.setattr(github_webhook, "READ_WITHIN", 0.01)
+    sent: list[dict[str, object]] = []
+    headers = signed(BODY) | {"Content-Length": str(MOST_BYTES), "Host": "testserver"}
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "https",
+        "path": HOOK, "raw_path": HOOK.encode(), "query_string": b"", "root_path": "",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+        "client": ("192.0.2.1", 4711), "server": ("testserver", 443),
+    }  # fmt: skip
+
+    async def receive() -> dict[str, object]:
+        await asyncio.sleep(3600)
+        return {}
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    asyncio.run(asyncio.wait_for(portal.app(scope, receive, send), 10))  # type: ignore[arg-type]
+    assert sent[0]["status"] == 408
+    assert client(portal).post(HOOK, content=BODY, headers=signed(BODY)).status_code == 202
+
+
 def test_what_is_too_long_is_not_taken(portal: RunnerPortal) -> None:
     long = b"x" * (MOST_BYTES + 1)
 

@@ -7,6 +7,7 @@ strangers get the same answer, whatever was wrong.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,9 @@ from gpuyard.store.errors import StoreError
 PATH = "/v1/github/webhook"
 MOST_AT_ONCE = 64 * 1024 * 1024
 """Bytes of bodies that are read, or wait to be written, at once."""
+READ_WITHIN = 10.0
+"""Seconds for a body to be here, which is how long GitHub waits for an answer: a few who send nothing cannot keep
+everybody else out."""
 WRONG, WRONG_EVERY = 30, 2.0
 """Requests with a wrong signature that one place may send at once, and seconds until one more; a network EVERYWHERE
 times as many. Those that are right do not count, however many they are."""
@@ -98,7 +102,13 @@ class Intake:
             raise Refusal(503, "busy", "Too much is being read; try again in a while.", retry_after=10)
         self._held += size
         try:
-            body = await _body(request, size)
+            try:
+                async with asyncio.timeout(READ_WITHIN):
+                    body = await _body(request, size)
+            except TimeoutError:
+                for limit, key in limits:
+                    limit.take(key)
+                raise Refusal(408, "too_slow", f"The body of a webhook has {READ_WITHIN:.0f} s to come.") from None
             names = signed_by(body, signature, self._secrets())
             if not names:
                 for limit, key in limits:
