@@ -13,7 +13,7 @@ from gpuyard.keeper.repositories import Repositories
 from gpuyard.keeper.runner_site import RunnerSite
 from gpuyard.runners.github.errors import GitHubError
 from gpuyard.runners.jobs import JobUpdate, merge
-from gpuyard.runners.records import DONE, HookDelivery, Job, JobState
+from gpuyard.runners.records import DONE, HookDelivery, Job, JobState, Runner
 from gpuyard.runners.resolve import Ruling
 from gpuyard.runners.store import RunnerStore
 from gpuyard.runners.webhook import HookRefusedError, job_update
@@ -49,7 +49,8 @@ class JobIntake:
         while deliveries := self._store.deliveries(self._now(), MANY):
             for _ in self._executor.map(self._deliver, deliveries):
                 pass
-        open_jobs = [job for job in self._store.jobs(frozenset({JobState.QUEUED})) if job.wanted is None]
+        live = frozenset({JobState.QUEUED, JobState.RUNNING})
+        open_jobs = [job for job in self._store.jobs(live) if job.wanted is None and self._is_to_decide(job)]
         now = self._now()
         due = [job for job in open_jobs if self._again.get(job.id, (0, now))[1] <= now]
         for _ in self._executor.map(self._settle, due):
@@ -95,7 +96,7 @@ class JobIntake:
             return f"unreadable: {error}"[:200], None, None
         if update is None:
             return "ignored", None, None
-        if not enrolment.includes(update.repository):
+        if not enrolment.includes(update.repository) and self._taken(update) is None:
             return "not enrolled", None, None
         if self._store.job(update.id) is not None:
             return "", update, None
@@ -105,15 +106,40 @@ class JobIntake:
     def _new(self, update: JobUpdate) -> Job | None:
         """A new job, with what it may have; None when its labels are others'. Raises GitHubError."""
         job = merge(None, update, self._now())
-        ruling, settled = self._repositories.settle(job)
+        ruling, settled = self._settled(job)
         if ruling is Ruling.NOT_OURS:
             return None
-        # What has begun or is over is only written down: nobody decides about it any more.
-        return settled if job.state not in DONE and job.state is not JobState.RUNNING else job
+        # What is over, or runs elsewhere, is only written down: nobody decides about it any more.
+        waits = job.state not in DONE and job.state is not JobState.RUNNING
+        return settled if waits or self._taken(job) else job
+
+    def _is_to_decide(self, job: Job) -> bool:
+        return job.state is JobState.QUEUED or self._taken(job) is not None
+
+    def _taken(self, job: Job | JobUpdate) -> Runner | None:
+        """The runner of ours that GitHub has given a job that runs, perhaps before we had heard of the job."""
+        runner = self._store.runner(job.runner) if job.state is JobState.RUNNING and job.runner else None
+        if runner is None or runner.scope != job.scope or (runner.scale_set and not job.scale_set):
+            return None  # a job of a scale set is also told of by webhook
+        return runner
+
+    def _settled(self, job: Job) -> tuple[Ruling, Job]:
+        """What it may have. One that has a runner of ours needs what that runner is for, whichever of its labels it
+        asked for: otherwise code that no policy lets in would run there. Raises GitHubError."""
+        runner = self._taken(job)
+        if runner is None:
+            return self._repositories.settle(job)
+        reason = f"it has taken runner {runner.name}, which is not for its repository"
+        enrolment = self._site.enrolment(job.scope)
+        if enrolment is not None and enrolment.includes(job.repository):
+            ruling, settled = self._repositories.settle(replace(job, labels=runner.labels))
+            if ruling is not Ruling.NOT_OURS:
+                return ruling, replace(settled, labels=job.labels)
+        return Ruling.REFUSED, replace(job, state=JobState.REFUSED, reason=reason)
 
     def _settle(self, job: Job) -> None:
         try:
-            ruling, settled = self._repositories.settle(job)
+            ruling, settled = self._settled(job)
             why = "" if ruling is not Ruling.UNKNOWN else settled.reason
         except GitHubError as error:
             ruling, settled, why = Ruling.UNKNOWN, job, str(error)
@@ -125,7 +151,7 @@ class JobIntake:
         reason = why or settled.reason
 
         def decided(now: Job) -> Job:
-            if now.state is not JobState.QUEUED or now.wanted is not None:
+            if now.wanted is not None or now.state in DONE or not self._is_to_decide(now):
                 return now
             state = JobState.REFUSED if ruling is Ruling.REFUSED else now.state
             return replace(

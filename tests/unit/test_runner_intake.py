@@ -1,0 +1,101 @@
+"""Jobs that have a runner before anything was decided about them: GitHub gives one to any job with its labels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuyard.keeper.job_book import JobBook
+from gpuyard.keeper.runner_intake import JobIntake
+from gpuyard.runners.records import (
+    HookDelivery,
+    Job,
+    JobState,
+    Runner,
+    RunnerEvent,
+    RunnerState,
+    ServerChoice,
+    Wanted,
+)
+from gpuyard.runners.resolve import Ruling
+from gpuyard.runners.store import RunnerStore
+from gpuyard.store.engine import Database
+
+NOW = datetime(2026, 11, 22, 10, tzinfo=UTC)
+CHOICE = ServerChoice("v100", "gpu_tiny", "runner")
+RUNNER = Runner(
+    name="ours", state=RunnerState.IDLE, scope="demo", repository="", labels=("self-hosted", "cirun-gpu"),
+    wanted=Wanted("gpu", (CHOICE,), timedelta(hours=1)), choice=CHOICE, created=NOW, changed=NOW,
+)  # fmt: skip
+ENROLMENT = SimpleNamespace(url="https://github.com", includes=lambda name: name.startswith("demo/"))
+
+
+class NoForks:
+    """`Repositories` of a site that runs no code of forks, and of which only the label `cirun-gpu` is."""
+
+    def settle(self, job: Job) -> tuple[Ruling, Job]:
+        if "cirun-gpu" not in job.labels:
+            return Ruling.NOT_OURS, job
+        return Ruling.REFUSED, replace(job, state=JobState.REFUSED, reason="it is from a fork")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RunnerStore]:
+    with closing(Database(f"sqlite:///{tmp_path}/runners.db")) as database:
+        store = RunnerStore(database)
+        store.add_runner(RUNNER, RunnerEvent(NOW, "ours", "", "made"))
+        yield store
+
+
+def began(store: RunnerStore, labels: list[str], runner: str = "ours", repository: str = "demo/x") -> Job | None:
+    """What is written of a job of which the first word is that it runs."""
+    told = {"id": 1, "run_id": 7, "labels": labels, "status": "in_progress", "runner_name": runner}
+    body = {"action": "in_progress", "workflow_job": told, "repository": {"full_name": repository}}
+    store.keep_delivery(HookDelivery("guid", "demo", "workflow_job", NOW, json.dumps(body).encode()))
+    site: Any = SimpleNamespace(enrolment=lambda name: ENROLMENT)
+    repositories: Any = NoForks()
+    with ThreadPoolExecutor(1) as executor:
+        book = JobBook(store, lambda: NOW)
+        JobIntake(site, store, book, repositories, executor, lambda: NOW).run()
+    return store.job("github.com/1")
+
+
+@pytest.mark.parametrize("labels", [["cirun-gpu"], ["self-hosted"]])
+def test_a_fork_that_has_taken_a_runner_is_refused(store: RunnerStore, labels: list[str]) -> None:
+    job = began(store, labels)
+    assert job is not None
+    assert (job.state, job.runner, job.reason, job.labels) == (
+        JobState.REFUSED, "ours", "it is from a fork", tuple(labels),
+    )  # fmt: skip
+
+
+def test_a_repository_that_is_not_enrolled_and_has_taken_a_runner_is_refused(store: RunnerStore) -> None:
+    job = began(store, ["cirun-gpu"], repository="other/x")
+    assert job is not None
+    assert (job.state, job.runner) == (JobState.REFUSED, "ours")
+
+
+def test_a_job_that_runs_elsewhere_is_left_alone(store: RunnerStore) -> None:
+    assert began(store, ["self-hosted"], "theirs") is None
+
+
+def test_a_job_that_runs_elsewhere_is_only_written_down(store: RunnerStore) -> None:
+    job = began(store, ["cirun-gpu"], "theirs")
+    assert job is not None
+    assert job.state is JobState.RUNNING
+
+
+def test_a_job_that_got_a_runner_before_it_was_decided_is_decided(store: RunnerStore) -> None:
+    store.put_job(Job("github.com/1", "demo/x", ("cirun-gpu",), JobState.QUEUED, NOW, "demo"))
+    job = began(store, ["cirun-gpu"])
+    assert job is not None
+    assert job.state is JobState.REFUSED
