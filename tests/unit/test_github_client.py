@@ -375,7 +375,7 @@ def test_a_job_by_long_poll(sets: ScaleSetClient, github: ForgeServer) -> None:
             states.append(job.state)
     assert states == [JobState.QUEUED, JobState.RUNNING, JobState.COMPLETED]
     assert job is not None
-    assert job.id == f"github.com/set/{made.id}/{offered.available[0]}"
+    assert job.id == f"github.com/set/demo/{made.id}/{offered.available[0]}"
     assert (job.repository, job.name, job.runner, job.conclusion, job.workflow, job.head_branch, job.labels) == (
         "demo/science", "train", "one", "success", "ci.yml", "main", ("gpuyard-v100",),
     )  # fmt: skip

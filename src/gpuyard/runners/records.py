@@ -121,8 +121,8 @@ class Job:
     """One job of a workflow run. A job that is run again is another one."""
 
     id: str
-    """Ours, from GitHub's: ``github.com/123456`` for a workflow job, ``github.com/set/7/123456`` for a request of a
-    scale set."""
+    """Ours, from GitHub's: ``github.com/123456`` for a workflow job, ``github.com/set/acme/7/123456`` for a request
+    of an enrolment's scale set: GitHub counts both in each organisation."""
     repository: str
     """``owner/name``."""
     labels: tuple[str, ...]

@@ -90,7 +90,7 @@ def job_updates(message: SetMessage, runner_set: RunnerSet, scope: str, host: st
     runner took in time is over (``canceled``), and comes again as another request."""
     return [
         JobUpdate(
-            id=f"{host}/set/{runner_set.id}/{one.request}",
+            id=f"{host}/set/{scope}/{runner_set.id}/{one.request}",  # numbers are of one organisation
             repository=one.repository,
             scope=scope,
             state=STATES[one.kind],
