@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from fastapi import FastAPI
+
 from gpuyard.cloud.people import Account, KeystoneProject, LoginRefusedError, Membership, People, TokenFacts
 from gpuyard.keeper.yard import Yard
 from gpuyard.ledger.ledger import Ledger
@@ -79,6 +81,13 @@ def served(
         store=PortalStore(ledger.database),
         people=known,
     )
+    with serving(app) as url:
+        yield url
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """Gives the address of a portal that answers while this lasts."""
     with bind("127.0.0.1", 0) as listener:
         server = server_of(app)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

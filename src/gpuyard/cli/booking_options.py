@@ -66,6 +66,20 @@ def client_of(cloud: str | None, url: str) -> Client:
     return Client(open_door(cloud, url))
 
 
+def client_of_anybody(cloud: str | None, url: str) -> Client:
+    """The portal, as the user of clouds.yaml; where no cloud is named and an address is, as anybody."""
+    from gpuyard.client.client import Client
+    from gpuyard.cloud.booking_door import open_public_door
+    from gpuyard.cloud.config import NoCloudError
+
+    try:
+        return client_of(cloud, url)
+    except NoCloudError as error:
+        if not url:
+            raise
+        return Client(open_public_door(url, str(error)))
+
+
 def gpus_of_portal(cloud: str | None, url: str, **wanted: object) -> tuple[list[dict[str, Any]] | None, str]:
     """The GPUs as the portal's map shows them; where no portal answers, None, and why."""
     from gpuyard.client.errors import PortalError

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpuyard.cli import runner_list
 from gpuyard.cli.findings import FindingFormat, FindingFormatOption, counts, print_findings
 from gpuyard.cli.options import DEFAULT_SITE, SiteOption
 from gpuyard.cli.output import ColumnOption, print_yaml
@@ -30,6 +31,7 @@ NOT_GRANTED = 3
 FOLDER_FILES = (".cirun.yml", ".cirun.global.yml", ".access.yml")
 
 app = typer.Typer(no_args_is_help=True, help="Runners for GitHub jobs: GPU servers that run one job each.")
+runner_list.register(app)
 
 
 class StartedBy(StrEnum):

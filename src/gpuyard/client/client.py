@@ -1,11 +1,11 @@
-"""Requests for bookings to a portal's /v1, as plain dictionaries; what is safe to ask again is asked again."""
+"""Requests for bookings and runners to a portal's /v1, as plain rows; what is safe to ask again is asked again."""
 
 from __future__ import annotations
 
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -18,6 +18,10 @@ PAGE = 500
 """Bookings asked for at once."""
 BEGIN_OF_ID = re.compile(r"[0-9a-f][0-9a-f-]{0,34}")
 """Of a UUID, which has 36 characters."""
+JOB_ID = re.compile(r"[^/]{1,253}(?:/set(?:/[^/]{1,253}){1,3})?/[0-9]{1,20}")
+"""``github.com/123456``, or of a scale set ``github.com/set/acme/7/123456``; one repository's has ``acme/solver``."""
+MOST_ROWS = 500
+"""Jobs, and runners that have ended, in one answer."""
 PAUSES = (0.5, 1.0, 2.0)
 """Seconds between them."""
 AGAIN = frozenset({502, 503, 504})
@@ -148,6 +152,30 @@ class Client:
     def gpus(self, **query: object) -> list[Row]:
         return list(self._row("GET", "/v1/gpus", query=query)["gpus"])
 
+    # Runners for GitHub jobs
+
+    def queue(self) -> list[Row]:
+        """Jobs that wait, those with a runner first, then in the order of their turns."""
+        return list(self._row("GET", "/v1/queue")["jobs"])
+
+    def jobs(self, states: Sequence[str], repository: str = "", limit: int = MOST_ROWS) -> list[Row]:
+        """The newest first."""
+        query = {"state": list(states), "repository": repository, "limit": limit}
+        return list(self._row("GET", "/v1/jobs", query=query)["jobs"])
+
+    def job(self, id: str) -> Row:
+        """With ``runners`` and ``events``."""
+        return self._row("GET", _job_path(id))
+
+    def job_log(self, id: str) -> str:
+        """The end of the log of the runner that a job was last given to, without what a terminal would act upon; ""
+        when there is none."""
+        return str(self._ask("GET", f"{_job_path(id)}/log", safe=True).body or "")
+
+    def runners(self, ended: int = 0) -> Row:
+        """``runners``, with so many of those that have ended, and ``errors``: what is wrong with GitHub, for admins."""
+        return self._row("GET", "/v1/runners", query={"ended": ended})
+
     # The wire
 
     def _row(
@@ -193,6 +221,13 @@ class Client:
                     raise error_of(reply, self.url)
                 pause = max(pause, wait)
             self._sleep(pause)
+
+
+def _job_path(id: str) -> str:
+    """Raises UsageError for what is no id of a job."""
+    if not JOB_ID.fullmatch(id):
+        raise UsageError(f"{id!r} is no id of a job; write it as 'gpuyard runner jobs' does: github.com/123456")
+    return f"/v1/jobs/{quote(id, safe='')}"
 
 
 def _wait(reply: Reply) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from keystoneauth1 import exceptions as auth_errors
+from keystoneauth1.plugin import BaseAuthPlugin
 from keystoneauth1.session import Session
 from openstack import exceptions as sdk_errors
 
@@ -29,6 +30,8 @@ SERVICE_TYPE = "gpu"
 NAME_IT = "--url, or GPUYARD_URL in the environment"
 TIMEOUT = 60
 """Seconds for one answer."""
+MOST_TEXT = 1 << 20
+"""Characters of plain text that are looked at: its end."""
 
 LOG = logging.getLogger(__name__)
 logging.getLogger("keystoneauth.identity").setLevel(logging.ERROR)
@@ -48,7 +51,7 @@ class Reply:
 
     status: int
     body: Any = None
-    """What its JSON says; None when it has none."""
+    """What its JSON says, or its plain text, without what a terminal would act upon; None when it has neither."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Names are in lower case."""
     text: str = ""
@@ -57,11 +60,12 @@ class Reply:
 class Door:
     """JSON requests to one portal with the token of one user. Safe to use from several threads."""
 
-    def __init__(self, session: Session, url: str, *, why: str = "") -> None:
-        """`why`: where the address comes from, for errors."""
+    def __init__(self, session: Session, url: str, *, why: str = "", nobody: str = "") -> None:
+        """`why`: where the address comes from, for errors. `nobody`: why there is no token, and what to do."""
         self.url = address(url)
         self._session = session
         self._why = why
+        self._nobody = nobody
 
     def request(
         self,
@@ -72,7 +76,8 @@ class Door:
         query: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        """One request, once. Raises PortalUnreachableError, and CloudError when Keystone gives no token."""
+        """One request, once. Raises PortalUnreachableError, CloudError when Keystone gives no token, and UsageError
+        when it takes a token and there is nobody to have one."""
         keywords: dict[str, Any] = {"raise_exc": False, "timeout": TIMEOUT, "redirect": False}
         if body is not None:
             keywords["json"] = dict(body)
@@ -95,7 +100,21 @@ class Door:
                 f"the portal at {self.url}{self._why} does not answer: {_cause(error)}; is it up, and is this its "
                 "address? Name it with --url or GPUYARD_URL"
             ) from None
+        if self._nobody and answer.status_code == 401:
+            raise UsageError(f"the portal at {self.url} shows this only to who is logged in, and {self._nobody}")
         return _reply(answer)
+
+
+class Nobody(BaseAuthPlugin):
+    """Without an account: requests have no token."""
+
+    def get_headers(self, session: Session) -> dict[str, str]:
+        return {}
+
+
+def open_public_door(url: str, why: str) -> Door:
+    """What a portal shows to everybody. `why`: what keeps you from a token, and what to do. Raises UsageError."""
+    return Door(Session(Nobody()), url, nobody=why)
 
 
 def open_door(cloud: str | None = None, url: str = "", clouds_file: Path | None = None) -> Door:
@@ -165,14 +184,21 @@ def _is_plain(url: str) -> bool:
 
 
 def _reply(answer: Any) -> Reply:
+    headers = {name.lower(): value for name, value in answer.headers.items()}
+    if answer.status_code < 300 and headers.get("content-type", "").startswith("text/plain"):
+        # Not JSON even when it looks like it: a log says what a guest wants it to say.
+        return Reply(answer.status_code, _lines(answer.text[-MOST_TEXT:]), headers)
     try:
         body = cleaned(answer.json()) if answer.content else None
     except ValueError:
         body = None
-    headers = {name.lower(): value for name, value in answer.headers.items()}
     return Reply(
         answer.status_code, body, headers, "" if body is not None else printable(str(answer.text)[:300].strip())
     )
+
+
+def _lines(text: str) -> str:
+    return "\n".join(printable(line.expandtabs()) for line in text.splitlines())
 
 
 def _of_keystone(error: Exception) -> str:

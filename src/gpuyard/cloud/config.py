@@ -18,8 +18,13 @@ from gpuyard.model.errors import UsageError
 WRONG = (sdk_errors.ConfigException, auth_errors.MissingRequiredOptions, auth_errors.MissingAuthPlugin)
 
 
+class NoCloudError(UsageError):
+    """Nobody has named a cloud, and there is none to go by."""
+
+
 def find_cloud(cloud: str | None, clouds_file: Path | None, timeout: float | None = None) -> CloudRegion:
-    """A cloud of clouds.yaml; None means OS_CLOUD or the OS_* variables. Raises UsageError.
+    """A cloud of clouds.yaml; None means OS_CLOUD or the OS_* variables. Raises UsageError, which is a
+    NoCloudError when none is named.
 
     `clouds_file` is used in place of the clouds.yaml that would be found, and of the environment. `timeout`: seconds,
     also for the requests that get a token.
@@ -31,9 +36,10 @@ def find_cloud(cloud: str | None, clouds_file: Path | None, timeout: float | Non
         refuse_broken(clouds_file)
         if not isinstance(error, WRONG):
             raise
-        which = f"cloud {cloud} cannot be used" if cloud else "no cloud is named"
-        hint = "name one of clouds.yaml with --os-cloud or OS_CLOUD"
-        raise UsageError(f"{which}: {str(error).rstrip('.')}; {hint}") from None
+        said = f"{str(error).rstrip('.')}; name one of clouds.yaml with --os-cloud or OS_CLOUD"
+        if cloud:
+            raise UsageError(f"cloud {cloud} cannot be used: {said}") from None
+        raise NoCloudError(f"no cloud is named: {said}") from None
 
 
 def refuse_broken(clouds_file: Path | None) -> None:

@@ -1,0 +1,223 @@
+"""``gpuyard runner list``, ``jobs`` and ``show`` against a real portal; only Keystone is not there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gpuyard.cli.main import app
+from gpuyard.client.errors import PortalError
+from gpuyard.model.errors import BlockedError, UsageError
+from gpuyard.runners.records import JobState
+from tests.support.ledgers import ADA, NOON, ROOT
+from tests.support.people import token_of
+from tests.support.runner_portals import (
+    BUSY,
+    COMING,
+    ENDED,
+    IDLE,
+    LOG,
+    NASTY_JOB,
+    OVER,
+    REFUSED,
+    RUNNING,
+    WAITING,
+    RunnerPortal,
+    fill,
+    runner_portal,
+)
+from tests.support.served import serving
+
+pytestmark = pytest.mark.filterwarnings("ignore::openstack.warnings.RemovedInSDK60Warning")
+FORMATS = ("table", "value", "csv", "yaml", "json")
+
+
+@pytest.fixture(params=[False])
+def portal(tmp_path: Path, request: pytest.FixtureRequest) -> RunnerPortal:
+    made = runner_portal(tmp_path, public=request.param)
+    fill(made)
+    return made
+
+
+PUBLIC = pytest.mark.parametrize("portal", [True], indirect=True)
+
+
+@pytest.fixture
+def url(portal: RunnerPortal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.chdir(tmp_path)
+    for name in ("GPUYARD_URL", "OS_CLOUD", "OS_AUTH_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TZ", "UTC")
+    with serving(portal.app) as found:
+        clouds = {
+            one.user: {
+                "auth_type": "admin_token",
+                "auth": {"endpoint": found, "token": token_of(one)["X-Auth-Token"]},
+            }
+            for one in (ADA, ROOT)
+        }
+        path = tmp_path / "clouds.yaml"
+        path.write_text(json.dumps({"clouds": clouds}))
+        monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(path))
+        yield found
+
+
+def invoke(who: str, *words: str) -> Result:
+    return CliRunner().invoke(app, ["runner", *words, *(("--os-cloud", who) if who else ())])
+
+
+def data(who: str, *words: str) -> Any:
+    result = invoke(who, *words, "-f", "json")
+    if result.exception:
+        raise result.exception
+    return json.loads(result.stdout)
+
+
+def test_runners(url: str) -> None:
+    rows = data("ada", "list")
+    assert [row["Name"] for row in rows] == [BUSY.name, IDLE.name, COMING.name]
+    assert rows[0] == {
+        "Name": BUSY.name, "State": "busy", "Repository": "acme/solver", "Job": RUNNING.id, "Pool": "v100", "GPUs": 1,
+        "Since": "2026-11-23T10:27:00Z", "Cause": "",
+    }  # fmt: skip
+    assert rows[2]["Since"] == "2026-11-23T11:59:00Z", "when it was asked for: it is not online yet"
+    ended = data("ada", "list", "--all")[3:]
+    assert {(row["Name"], row["Cause"]) for row in ended} == {(one.name, one.cause) for one in ENDED}
+    assert {row["Since"] for row in ended} == {"2026-11-23T09:00:00Z"}
+
+
+def test_what_is_wrong_with_github_is_told_to_admins_beside_the_list(url: str) -> None:
+    told = invoke("root", "list", "-f", "value", "-c", "Name")
+    assert told.stdout.splitlines() == [BUSY.name, IDLE.name, COMING.name]
+    assert told.stderr == "scale set gpuyard-v100 of acme: GitHub: 503\n"
+    assert invoke("ada", "list").stderr == ""
+
+
+def test_jobs_run_and_then_wait_in_the_order_of_their_turns(url: str) -> None:
+    rows = data("ada", "jobs")
+    assert [row["ID"] for row in rows] == [RUNNING.id, WAITING.id, NASTY_JOB.id]
+    shown = [(row["State"], row["Position"], row["Start"], row["Reason"]) for row in rows]
+    assert shown == [
+        ("running", "", "2026-11-23T10:27:00Z", ""),
+        ("queued", "", "", "its runner gpuyard-v100-b00t boots"),
+        ("queued", 1, "2026-11-23T16:27:00Z", "all 6 GPUs of v100 are taken"),
+    ]
+    assert rows[0]["Runner"] == BUSY.name
+
+
+def test_jobs_of_before_and_of_one_repository(url: str) -> None:
+    rows = data("ada", "jobs", "--all")
+    assert [row["ID"] for row in rows[3:]] == [REFUSED.id, *(one.id for one in OVER)]
+    assert [row["Reason"] for row in rows[3:]] == [REFUSED.reason, "success", "failure", "cancelled"]
+    assert [row["ID"] for row in data("ada", "jobs", "--all", "--repository", "acme/x")] == [NASTY_JOB.id]
+    assert data("ada", "jobs", "--repository", "acme/none") == []
+
+
+def test_a_job_that_is_held_at_github_is_not_in_the_queue_but_in_the_list(url: str, portal: RunnerPortal) -> None:
+    held = replace(WAITING, id="github.com/900", state=JobState.HELD, queued=NOON)
+    portal.runners.put([held])
+    assert [row["ID"] for row in data("ada", "jobs")] == [RUNNING.id, WAITING.id, NASTY_JOB.id, held.id]
+
+
+def test_a_job_by_itself(url: str) -> None:
+    job = data("ada", "show", RUNNING.id)
+    assert (job["id"], job["state"], job["started"]) == (RUNNING.id, "running", "2026-11-23T10:27:00Z")
+    assert job["runners"] == f"gpuyard-v100-bad {BUSY.name}"
+    assert [one["text"] for one in job["events"]][2:] == ["online at GitHub", "GitHub gave it the job"]
+    waits = data("ada", "show", NASTY_JOB.id)
+    assert (waits["pool"], waits["position"], waits["starts_by"]) == ("v100", 1, "2026-11-23T16:27:00Z")
+    told = invoke("ada", "show", RUNNING.id).stdout
+    assert "| conclusion" in told
+    assert "GitHub gave it the job" in told
+    assert invoke("ada", "show", RUNNING.id, "-f", "value", "-c", "state").stdout == "running\n"
+    assert isinstance(invoke("ada", "show", RUNNING.id, "-c", "nonsense").exception, UsageError)
+
+
+def test_a_runner_by_itself(url: str) -> None:
+    runner = data("ada", "show", BUSY.name)
+    assert (runner["name"], runner["job"], runner["hosts"]) == (BUSY.name, RUNNING.id, "gpu-1/0000:a3:00.0")
+    assert [one["runner"] for one in runner["events"]] == [BUSY.name] * 3, "nothing of the job's other runners"
+    assert data("ada", "show", IDLE.name)["events"] == []
+    assert data("ada", "show", "gpuyard-v100-bad")["cause"] == "gpu-check"
+
+
+def test_a_log_cannot_steer_a_terminal(url: str, portal: RunnerPortal) -> None:
+    for words in ((RUNNING.id,), (BUSY.name,)):
+        told = invoke("ada", "show", *words, "--log").stdout
+        assert told.splitlines()[0] == "Running job: test"
+        assert told.splitlines()[-1] == "Job test completed with result: Failed"
+        assert len(told.splitlines()) == len(LOG.splitlines())
+        assert "\\u202egnp.exe" in told
+        assert not set(told) & {"\x1b", "\u202e"}
+    portal.runners.put_log(BUSY.name, '{"\x9b2J": ["\x1b[2J"]}\rgone\n\tdone', NOON)
+    told = invoke("ada", "show", RUNNING.id, "--log").stdout
+    assert told == '{"\\x9b2J": ["\\x1b[2J"]}\ngone\n        done\n'
+
+
+def test_no_log(url: str) -> None:
+    for name, why in (
+        (WAITING.id, "there is no log"),
+        (IDLE.name, "no job whose log is its own"),
+        ("gpuyard-v100-bad", "no job whose log is its own"),
+    ):
+        result = invoke("ada", "show", name, "--log")
+        assert isinstance(result.exception, BlockedError)
+        assert why in str(result.exception)
+        assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("github.com/1", BlockedError, "There is no job 'github.com/1'"),
+        ("gpuyard-v100-none", BlockedError, "there is no runner 'gpuyard-v100-none'"),
+        (f"{RUNNING.id}/log", UsageError, "is no id of a job"),
+        ("../v1/gpus/1", UsageError, "is no id of a job"),
+    ],
+)
+def test_no_such_job_or_runner(url: str, name: str, error: type[Exception], words: str) -> None:
+    result = invoke("ada", "show", name)
+    assert isinstance(result.exception, error), result.output
+    assert words in str(result.exception)
+
+
+@pytest.mark.parametrize("words", [("list", "--all"), ("jobs", "--all"), ("show", NASTY_JOB.id), ("show", BUSY.name)])
+def test_nothing_printed_steers_a_terminal(url: str, words: tuple[str, ...]) -> None:
+    for format_ in FORMATS:
+        result = invoke("ada", *words, "-f", format_)
+        assert result.exception is None
+        assert not set(result.stdout) & {"\x1b", "\u202e"}
+
+
+@PUBLIC
+def test_where_runners_are_public_an_address_is_enough(url: str) -> None:
+    assert len(data("", "list", "--url", url)) == 3
+    assert len(data("", "jobs", "--url", url)) == 3
+    job = data("", "show", RUNNING.id, "--url", url)
+    assert [one["text"] for one in job["events"]] == ["queued at GitHub"]
+    refused = invoke("", "show", RUNNING.id, "--log", "--url", url).exception
+    assert isinstance(refused, UsageError)
+    assert "only to who is logged in, and no cloud is named" in str(refused)
+    assert isinstance(invoke("", "list").exception, UsageError), "nobody has said where"
+
+
+def test_elsewhere_it_is_not(url: str) -> None:
+    refused = invoke("", "jobs", "--url", url).exception
+    assert isinstance(refused, UsageError)
+    assert "--os-cloud" in str(refused)
+    assert isinstance(invoke("nobody", "jobs", "--url", url).exception, UsageError), "a cloud that is not there"
+
+
+def test_before_the_first_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuyard.client.client.PAUSES", ())
+    with serving(runner_portal(tmp_path, public=True).app) as url:
+        monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(tmp_path / "none.yaml"))
+        monkeypatch.chdir(tmp_path)
+        assert data("", "list", "--url", url) == []
+        assert isinstance(invoke("", "jobs", "--url", url).exception, PortalError)
