@@ -34,7 +34,7 @@ def section(page: str, first: str, last: str) -> str:
 def test_what_the_readme_says_of_bookings_works_on_the_lab_that_make_up_starts(tmp_path: Path) -> None:
     script = section("README.md", "    export OS_CLOUD=", "On your own machines")
     lines = [line.split("  #")[0].strip() for line in script.splitlines() if line.startswith("    ")]
-    assert len(lines) == 5, lines
+    assert len(lines) == 6, lines
     state, base = tmp_path / "lab", free_port_base()
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OS_", "GPUYARD_"))}
     at = ["--state", str(state)]
