@@ -99,3 +99,12 @@ def test_a_job_that_got_a_runner_before_it_was_decided_is_decided(store: RunnerS
     job = began(store, ["cirun-gpu"])
     assert job is not None
     assert job.state is JobState.REFUSED
+
+
+def test_nobody_takes_the_number_of_another_enrolments_job(store: RunnerStore) -> None:
+    theirs = Job("github.com/1", "other/y", ("gpu",), JobState.QUEUED, NOW, "other", wanted=RUNNER.wanted)
+    store.put_job(theirs)
+    assert began(store, ["cirun-gpu"]) == theirs
+    mine = store.job("github.com/demo/1")
+    assert mine is not None
+    assert (mine.repository, mine.state) == ("demo/x", JobState.REFUSED)

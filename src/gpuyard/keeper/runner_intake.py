@@ -61,7 +61,7 @@ class JobIntake:
 
     def found(self, updates: list[JobUpdate]) -> None:
         """Jobs that GitHub was asked for: those of other people's runners are left alone, as with webhooks."""
-        for update in updates:
+        for update in map(self._of_its_own, updates):
             known = self._store.job(update.id)
             job = known or self._new(update)
             if job is not None:
@@ -98,10 +98,20 @@ class JobIntake:
             return "ignored", None, None
         if not enrolment.includes(update.repository) and self._taken(update) is None:
             return "not enrolled", None, None
+        update = self._of_its_own(update)
         if self._store.job(update.id) is not None:
             return "", update, None
         job = self._new(update)
         return ("", update, job) if job is not None else ("not ours", None, None)
+
+    def _of_its_own(self, update: JobUpdate) -> JobUpdate:
+        """Whoever has the secret of one enrolment can name any number as that of its job: under a number that another
+        enrolment has taken a job is kept with its own enrolment's name."""
+        known = self._store.job(update.id)
+        if known is None or known.scope == update.scope or known.repository.lower() == update.repository.lower():
+            return update
+        host, _, number = update.id.rpartition("/")
+        return replace(update, id=f"{host}/{update.scope}/{number}")
 
     def _new(self, update: JobUpdate) -> Job | None:
         """A new job, with what it may have; None when its labels are others'. Raises GitHubError."""
