@@ -60,6 +60,7 @@ class Yard:
     servers: NovaServers
     log: IO[str]
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    beside: tuple[RunnerStore, Store] | None = None
 
     def serve(self) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "OS_CLIENT_CONFIG_FILE": str(self.clouds), "GPUYARD_DATABASE": self.database}
@@ -89,16 +90,16 @@ class Yard:
         end = monotonic() + seconds
         while not true():
             assert monotonic() < end, self.report()
-            sleep(0.1)
+            sleep(0.5)
 
     @contextmanager
     def opened(self) -> Iterator[tuple[RunnerStore, Store]]:
-        """The database, beside the process."""
-        database = Database(self.database)
-        try:
-            yield RunnerStore(database), Store(database)
-        finally:
-            database.close()
+        """The database, beside the process. Opened once: whoever opens it looks for migrations, and keeps the process
+        from writing meanwhile."""
+        if self.beside is None:
+            database = Database(self.database)
+            self.beside = RunnerStore(database), Store(database)
+        yield self.beside
 
     def left_over(self) -> list[str]:
         forge = self.github.standin.forge
@@ -171,6 +172,8 @@ def yard(
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(20)
                 process.kill()
+            if made.beside is not None:
+                made.beside[1].close()
             for one in servers.ours():
                 servers.delete(one.id)
             made.until(lambda: not servers.ours())

@@ -14,6 +14,7 @@ import pytest
 
 from gpuyard.ledger.records import Query
 from gpuyard.ledger.store import Store, StoreError
+from gpuyard.runners.store import RunnerStore
 from gpuyard.store import engine
 from gpuyard.store.engine import Database
 from tests.contract.store import SLOTS, at, booking, prepare, taken, write
@@ -189,3 +190,19 @@ def test_a_database_that_is_full(store: Store, path: Path) -> None:
     with pytest.raises(StoreError, match="full"):
         fill()
     assert len(taken(store)) >= 1
+
+
+def test_another_process_that_comes_and_goes_takes_nothing_away(tmp_path: Path) -> None:
+    """SQLite deletes the log when the last one goes: our locks must say that we are still here, however often the
+    database was opened in this process."""
+    with closing(Store.open(f"sqlite:///{tmp_path}/yard.db")) as store:
+        store.lanes()
+        runners = RunnerStore(store.database)
+        for value in ("before", "after"):
+            runners.set_value("it", value)
+            look = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); "
+            look += "print(c.execute('select value from runner_values').fetchall()); c.close()"
+            seen = subprocess.run(
+                [sys.executable, "-c", look, f"{tmp_path}/yard.db"], check=True, capture_output=True, text=True
+            )
+            assert value in seen.stdout

@@ -11,7 +11,8 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from errno import EACCES, EISDIR
 from pathlib import Path
 from typing import Any
 
@@ -167,10 +168,20 @@ def open_sqlite(url: URL, *, foreign_keys: bool = True) -> Engine:
 
 
 def private_file(path: Path) -> None:
-    """Make the file if there is none, for its owner only; SQLite gives its log the same mode. Raises StoreError."""
+    """Make the file if there is none, for its owner only; SQLite gives its log the same mode. Raises StoreError.
+
+    A file that is there is not opened: closing it would take off all locks that this process has on it through SQLite
+    (so POSIX says), and the next process that comes and goes would delete the log under us, with what is in it.
+    """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        if not path.exists():
+            with suppress(FileExistsError):
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        if path.is_dir():
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
         if path.stat().st_mode & 0o077:
             path.chmod(0o600)
     except OSError as error:
