@@ -66,6 +66,10 @@ ASKED = timedelta(seconds=15)
 """GitHub is asked about one runner no more often."""
 
 
+REST = timedelta(seconds=2)
+"""Between two looks at what is left of a runner that is to go."""
+
+
 class RunnersError(GpuyardError):
     """A run of the loop left something undone; the message says what."""
 
@@ -124,6 +128,8 @@ class RunnersKeeper:
         )  # fmt: skip
         self._pauses = _Pauses()
         self._asked: dict[str, datetime] = {}
+        self._removed: dict[str, datetime] = {}
+        """Runners that are to go -> when it was last looked at what is left of them."""
         self._twice: dict[str, int] = {}
         """What is ours and belongs to nothing -> number of the look at which it was first seen so."""
         self._lock = threading.Lock()
@@ -172,13 +178,23 @@ class RunnersKeeper:
                 with _apart(problems, str(step)[:200]):
                     self._act(step, by_name, busy, now)
             for runner in runners:
-                if runner.state is S.DELETING and runner.name not in busy:
+                if runner.state is S.DELETING and runner.name not in busy and self._is_due(runner.name, now):
                     self.crew.start(runner.name, partial(self._remove, runner.name))
             with _apart(problems, "what belongs to nothing"):
                 self._sweep(runners, leases)
+            names = {runner.name for runner in runners}
+            self._removed = {name: at for name, at in self._removed.items() if name in names}
             self._publish(now)
             if problems:
                 raise RunnersError("; ".join(problems))
+
+    def _is_due(self, name: str, now: datetime) -> bool:
+        """Whether to ask again what is left of a runner: the end of each look wakes this loop, which would ask on."""
+        last = self._removed.get(name)
+        if last is not None and timedelta(0) <= now - last < REST:
+            return False
+        self._removed[name] = now
+        return True
 
     # What is seen
 
