@@ -5,10 +5,23 @@ from __future__ import annotations
 import sys
 import traceback
 
-from bench import cloud, fleet, lab_start, ledger, local, preparation, runners, scheduling, site, webhooks, why
+from bench import (
+    cloud,
+    fleet,
+    lab_start,
+    ledger,
+    local,
+    preparation,
+    runners,
+    runners_steady,
+    scheduling,
+    site,
+    webhooks,
+    why,
+)
 from bench.table import finish, leave_out
 
-PARTS = (local, site, preparation, fleet, ledger, lab_start, cloud, why, scheduling, webhooks, runners)
+PARTS = (local, site, preparation, fleet, ledger, lab_start, cloud, why, scheduling, webhooks, runners, runners_steady)
 
 if __name__ == "__main__":
     sys.argv = sys.argv[:1]
