@@ -177,13 +177,13 @@ def yard(
             for one in servers.ours():
                 servers.delete(one.id)
             made.until(lambda: not servers.ours())
-            delete_limits(operator)
+            delete_limits(operator, door.project)
 
 
-def delete_limits(operator: CloudApi) -> None:
-    """Those of bookings, which belong to a database that is gone."""
+def delete_limits(operator: CloudApi, project: str | None = None) -> None:
+    """Those of bookings, which belong to a database that is gone, and those of a project."""
     for row in operator.get("identity", "/limits")["limits"]:
-        if row["description"].endswith(": bookings"):
+        if row["description"].endswith(": bookings") or (project and row["project_id"] == project):
             operator.request("DELETE", "identity", f"/limits/{row['id']}")
 
 

@@ -152,7 +152,8 @@ def test_a_keystone_that_says_nothing_keeps_nobody_for_long(black_hole: str, mon
     monkeypatch.setattr(people, "SOON", 0.5)
     identity = Adapter(Session(Token(black_hole, "t")), "identity", endpoint_override=black_hole)
     config = SimpleNamespace(name="test", region_name="")
-    services = SimpleNamespace(compute=None, placement=None, image=None, identity=identity, config=config)
+    others = dict.fromkeys(("compute", "placement", "image", "network"))
+    services = SimpleNamespace(identity=identity, config=config, **others)
     found = KeystonePeople(api.CloudApi(services))  # type: ignore[arg-type]
     begin = time.monotonic()
     with pytest.raises(CloudError):

@@ -26,7 +26,7 @@ class TwoAPage(CloudApi):
 
     def __init__(self) -> None:
         config = SimpleNamespace(name="test", region_name="")
-        services = dict.fromkeys(("compute", "placement", "identity", "image"))
+        services = dict.fromkeys(("compute", "placement", "identity", "image", "network"))
         super().__init__(SimpleNamespace(config=config, **services))  # type: ignore[arg-type]
         self.asked: list[object] = []
 
