@@ -247,9 +247,10 @@ def tls(tmp_path: Path) -> Iterator[tuple[ScriptedHttp, Path]]:
     """A server of https, and the file of its own authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    begin = datetime.now(UTC) - timedelta(days=1)
+    # OpenSSL asks its own clock, whatever now is for a test.
+    begin, end = datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
     certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), 5, begin, begin + timedelta(days=9))
+        x509.CertificateBuilder(name, name, key.public_key(), 5, begin, end)
         .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
