@@ -6,22 +6,57 @@ import sys
 import traceback
 
 from bench import (
+    agents,
     cloud,
     fleet,
+    health,
+    history,
+    images,
+    install,
     lab_start,
     ledger,
     local,
+    map_pages,
+    metrics,
     preparation,
     runners,
     runners_steady,
+    scale,
     scheduling,
+    scrubs,
     site,
+    takeover,
+    usage,
     webhooks,
     why,
 )
 from bench.table import finish, leave_out
 
-PARTS = (local, site, preparation, fleet, ledger, lab_start, cloud, why, scheduling, webhooks, runners, runners_steady)
+PARTS = (
+    local,
+    site,
+    scale,
+    preparation,
+    fleet,
+    ledger,
+    install,
+    lab_start,
+    cloud,
+    why,
+    map_pages,
+    metrics,
+    scheduling,
+    webhooks,
+    runners,
+    runners_steady,
+    health,
+    scrubs,
+    takeover,
+    agents,
+    images,
+    usage,
+    history,
+)
 
 if __name__ == "__main__":
     sys.argv = sys.argv[:1]

@@ -54,7 +54,7 @@ def measure(name: str, url: str, peer: str) -> None:
     rows = [
         Measured(f"answer, {PER_SECOND} a second: p50", "ms", [cuts[49]]),
         Measured("the same: p99", "ms", [cuts[98]], LIMIT_MS),
-        Measured("the same: work of the portal for each", "ms", [work], 1000 / PER_SECOND),
+        Measured("the same: work of the portal for each", "ms", [work]),
         Measured("kept a second, as many as there can be", "/s", [most], PER_SECOND, least=True),
         Measured("the same, a transaction for each", "/s", [alone]),
     ]

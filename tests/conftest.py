@@ -27,6 +27,7 @@ with warnings.catch_warnings():
     import openstack  # noqa: F401
 
 settings.register_profile("gpuyard", deadline=None)  # a busy machine is no failure
+settings.register_profile("on another day", parent=settings.get_profile("gpuyard"), max_examples=10)
 settings.load_profile("gpuyard")
 
 EMPTY_HOME = tempfile.TemporaryDirectory(prefix="gpuyard-tests-")  # removed when the process ends
@@ -44,10 +45,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Shift what now is, in all threads, for --now; it goes on from there. Programs that tests start keep theirs."""
+    """Shift what now is, in all threads, for --now; it goes on from there. Programs that tests start keep theirs.
+
+    Of each rule fewer examples are tried then: it is about the day, and all of them are tried today.
+    """
     if now := config.getoption("--now"):
         import time_machine
 
+        settings.load_profile("on another day")
         shifted = time_machine.travel(now)
         shifted.start()
         config.add_cleanup(shifted.stop)
@@ -64,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         key=lambda item: next((n for n, folder in enumerate(folders) if folder in item.path.parts), len(folders))
     )
     for item in items:
-        if any(folder in item.path.parts for folder in folders):
+        if any(folder in item.path.parts for folder in folders) and not item.get_closest_marker("flaky"):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 

@@ -341,7 +341,7 @@ def test_my_bookings(site: Site, visits: Visits) -> None:
 def test_a_feed_is_made_read_and_ended(site: Site, visits: Visits) -> None:
     (made,) = site.ledger.create(ask(2, 5), ADA)
     page = visits.enter(site, path="bookings")
-    page.get_by_role("button", name="Make address").click()
+    page.get_by_role("button", name="Create address").click()
     address = page.locator("#feed-url")
     expect(address).to_be_visible()
     url = address.input_value()
@@ -371,7 +371,7 @@ def test_an_admin_approves_holds_and_reads_what_was_done(site: Site, visits: Vis
     expect(page.locator("#requests .card")).to_have_count(1)
     page.locator(f'.card[data-id="{two.id}"]').get_by_role("button", name="Decline").click()
     page.get_by_role("dialog").get_by_role("button", name="Decline").click()
-    expect(page.locator("#requests")).to_have_text("Nobody waits for your answer.")
+    expect(page.locator("#requests")).to_have_text("Nobody is waiting for your answer.")
     assert site.ledger.get(one.id).state is BookingState.CONFIRMED
     assert site.ledger.get(two.id).state is BookingState.CANCELLED
     page.get_by_role("listbox", name="GPUs").select_option("gpu-2/0000:18:00.0")
@@ -404,7 +404,7 @@ def test_an_override_is_only_for_admins(site: Site, visits: Visits) -> None:
 def test_only_admins_see_their_page(site: Site, visits: Visits) -> None:
     page = visits.enter(site)
     expect(page.get_by_role("navigation", name="Pages").get_by_role("link")).to_have_text(
-        ["Map", "Calendar", "My bookings"]
+        ["Map", "Calendar", "My GPUs", "My bookings", "Status"]
     )
     assert page.request.get(f"{site.url}admin").status == 403
 

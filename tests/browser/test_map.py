@@ -372,7 +372,7 @@ STRUCTURE = """() => {
     level = own;
   }
   for (const image of all('img')) if (!image.hasAttribute('alt')) problems.push(`no alt: ${image.src}`);
-  if (all('svg:not([aria-hidden=true])').length) problems.push('a drawing without words');
+  if (all('svg:not([aria-hidden=true]):not([role=img][aria-label])').length) problems.push('a drawing without words');
   for (const e of all('section, nav, [role=group], article')) {
     const by = document.getElementById(e.getAttribute('aria-labelledby'));
     const name = e.getAttribute('aria-label') || by?.textContent;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +9,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from gpuyard.portal.server import bind, server_of, url_of
 from tests.browser.calendars import Site, Visits
 from tests.browser.test_map import CONTRAST, STRUCTURE
 from tests.support.ledgers import ADA, ROOT
 from tests.support.runner_portals import BOARD, BUSY, EVIL, NASTY_JOB, RUNNING, RunnerPortal, fill, runner_portal
-from tests.unit.test_portal_server import until
+from tests.support.served import serving
 
 pytestmark = pytest.mark.browser
 
@@ -33,16 +31,8 @@ def portal(tmp_path: Path) -> RunnerPortal:
 
 @pytest.fixture
 def runners(portal: RunnerPortal) -> Iterator[Site]:
-    with bind("127.0.0.1", 0) as listener:
-        server = server_of(portal.app)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            until(lambda: server.started)
-            yield Site(f"{url_of(listener)}/", portal.ledger, portal.clock)
-        finally:
-            server.should_exit = True
-            thread.join(10)
+    with serving(portal.app) as url:
+        yield Site(f"{url}/", portal.ledger, portal.clock)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])
@@ -78,8 +68,8 @@ def test_the_page_keeps_itself_current(runners: Site, visits: Visits, portal: Ru
     assert held.evaluate("link => link.isConnected"), "what did not change stays where it is"
     portal.yard.publish(replace(BOARD, jobs=(), runners=(BUSY,), queue=()))
     page.evaluate(LOOK)
-    expect(page.locator("main")).to_contain_text("No job waits.")
-    expect(running).to_contain_text("No job runs.")
+    expect(page.locator("main")).to_contain_text("No job is waiting.")
+    expect(running).to_contain_text("No job is running.")
 
 
 def test_a_page_that_cannot_be_loaded_again_says_so(runners: Site, visits: Visits) -> None:

@@ -84,6 +84,15 @@ def what_is_no_token_is_none(bench: Bench) -> None:
         assert bench.people.token(token) is None
 
 
+def a_token_that_is_spent_is_worth_nothing(bench: Bench) -> None:
+    token = bench.new_token()
+    assert bench.people.spend(token)
+    assert bench.people.token(token) is None
+    assert not bench.people.spend(token)
+    assert not bench.people.spend("gAAAAABnonsense")
+    assert bench.user_id not in bench.people.revoked()  # all that is over is that token
+
+
 def a_role_that_is_taken_away_is_gone(bench: Bench) -> None:
     token = bench.new_token()
     bench.take_role()
@@ -132,6 +141,7 @@ RULES = (
     nobody_has_no_account,
     a_token_says_for_whom_it_is,
     what_is_no_token_is_none,
+    a_token_that_is_spent_is_worth_nothing,
     a_role_that_is_taken_away_is_gone,
     a_disabled_user_is_out,
     a_changed_password_ends_what_was_before,

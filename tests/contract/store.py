@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import pytest
 
+from gpuyard.ledger.life import OPEN
 from gpuyard.ledger.records import AuditEntry, Case, Event, Occupied, Query
 from gpuyard.ledger.store import (
     ConflictError,
@@ -492,6 +493,23 @@ def open_bookings_of_a_user_are_counted(store: Store) -> None:
         assert look.active_count("u-cyd") == 0
 
 
+def bookings_that_are_not_over_are_counted(store: Store) -> None:
+    waits = [booking((), state=S.WAITING, created=at(hour)) for hour in (3, 2)]
+    write(store, booking((1, 2), state=S.ACTIVE), booking((3,), kind=BookingKind.HOLD), *waits)
+    write(store, booking((), state=S.ENDED))
+    write(store, replace(booking((4,)), ask=replace(booking().ask, pool="v100")), pool="v100")
+    found = {(one.pool, one.kind, one.state): (one.bookings, one.gpus) for one in store.live(("t4",), OPEN)}
+    assert found == {
+        ("t4", BookingKind.BOOKING, S.ACTIVE): (1, 2),
+        ("t4", BookingKind.BOOKING, S.WAITING): (2, 2),
+        ("t4", BookingKind.HOLD, S.CONFIRMED): (1, 1),
+    }
+    (first,) = (one.oldest for one in store.live(("t4",), [S.WAITING]))
+    assert first == at(2)
+    assert [one.pool for one in store.live(("t4", "v100"), [S.CONFIRMED])].count("v100") == 1
+    assert store.live((), OPEN) == []
+
+
 def gpu_seconds_of_a_project_are_summed(store: Store) -> None:
     """Against a sum of each second's GPUs."""
     chance = random.Random(3)
@@ -667,6 +685,20 @@ def channels_that_are_gone_are_forgotten(store: Store) -> None:
     store.keep_channels([])
     write_event(store, Event("two", at(0), "", "u"))
     assert store.take_undelivered("mail", at(99)) == []
+
+
+def what_waits_to_be_told_is_counted_by_channel(store: Store) -> None:
+    assert store.waiting() == {}
+    for channel in ("mail", "hook"):
+        store.take_undelivered(channel, at(0))
+    assert store.waiting() == {"mail": (0, None), "hook": (0, None)}
+    for hour in (5, 4):
+        write_event(store, Event(f"at {hour}", at(hour), "", "u"))
+    told, given_up = store.take_undelivered("mail", at(9))
+    store.mark_delivered("mail", told.event.id, at(9))
+    assert store.waiting() == {"mail": (1, given_up.event.at), "hook": (2, at(4))}
+    store.put_off("mail", given_up.event.id, None)
+    assert store.waiting() == {"mail": (0, None), "hook": (2, at(4))}
 
 
 def events_that_were_told_are_pruned(store: Store) -> None:

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, MetaData, Table, inspect, text
 
+from gpuyard.health.records import HealthState
+from gpuyard.health.store import HealthStore
+from gpuyard.health.store import schema as health_schema
+from gpuyard.history.records import Interval, Slice, Tenure, TrackState
+from gpuyard.history.store import HistoryStore, SumStore
+from gpuyard.history.store import schema as history_schema
 from gpuyard.ledger.records import Query
 from gpuyard.ledger.store import OverlapError, Store, StoreError
 from gpuyard.ledger.store import schema as ledger_schema
@@ -32,7 +38,8 @@ from gpuyard.store.migrate import migrate, steps_of
 from gpuyard.store.rooms import Room
 from tests.contract.store import at, booking, prepare, taken, write
 
-ROOMS = {"ledger": ledger_schema.ROOM, "portal": portal_schema.ROOM, "runners": runners_schema.ROOM}
+SCHEMAS = (ledger_schema, portal_schema, runners_schema, health_schema, history_schema)
+ROOMS = {one.ROOM.name: one.ROOM for one in SCHEMAS}
 
 SAMPLES: dict[tuple[str, str], str] = {
     ("ledger", "0001"): """
@@ -80,13 +87,133 @@ SAMPLES: dict[tuple[str, str], str] = {
             '["h/0000:01:00.0"]');
         insert into runner_events (at, runner, job, text) values (START, 'r1', 'github.com/1', 'made');
         insert into runner_logs values ('r1', END, 'Listening for Jobs');
-        insert into hook_deliveries values ('a', 'd1', 'workflow_job', START, '{}', 0, START, '', '');
+        insert into hook_deliveries values ('a', 'd1', 'workflow_job', START, BODY, 0, START, '', '');
         insert into scale_sets values ('a', 'gpu', 3, 12, 1, START, '');
         insert into runner_values values ('k', 'v')
     """,
+    ("runners", "0002"): """
+        insert into jobs values ('github.com/1', 'a/b', '["gpu"]', 'running', START, 'a', '', 7, 1, 'ci', 'test',
+            'push', 'ada', '', '', 'main', 'abc', '', WANTED, 'r1', '', '', 0, null, END, null, END);
+        insert into runners values ('r1', 'busy', 'a', '', '["gpu"]', WANTED, CHOICE, 'gpu', 't4', 1, START, END,
+            'a/b', 'github.com/1', 'github.com/1', '', 'l1', 's1', 5, START, START, END, null, null, '', '',
+            '["h/0000:01:00.0"]');
+        insert into runner_events (at, runner, job, text) values (START, 'r1', 'github.com/1', 'made');
+        insert into runner_logs values ('r1', END, 'Listening for Jobs');
+        insert into hook_deliveries values ('a', 'd1', 'workflow_job', START, BODY, 0, START, '', '');
+        insert into scale_sets values ('a', 'gpu', 3, 12, 1, START, '');
+        insert into runner_values values ('k', 'v');
+        insert into repositories values ('a', 'a/b', true, START)
+    """,
+    ("health", "0001"): """
+        insert into gpu_health values ('h', '0000:01:00.0', 't4', 'quarantined', START, 'it fell off', 'no-answer', '',
+            'serial', null, 0, false, '', null, START, '{"kernel": "6.1"}', '', 3);
+        insert into health_events (host, address, card, at, before, after, cause, signal, evidence, by, source)
+            values ('h', '0000:01:00.0', 'serial', START, 'fine', 'quarantined', 'it fell off', 'no-answer', 'ffffffff',
+            '', 'host');
+        insert into health_observations (host, address, code, seen, evidence, by)
+            values ('h', '0000:01:00.0', 'reported', END, 'no picture', 'ada');
+        insert into health_tokens values ('d', 'watch', 'h', START, null, null);
+        insert into health_hosts values ('h', END, '{}');
+        insert into health_values values ('k', 'v')
+    """,
+    ("health", "0002"): """
+        insert into gpu_health values ('h', '0000:01:00.0', 't4', 'quarantined', START, 'it fell off', 'no-answer', '',
+            'serial', null, 0, false, '', null, START, '{"kernel": "6.1"}', '', 3);
+        insert into health_events (host, address, card, at, before, after, cause, signal, evidence, by, source)
+            values ('h', '0000:01:00.0', 'serial', START, 'fine', 'quarantined', 'it fell off', 'no-answer', 'ffffffff',
+            '', 'host');
+        insert into health_observations (host, address, code, seen, evidence, by)
+            values ('h', '0000:01:00.0', 'reported', END, 'no picture', 'ada');
+        insert into health_tokens values ('d', 'watch', 'h', START, null, null);
+        insert into health_hosts values ('h', END, '{}');
+        insert into health_values values ('k', 'v');
+        insert into health_guests values ('s', START, '{}');
+        insert into health_cards values ('GPU-1', '[]', START, 's');
+        insert into health_hours values ('s', 'GPU-1', START, 1, 50, 50, 300, 60)
+    """,
+    ("health", "0003"): """
+        insert into gpu_health values ('h', '0000:01:00.0', 't4', 'quarantined', START, 'it fell off', 'no-answer', '',
+            'serial', null, 0, false, '', null, START, '{"kernel": "6.1"}', '', 3);
+        insert into health_events (host, address, card, at, before, after, cause, signal, evidence, by, source)
+            values ('h', '0000:01:00.0', 'serial', START, 'fine', 'quarantined', 'it fell off', 'no-answer', 'ffffffff',
+            '', 'host');
+        insert into health_observations (host, address, code, seen, evidence, by)
+            values ('h', '0000:01:00.0', 'reported', END, 'no picture', 'ada');
+        insert into health_tokens values ('d', 'watch', 'h', START, null, null);
+        insert into health_hosts values ('h', END, '{}');
+        insert into health_values values ('k', 'v');
+        insert into health_guests values ('s', START, '{}');
+        insert into health_cards values ('GPU-1', '[]', START, 's');
+        insert into health_hours values ('s', 'GPU-1', START, 1, 50, 50, 300, 60);
+        insert into health_maintenances values ('m', 'h', START, END, 'kernel', 'ada', 'planned', START, START, null,
+            null, '', '{}', '[]', true, 'h', 1)
+    """,
+    ("health", "0004"): """
+        insert into gpu_health values ('h', '0000:01:00.0', 't4', 'quarantined', START, 'it fell off', 'no-answer', '',
+            'serial', null, 0, false, '', null, START, '{"kernel": "6.1"}', '', 3);
+        insert into health_events (host, address, card, at, before, after, cause, signal, evidence, by, source)
+            values ('h', '0000:01:00.0', 'serial', START, 'fine', 'quarantined', 'it fell off', 'no-answer', 'ffffffff',
+            '', 'host');
+        insert into health_observations (host, address, code, seen, evidence, by)
+            values ('h', '0000:01:00.0', 'reported', END, 'no picture', 'ada');
+        insert into health_tokens values ('d', 'watch', 'h', START, null, null);
+        insert into health_hosts values ('h', END, '{}');
+        insert into health_values values ('k', 'v');
+        insert into health_guests values ('s', START, '{}');
+        insert into health_cards values ('GPU-1', '[]', START, 's');
+        insert into health_hours values ('s', 'GPU-1', START, 1, 50, 50, 300, 60);
+        insert into health_maintenances values ('m', 'h', START, END, 'kernel', 'ada', 'planned', START, START, null,
+            null, '', '{}', '[]', true, 'h', 1);
+        insert into health_tries values ('t', 'b', 'h', 'passed', START, 1, '{}')
+    """,
+    ("history", "0001"): """
+        insert into history_seen values ('site', START, END, END, 20261201);
+        insert into history_gpus values (1, 'h', '0000:01:00.0', 't4');
+        insert into history_tenures values (1, 'd', '', 'b', 'booking', 's', 'train', 'u', 'ada', 'p', 'alpha', 'f',
+            '');
+        insert into history_intervals values (1, 1, 1, 'claimed', START, 221845392000, true, false);
+        insert into history_slices
+            (digest, tariff, pool, host, project_id, project, user_id, "user", repository, state, kind)
+            values ('d', '', 't4', 'h', 'p', 'alpha', 'u', 'ada', '', 'claimed', 'booking');
+        insert into history_days values (20261201, 1, 7);
+        insert into history_months values (202612, 1, 7);
+        insert into history_hours values (START, 't4', 'claimed', 'booking', 7)
+    """,
+    ("history", "0002"): """
+        insert into history_seen values ('site', START, END, END, 20261201);
+        insert into history_gpus values (1, 'h', '0000:01:00.0', 't4');
+        insert into history_tenures values (1, 'd', '', 'b', 'booking', 's', 'train', 'u', 'ada', 'p', 'alpha', 'f',
+            '');
+        insert into history_intervals values (1, 1, 1, 'claimed', START, 221845392000, true, false);
+        insert into history_slices
+            (digest, tariff, pool, host, project_id, project, user_id, "user", repository, state, kind)
+            values ('d', '', 't4', 'h', 'p', 'alpha', 'u', 'ada', '', 'claimed', 'booking'),
+            ('e', '', 't4', '', 'p', 'alpha', 'u', 'ada', '', 'claimed', 'booking');
+        insert into history_days values (20261201, 1, 7);
+        insert into history_months values (202612, 1, 7);
+        insert into history_totals values (202612, 2, 7);
+        insert into history_hours values (START, 't4', 'claimed', 'booking', 7)
+    """,
+    ("history", "0003"): """
+        insert into history_seen values ('site', START, END, END, 20261201);
+        insert into history_gpus values (1, 'h', '0000:01:00.0', 't4');
+        insert into history_tenures values (1, 'd', '', 'b', 'booking', 's', 'train', 'u', 'ada', 'p', 'alpha', 'f',
+            '');
+        insert into history_intervals values (1, 1, 1, 'claimed', START, 221845392000, true, false);
+        insert into history_slices
+            (digest, tariff, pool, host, project_id, project, user_id, "user", repository, state, kind)
+            values ('d', '', 't4', 'h', 'p', 'alpha', 'u', 'ada', '', 'claimed', 'booking'),
+            ('e', '', 't4', '', 'p', 'alpha', 'u', 'ada', '', 'claimed', 'booking'),
+            ('f', '', 't4', '', '', '', '', '', '', 'claimed', 'booking');
+        insert into history_days values (20261201, 1, 7);
+        insert into history_months values (202612, 1, 7);
+        insert into history_pools values (20261201, 3, 7);
+        insert into history_totals values (202612, 2, 7);
+        insert into history_hours values (START, 't4', 'claimed', 'booking', 7)
+    """,
 }
 """Of every step: a booking ``old`` of a pool t4, from at(0) to at(2); a session ``a`` of that time and a feed ``f``; a
-job that runs on its runner, with all that is kept of both."""
+job that runs on its runner, with all that is kept of both; a GPU that is quarantined."""
 T4 = '{"pool": "t4", "flavor": "gpu.t4", "image": "ci", "gpus": 1, "same_group": false}'
 WORDS = {
     "START": f"{at(0).timestamp():.0f}",
@@ -99,7 +226,8 @@ WORDS = {
 def fill(url: str, room: str, revision: str) -> None:
     """The sample of a step."""
     sample = SAMPLES[room, revision]
-    for name, word in WORDS.items():
+    body = "x'7b7d'" if url.startswith("sqlite") else r"'\x7b7d'"  # bytes, in either's words
+    for name, word in {**WORDS, "BODY": body}.items():
         sample = sample.replace(name, word)
     connected(url, lambda connection: [connection.exec_driver_sql(line) for line in sample.split(";")])
 
@@ -113,6 +241,8 @@ def open_all(url: str) -> None:
     with closing(Store.open(url)) as store:
         PortalStore(store.database)
         RunnerStore(store.database)
+        HealthStore(store.database)
+        HistoryStore(store.database)
 
 
 def the_tables_are_those_of_the_code(url: str) -> None:
@@ -155,12 +285,18 @@ def every_step_has_a_sample() -> None:
 def a_database_of_any_step_is_brought_up_to_date(url: str, room: str, revision: str) -> None:
     migrate(parse_url(url), ROOMS[room], revision)
     fill(url, room, revision)
+    the_sample_is_there(url, room, revision)
+    the_tables_are_those_of_the_code(url)
+
+
+def the_sample_is_there(url: str, room: str, revision: str) -> None:
     {
         "ledger": lambda: the_old_booking_is_there(url),
         "portal": lambda: the_old_feed_is_there(url, revision),
         "runners": lambda: the_old_job_is_there(url),
+        "health": lambda: the_bad_gpu_is_there(url),
+        "history": lambda: the_old_use_is_there(url),
     }[room]()
-    the_tables_are_those_of_the_code(url)
 
 
 def the_old_booking_is_there(url: str) -> None:
@@ -202,6 +338,32 @@ def the_old_job_is_there(url: str) -> None:
         assert (store.log("r1"), store.value("k")) == ("Listening for Jobs", "v")
 
 
+def the_bad_gpu_is_there(url: str) -> None:
+    with closing(Database(url)) as database:
+        store = HealthStore(database)
+        (gpu,), (event,), (seen,) = store.gpus(), store.events(), store.open_observations()
+        assert (gpu.state, gpu.since, gpu.card, gpu.version) == (HealthState.QUARANTINED, at(0), "serial", 3)
+        assert gpu.software.kernel == "6.1"
+        assert (event.after, event.evidence) == (HealthState.QUARANTINED, "ffffffff")
+        assert (seen.code, seen.by, seen.seen) == ("reported", "ada", at(2))
+        assert [one.subject for one in store.tokens("watch")] == ["h"]
+        assert (store.heard(), store.value("k")) == ({"h": at(2)}, "v")
+
+
+def the_old_use_is_there(url: str) -> None:
+    with closing(Database(url)) as database:
+        store = HistoryStore(database)
+        seen = store.seen()
+        assert seen is not None
+        assert (seen.first, seen.until, seen.rolled) == (at(0), at(2), date(2026, 12, 1))
+        tenure = Tenure("", "b", "booking", "s", "train", "u", "ada", "p", "alpha", "f", "")
+        assert store.open() == [Interval("h", "0000:01:00.0", "t4", TrackState.CLAIMED, at(0), None, tenure, True)]
+        (sum,) = SumStore(database).sums(date(2026, 12, 1), date(2027, 1, 1), ["user", "state"])
+        assert (sum.slice, sum.seconds) == (Slice(user="ada", state="claimed"), 7)
+        (sum,) = SumStore(database).sums(date(2026, 12, 1), date(2026, 12, 2), ["pool", "kind"])
+        assert (sum.slice, sum.seconds) == (Slice(pool="t4", kind="booking"), 7)
+
+
 BEFORE_THE_PORTAL_HAD_STEPS = """
     create table sessions (digest text not null, user_id text not null, user_name text not null,
         project_id text not null, csrf text not null, created bigint not null, expires bigint not null,
@@ -215,12 +377,17 @@ BEFORE_THE_PORTAL_HAD_STEPS = """
 """What the ledger's first step made, too."""
 
 
-def what_the_ledger_kept_for_the_portal_stays(url: str) -> None:
+def make_the_first_database(url: str) -> None:
+    """As the first release that had one left it (69a1b3f), with the samples of a booking and a feed."""
     migrate(parse_url(url), ROOMS["ledger"], "0001")
     lines = BEFORE_THE_PORTAL_HAD_STEPS.split(";")
     connected(url, lambda connection: [connection.execute(text(line)) for line in lines])
     fill(url, "ledger", "0001")
     fill(url, "portal", "0001")
+
+
+def what_the_ledger_kept_for_the_portal_stays(url: str) -> None:
+    make_the_first_database(url)
     the_old_booking_is_there(url)
     the_old_feed_is_there(url, "0001")
     the_tables_are_those_of_the_code(url)

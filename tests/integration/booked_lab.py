@@ -12,6 +12,7 @@ from typing import Any
 from gpuyard.cloud.api import CloudApi, CloudError
 from gpuyard.cloud.observe.snapshot import SnapshotTaker
 from gpuyard.keeper.bookings import BookingsKeeper
+from gpuyard.keeper.health import Watched, open_health
 from gpuyard.lab.exercise import Boot, Exercise
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.state import gpu_statuses
@@ -43,6 +44,8 @@ class BookedLab:
     made: Sequence[str]
     """Paths of accounts in Keystone that were made for it."""
     keeper: BookingsKeeper = field(init=False)
+    health: Watched | None = field(init=False)
+    """Of a site with `health`."""
 
     def __post_init__(self) -> None:
         self.restart()
@@ -50,7 +53,11 @@ class BookedLab:
     def restart(self, api: CloudApi | None = None) -> None:
         """A keeper that remembers nothing, as after a kill."""
         taker = SnapshotTaker(self.operator, self.compiled.gpus, self.compiled.flavors)
-        self.keeper = BookingsKeeper(api or self.operator, self.compiled, self.ledger, taker, self.clock)
+        api, rules = api or self.operator, self.compiled.site.health
+        self.health = open_health(self.compiled, rules, api, self.ledger, taker, self.clock) if rules else None
+        self.keeper = (
+            self.health.bookings if self.health else BookingsKeeper(api, self.compiled, self.ledger, taker, self.clock)
+        )
 
     def book(self, who: str, start: float = 3600, hours: float = 1, gpus: int = 1, **more: Any) -> Booking:
         """`start` in seconds from now."""
@@ -199,16 +206,19 @@ def open_booked_lab(
     folder: Path,
     booking: Mapping[str, Any],
     projects: Mapping[str, Any] | None = None,
+    database: str = "",
     **more: Any,
 ) -> BookedLab:
-    """`more`: further keys of the site file. With `runners` there is a user ``runner`` in their project."""
+    """`database`: URL of another one than SQLite's in the folder. `more`: further keys of the site file. With `runners`
+    there is a user ``runner`` in their project."""
     compiled = booked_site(folder, booking, projects or {}, **more)
     made: list[str] = []
     runners = {RUNNER: compiled.site.runners.project} if compiled.site.runners else {}
     people, apis = people_of(lab, operator, made, {**PEOPLE, **runners})
     clock = ShiftedClock()
     exercises = {name: Exercise(operator, api, compiled, f"{PREFIX}{name}-") for name, api in apis.items()}
-    return BookedLab(operator, compiled, open_ledger(folder, compiled, clock), clock, people, exercises, apis, made)
+    ledger = open_ledger(folder, compiled, clock, database)
+    return BookedLab(operator, compiled, ledger, clock, people, exercises, apis, made)
 
 
 Open = Callable[..., BookedLab]

@@ -77,11 +77,17 @@ class RunningLab:
         return self.connect(DEMO_CLOUD)
 
 
-def start_lab(state: Path, plan: LabPlan | None = None, site: Path | None = None) -> RunningLab:
+def start_lab(
+    state: Path,
+    plan: LabPlan | None = None,
+    site: Path | None = None,
+    release: str | None = None,
+    release_cache: Path | None = None,
+) -> RunningLab:
     """Bring up a lab in a folder, on ports that are free."""
     known = remembered(state)
     port_base = known.port_base if known else free_port_base()
-    settings = LabSettings(state, port_base=port_base, site=site)
+    settings = LabSettings(state, port_base=port_base, site=site, release=release, release_cache=release_cache)
     return RunningLab(settings, control.up(settings, plan))
 
 

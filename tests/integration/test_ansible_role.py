@@ -53,7 +53,18 @@ class Site:
 
     def play(self, *options: str) -> Played:
         variables = f"gpuyard_host_zipapp={self.folder}/gpuyard-host.pyz gpuyard_host_root={self.root}"
-        command = [str(PLAYBOOK), "-i", "gpu1,", "-c", "local", f"{self.folder}/play.yml", "-e", variables]
+        command = [
+            str(PLAYBOOK),
+            "-i",
+            "gpu1,gpu2,gpu3,",
+            "-l",
+            "gpu1",
+            "-c",
+            "local",
+            f"{self.folder}/play.yml",
+            "-e",
+            variables,
+        ]
         settings = {
             "ANSIBLE_HOME": str(self.folder / "ansible"),
             "ANSIBLE_ROLES_PATH": str(ROLES),
@@ -133,6 +144,28 @@ def test_a_reboot_is_asked_of_ansible_when_one_is_needed_and_allowed(site: Site)
     assert "would reboot the control node" in played.text
 
 
+@pytest.mark.slow
+def test_the_services_are_installed(site: Site) -> None:
+    """Not started: this folder is no running machine."""
+    materialise(machine().nodes, site.root)
+    url, tokens = "gpuyard_host_watch_url=https://gpus.example.org", "gpuyard_host_watch_token=gyh_secret"
+    watch = ["-e", LATER, "-e", f"{url} {tokens} gpuyard_host_scrub_token=gys_secret"]
+    played = site.play("--diff", *watch)
+    assert played.failed == 0, played.text
+    assert "_secret" not in played.text
+    assert (site.root / "etc/gpuyard/watch.token").stat().st_mode & 0o777 == 0o600
+    files = site.files()
+    assert files["etc/gpuyard/watch.token"] == "gyh_secret\n"
+    unit = files["etc/systemd/system/gpuyard-watch.service"]
+    assert "watch --token-file ${CREDENTIALS_DIRECTORY}/token --url https://gpus.example.org --host gpu1" in unit
+    assert files["etc/gpuyard/scrub.token"] == "gys_secret\n"
+    assert (site.root / "etc/gpuyard/scrub.token").stat().st_mode & 0o777 == 0o600
+    assert " scrub --token-file ${CREDENTIALS_DIRECTORY}/token" in files["etc/systemd/system/gpuyard-scrub.service"]
+    zipapp = site.root / "usr/local/lib/gpuyard/gpuyard-host.pyz"
+    assert zipapp.read_bytes() == (site.folder / "gpuyard-host.pyz").read_bytes()
+    assert site.play(*watch).changed == 0
+
+
 def test_what_cannot_be_verified_fails(site: Site) -> None:
     """Nothing waits for a reboot here, but this machine has no such VFIO group."""
     materialise(machine("vfio-pci").nodes, site.root)
@@ -163,3 +196,20 @@ def test_a_variable_of_a_wrong_kind_is_named(site: Site) -> None:
     played = site.play("-e", '{"gpuyard_host_reboot": "perhaps"}')
     assert played.failed == 1
     assert "gpuyard_host_reboot" in played.text
+
+
+def test_after_a_first_host_that_fails_no_other_one_begins(site: Site) -> None:
+    """With the playbook that the page shows."""
+    page = (ROLES.parents[1] / "docs/how-to/many-hosts.md").read_text()
+    shown = (
+        page.partition("```yaml\n")[2]
+        .partition("```")[0]
+        .replace("hosts: compute", "hosts: all\n  gather_facts: false")
+    )
+    (site.folder / "play.yml").write_text(shown.replace("gpuyard_host_zipapp: ", "gpuyard_host_note: "))
+    materialise(Sysfs().nodes, site.root)
+    played = site.play("-l", "all", "-e", "gpuyard_host_zipapp=/nowhere", "-e", "ansible_become=false")
+    assert played.failed == 1, played.text
+    recap = played.text.partition("PLAY RECAP")[2]
+    assert "gpu1" in recap
+    assert "gpu2" not in recap

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from gpuyard.lab.exercise import Exercise
 from tests.integration.conftest import RunningLab
 from tests.support.ports import free_port_base
+from tests.support.shown_commands import ON_THE_LAB
 
 pytestmark = pytest.mark.lab
 
@@ -30,25 +34,49 @@ def section(page: str, first: str, last: str) -> str:
     return text[text.index(first) : text.index(last)]
 
 
-@pytest.mark.slow
-def test_what_the_readme_says_of_bookings_works_on_the_lab_that_make_up_starts(tmp_path: Path) -> None:
-    script = section("README.md", "    export OS_CLOUD=", "On your own machines")
-    lines = [line.split("  #")[0].strip() for line in script.splitlines() if line.startswith("    ")]
-    assert len(lines) == 6, lines
-    state, base = tmp_path / "lab", free_port_base()
+@dataclass(frozen=True)
+class Shell:
+    """Bash beside the lab that `make up` starts."""
+
+    state: Path
+    environment: Mapping[str, str]
+
+    def run(self, script: str, folder: Path = ROOT) -> str:
+        """What it printed; fails unless it ended well."""
+        typed = f". {self.state}/openrc && {script}"
+        done = subprocess.run(["bash", "-c", typed], cwd=folder, env=self.environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    state, base = tmp_path_factory.mktemp("shell") / "lab", free_port_base()
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OS_", "GPUYARD_"))}
     at = ["--state", str(state)]
     up = ["gpuyard", "lab", "up", *at, "--port-base", str(base), "--port", str(base + 9)]
     try:
         started = subprocess.run(up, env=environment, capture_output=True, text=True)
         assert started.returncode == 0, started.stderr
-        typed = " && ".join([f". {state}/openrc", *lines])
-        done = subprocess.run(["bash", "-c", typed], cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "training" in done.stdout
-        assert "ended" in done.stdout
+        yield Shell(state, {**environment, "PORTAL": f"http://127.0.0.1:{base + 9}"})
     finally:
         subprocess.run(["gpuyard", "lab", "down", *at], env=environment, capture_output=True, check=True)
+
+
+@pytest.mark.slow
+def test_what_the_readme_says_of_bookings_works_on_the_lab_that_make_up_starts(shell: Shell) -> None:
+    script = section("README.md", "    export OS_CLOUD=", "On your own machines")
+    lines = [line.split("  #")[0].strip() for line in script.splitlines() if line.startswith("    ")]
+    assert len(lines) == 9, lines
+    printed = shell.run(" && ".join(lines))
+    assert "training" in printed
+    assert "ended" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ON_THE_LAB)
+def test_what_a_page_shows_can_be_typed(shell: Shell, tmp_path: Path, page: str) -> None:
+    shell.run(ON_THE_LAB[page].script(page, datetime.now(UTC).date()), tmp_path)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from gpuyard.cli.main import app
+from gpuyard.cloud.errors import CloudError
 from gpuyard.lab.exercise import Exercise, choose, prove, split_groups
 from gpuyard.model.errors import BlockedError
 from gpuyard.model.gpu import GpuState
@@ -59,7 +61,7 @@ steps = st.lists(
 
 @pytest.mark.slow
 @settings(
-    max_examples=30,
+    max_examples=18,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # no shrinking: each step takes seconds
 )
@@ -76,7 +78,12 @@ def test_random_orders_of_create_and_delete(exercise: Exercise, sequence: list[s
                 exercise.delete([server])
                 del model.taken[ending]
         else:
-            boot = exercise.boot(step)
+            try:
+                boot = exercise.boot(step)
+            except CloudError as error:  # a pair beside five that are taken is over the project's limit, too
+                if "over a limit" in str(error) and not model.possible(step):
+                    continue
+                raise
             assert boot.status == ("ACTIVE" if model.possible(step) else "ERROR"), (step, model, boot.fault)
             if boot.status == "ACTIVE":
                 held = [s.gpu for s in exercise.statuses() if s.claim and s.claim.server_id == boot.server_id]
@@ -92,10 +99,11 @@ def test_random_orders_of_create_and_delete(exercise: Exercise, sequence: list[s
 
 
 @pytest.mark.slow
-def test_ten_rounds_of_ten_at_once(exercise: Exercise) -> None:
-    """As many requests at the same moment as there are free GPUs of their pools: each gets one."""
+def test_rounds_of_ten_at_once(exercise: Exercise) -> None:
+    """As many requests at the same moment as there are free GPUs of their pools: each gets one. GPUYARD_TEST_ROUNDS=50
+    is more of it."""
     together = ["gpu_tiny"] * 4 + ["t4.15cores90GB"] * 4 + ["k4200.4cores"] * 2
-    for _ in range(10):
+    for _ in range(int(os.environ.get("GPUYARD_TEST_ROUNDS", "3"))):
         boots = exercise.boot_together(together)
         assert Counter(boot.status for boot in boots) == {"ACTIVE": 10}, [boot for boot in boots if boot.fault]
         assert split_groups(exercise.statuses()) == []

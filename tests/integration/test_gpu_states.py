@@ -174,6 +174,19 @@ def test_calls_are_bounded_and_do_not_grow_with_gpus_or_servers(
     assert taker.take(now).calls == steady
 
 
+def test_what_nova_does_not_date_is_seen_at_once(exercise: Exercise, operator: CloudApi, example: CompiledSite) -> None:
+    """A server loses its GPU behind Nova's back: Placement would give it away."""
+    boot = exercise.boot("k40c.2cores")
+    taker = SnapshotTaker(operator, example.gpus, example.flavors)
+    now = datetime.now(UTC)
+    assert boot.server_id in taker.take(now).holders.values()
+    operator.request("DELETE", "placement", f"/allocations/{boot.server_id}")
+    seen = taker.take(now)
+    assert boot.server_id not in seen.holders.values()
+    assert not seen.unexplained
+    exercise.delete([boot.server_id])
+
+
 def test_the_list_on_the_command_line(lab: RunningLab, exercise: Exercise) -> None:
     boot = exercise.boot("k40c.2cores")
     common = ["gpu", "list", "--os-cloud", ADMIN_CLOUD, "--site", str(lab.lab.site_file)]

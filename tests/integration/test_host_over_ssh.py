@@ -59,8 +59,31 @@ def test_nothing_to_do_is_said_and_asked_for_nothing(server: sshd.Sshd) -> None:
 def test_without_an_answer_nothing_is_applied(server: sshd.Sshd) -> None:
     done = gpuyard_host(server, "apply", "--ssh", "gpu1", "--ssh", "gpu2")
     assert done.returncode == 1
-    assert "apply on 2 hosts?" in done.stdout
+    assert "apply on 2 hosts (gpu1 first, then 32 at once, and it stops when one fails)?" in done.stdout
     assert "Aborted" in done.stderr
+
+
+def test_after_a_canary_that_fails_the_others_are_not_tried(server: sshd.Sshd) -> None:
+    hosts = ["--ssh", "gpu1", "--ssh", "gpu2", "--ssh", "nobody.invalid"]
+    done = gpuyard_host(server, "apply", *hosts, "--canary", "nobody.invalid", "--yes")
+    assert done.returncode == 1
+    assert "| nobody.invalid | unreachable |" in done.stdout
+    assert "| gpu1           | not tried   | 0.0     | stopped after nobody.invalid failed" in done.stdout
+    done = gpuyard_host(server, "undo", *hosts, "--no-canary", "--keep-going", "--at-once", "1", "--yes")
+    assert done.returncode == 1
+    assert "| gpu2           | ok          |" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--ssh", "gpu1", "--canary", "gpu9"], "--canary gpu9 is none of the hosts: gpu1"),
+        (["--ssh", "gpu1", "--canary", "gpu1", "--no-canary"], "--canary names the host that --no-canary leaves out"),
+    ],
+)
+def test_an_order_that_cannot_be_is_refused(server: sshd.Sshd, words: list[str], says: str) -> None:
+    done = gpuyard_host(server, "apply", *words)
+    assert (done.returncode, says in done.stderr) == (2, True), done.stderr
 
 
 def test_a_site_says_which_gpus_of_which_hosts(server: sshd.Sshd) -> None:

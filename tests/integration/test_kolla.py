@@ -452,7 +452,8 @@ def gpuyard(
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpuyard.cli.main", "site", *words]
     command += ["--site", str(site_file), "--kolla", str(folder), "-i", str(inventory), *more]
-    return subprocess.run(command, capture_output=True, text=True, env=kolla.environment())
+    environment = kolla.environment()
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)
 
 
 def test_the_real_prechecks_fail_without_a_container_engine_and_the_reason_is_theirs(

@@ -1,21 +1,41 @@
-"""The quickstart's last step: a GitHub job that runs on a GPU of the lab that `make up` starts."""
+"""The quickstart's last step: a GitHub job that runs on a GPU of the lab that `make up` starts. The same lab is scraped
+by a real Prometheus, which must have an answer to everything that the dashboard and the alerts ask for."""
 
 from __future__ import annotations
 
 import json
 import re
 import socket
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from subprocess import Popen
+from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
+from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
 from gpuyard.cli.main import app
+from gpuyard.client.client import Client
+from gpuyard.cloud.api import connect
+from gpuyard.cloud.booking_door import open_door
 from gpuyard.lab import control, processes
 from gpuyard.lab.catalog import GITHUB
+from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard.lab.exercise import Exercise
+from gpuyard.lab.http import answers
+from gpuyard.lab.jobs import REPOSITORY, push_job
+from gpuyard.lab.portal import PORTAL, look
 from gpuyard.lab.settings import LabSettings, remembered
+from gpuyard.model.world import AGENT_WORD
+from gpuyard.site.load import load_site
 from tests.support.ports import free_port_base
+from tests.support.prometheus import MISSING, Prometheus, prometheus, queries, rules
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
@@ -43,6 +63,116 @@ def test_a_job_runs_on_a_gpu(state: Path, label: str) -> None:
     done = lab(state, "job", "--label", label, "--seconds", "3")
     assert done.exit_code == 0, done.output
     assert re.search(r"queued\n.* in_progress on Tesla V100 .* gpu-server/0000:.*\n.* success\n", done.stdout)
+
+
+# What is shipped for Prometheus.
+
+NO_DATA = {
+    "Scrubs: 95 % are done in": "no pool of the lab has one_time_use, so nothing is scrubbed",
+    "Not what it should be: {{host}}/{{address}} {{state}}": "no GPU of the lab is lost or blocked",
+    "How the GPUs were used: {{use}}": "no day of the lab is over",
+}
+"""Panels of the dashboard that have no data here, and why."""
+
+NO_SERIES = {"gpuyard_host_maintenance_end_timestamp_seconds": "no host of the lab is maintained"}
+"""What alerts ask for and is not there, and why."""
+
+
+@contextmanager
+def open_portal(state: Path, folder: Path) -> Iterator[str]:
+    """The lab's portal, with a site file that names hosts, has a channel for messages and asks guests of demo for their
+    GPUs; at the same address, so that hosts find it."""
+    served, lab_now = look(state), remembered(state)
+    assert served is not None
+    assert lab_now is not None
+    site = YAML(typ="safe").load((state / "site.yaml").read_text())
+    site["booking"] |= {
+        "anonymous_details": True,
+        "mail": {"host": "127.0.0.1", "port": 9, "sender": "gpus@example.org"},
+    }
+    site["health"] |= {"agent": {"projects": ["demo"], "period": 5}}
+    (folder / "site.yaml").write_text(json.dumps(site))  # which is YAML, too
+    command = [sys.executable, "-m", "gpuyard.cli.main", "serve", "--site", str(folder / "site.yaml")]
+    command += ["--os-cloud", ADMIN_CLOUD, "--port", served.url.rpartition(":")[2], "--url", served.url]
+    command += ["--database", f"sqlite:///{state / 'bookings.db'}", "--log-format", "json"]
+    environment = {**processes.clean_environment(), "OS_CLIENT_CONFIG_FILE": str(lab_now.clouds_file)}
+    processes.end(state, PORTAL)
+    with (folder / "log").open("wb") as log, Popen(command, env=environment, stderr=log) as process:
+        try:
+            until(lambda: answers(f"{served.url}/readyz"))
+            yield served.url
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def until(condition: Callable[[], bool], why: Callable[[], str] = lambda: "it did not happen") -> None:
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.3)
+
+
+def empty(found: Prometheus) -> set[str]:
+    """Panels that have no data now."""
+    return {name for name, query in queries() if not found.has_data(query)}
+
+
+def agent_says(url: str, server: str, code: str) -> None:
+    """As the agent in that server would."""
+
+    def post(path: str, body: dict[str, Any], token: str = "") -> bytes:
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        with urlopen(Request(f"{url}{path}", json.dumps(body).encode(), headers), timeout=10) as answer:
+            said: bytes = answer.read()
+            return said
+
+    token = json.loads(post("/v1/agents/enrol", {"server": server, "code": code}))["token"]
+    told = {"v": 1, "boot": "0" * 16, "driver": "580", "seen": 1, "cards": ["GPU-a"]}
+    post("/v1/agents/samples", told | {"samples": [[10, [[40, 25, 61, 250, 0, 0, 0]]]]}, token)
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+def test_prometheus_has_an_answer_to_everything_that_is_shipped(state: Path, tmp_path: Path) -> None:
+    lab_now = remembered(state)
+    assert lab_now is not None
+    admin, demo = (connect(cloud, lab_now.clouds_file) for cloud in (ADMIN_CLOUD, DEMO_CLOUD))
+    exercise = Exercise(admin, demo, load_site(state / "site.yaml").compiled)
+    exercise.clear()
+    with open_portal(state, tmp_path) as url, prometheus(tmp_path, url.removeprefix("http://")) as found:
+        booted = exercise.boot("k40c.2cores")
+        assert booted.status == "ACTIVE", booted.fault
+        server = f"/servers/{booted.server_id}"
+
+        def word() -> str:
+            return str(admin.get("compute", server)["server"]["metadata"].get(AGENT_WORD, ""))
+
+        until(lambda: " " in word())
+        agent_says(url, booted.server_id, word().split()[1])
+        push_job(lab_now, REPOSITORY, "gpuyard-v100", 1)
+        client, now = Client(open_door(DEMO_CLOUD, url, lab_now.clouds_file)), datetime.now(UTC)
+        end = now + timedelta(hours=1)
+        (made,) = client.create({"pool": "t4", "gpus": 1, "start": now.isoformat(), "end": end.isoformat()})
+        until(lambda: found.number('gpuyard_admission_seconds_count{outcome="taken"}') == 1)
+        until(lambda: found.number('sum(increase(gpuyard_runner_ends_total{cause="finished"}[2m]))') > 0)
+        until(lambda: empty(found) <= NO_DATA.keys(), lambda: f"no data: {empty(found) - NO_DATA.keys()}")
+        assert empty(found) == NO_DATA.keys(), "a reason does not hold any more"
+        for rule in rules():
+            assert found.ask(rule["expr"]) is not None
+            for series in re.findall(r"\b(?:gpuyard|github|DCGM)[_:][\w:]+", rule["expr"]):
+                assert bool(found.ask(series)) == (series not in NO_SERIES), f"{rule['expr']} asks for {series}"
+        fired = {one["metric"]["alertname"] for one in found.ask('ALERTS{alertstate="firing"}')}
+        assert fired == set(), "nothing is wrong with the lab"
+        log = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+        assert {"sync", "bookings"} & {line.get("loop") for line in log}
+        (booked,) = [line for line in log if line.get("route") == "/v1/bookings" and line["status"] == 201]
+        nova = (state / "log/nova.log").read_text()
+        ids = {line["request_id"] for line in log if line.get("loop") == "bookings"}
+        assert any(id in nova for id in ids), "Nova's log has the id of what gpuyard has asked"
+        assert booked["request_id"] not in ids
+        client.act(made["id"], "end")
+        exercise.delete([booted.server_id])
+    assert lab(state, "up").exit_code == 0
 
 
 def test_after_a_restart_jobs_run_again(state: Path) -> None:

@@ -1,10 +1,13 @@
-"""Every place that says what state a GPU is in says the same: the map, the API, both command lines, why, and drift."""
+"""Every place that says what state a GPU is in says the same: the map, the API, both command lines, why, drift, and a
+second portal on the same database."""
 
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -12,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from gpuyard.advice.drift import find_drift
@@ -24,19 +28,25 @@ from gpuyard.cloud.apply import SiteApplier
 from gpuyard.cloud.booking_door import open_door
 from gpuyard.cloud.observe.objects import read_objects
 from gpuyard.cloud.observe.reader import Reader
+from gpuyard.cloud.observe.snapshot import SnapshotTaker
 from gpuyard.cloud.observe.why import FactsReader
 from gpuyard.cloud.observe.world import read_world
+from gpuyard.keeper.bookings import BookingsKeeper
+from gpuyard.keeper.yard import Yard
 from gpuyard.lab.exercise import Exercise
 from gpuyard.ledger.pool_view import PREPARE
-from gpuyard.ledger.state import LedgerWords
+from gpuyard.ledger.state import LedgerWords, gpu_statuses
 from gpuyard.model.booking import Person
 from gpuyard.model.gpu import GpuState, GpuStatus
+from gpuyard.portal.app import create_app
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import LoadedSite, load_site
 from gpuyard.site.plan import plan_site
 from tests.integration.booked_lab import BookedLab, open_booked_lab, set_reserved
 from tests.integration.conftest import RunningLab
+from tests.support.booked_sites import open_ledger
 from tests.support.served import served, write_clouds
+from tests.support.yards import NOON, driver
 
 pytestmark = [
     pytest.mark.lab,
@@ -116,12 +126,14 @@ def test_every_place_says_the_same_of_every_gpu(
         GpuState.CLAIMED, GpuState.STRANDED, GpuState.LOST,
     ]  # fmt: skip
 
+    compare_processes(booked, tmp_path, seen)
     loaded = load_site(tmp_path / "site.yaml")
     with served(booked.ledger, [booked.people["bob"]], seen) as url:
         monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(write_clouds(tmp_path, url, [booked.people["bob"]])))
         rows = Client(open_door("bob", url)).gpus()
         listed = CliRunner().invoke(app, ["gpu", "list", "--os-cloud", "bob", "--url", url, "-f", "json"]).stdout
         columns, table = of_openstack(Client(open_door("bob", url)))
+    assert of_page(seen) == {f"{s.gpu.address} on {s.gpu.host}": s.state.value for s in seen}
     assert [row["state"] for row in rows] == [status.state.value for status in seen]
     mine = [{name: "" if value is None else value for name, value in row.items()} for row in json.loads(listed)]
     assert mine == [dict(zip(columns, row, strict=True)) for row in table]
@@ -130,6 +142,26 @@ def test_every_place_says_the_same_of_every_gpu(
     words = keepings(rows)
     compare_why(operator, loaded, states, words)
     compare_drift(operator, loaded, states, words)
+
+
+def of_page(seen: list[GpuStatus]) -> dict[str, str]:
+    """GPU -> state, of the boxes of the map."""
+    yard = Yard()
+    yard.publish(NOON, seen)
+    page = TestClient(create_app(yard, driver(), "test", [status.gpu for status in seen], ["testserver"])).get("/").text
+    boxes = re.findall(r'data-state="([a-z]+)" aria-label="([^"]+)"', page)
+    return {name: state for state, name in boxes}
+
+
+def compare_processes(booked: BookedLab, folder: Path, seen: list[GpuStatus]) -> None:
+    """A second portal on the same database keeps no bookings, and says of every GPU what the first one says."""
+    taker = SnapshotTaker(booked.operator, booked.compiled.gpus, booked.compiled.flavors)
+    with closing(open_ledger(folder, booked.compiled, booked.clock)) as ledger:
+        second = BookingsKeeper(booked.operator, booked.compiled, ledger, taker, booked.clock)
+        second.run()
+        assert second.waits == ("another process on this database keeps the bookings",)
+        assert second.words == booked.keeper.words
+        assert gpu_statuses(booked.compiled.gpus, taker.take(booked.clock()), second.words) == seen
 
 
 def of_openstack(client: Client) -> tuple[Any, Any]:

@@ -307,9 +307,11 @@ def test_single_sign_on_ends_with_a_federated_unscoped_token(
     federated: tuple[str, str], sso: Callable[[str], TestClient]
 ) -> None:
     name, token = federated
+    client = sso("")
+    assert client.get("/v1/me", headers={"X-Auth-Token": token}).json()["code"] == "no_project"
     client = sso(token)
     assert client.get("/v1/me").json()["user"]["name"].startswith(name)
-    assert client.get("/v1/me", headers={"X-Auth-Token": token}).json()["code"] == "no_project"
+    assert client.get("/v1/me", headers={"X-Auth-Token": token}).json()["code"] == "unauthorized"  # it is spent
 
 
 def test_no_other_token_becomes_a_session(

@@ -4,26 +4,27 @@ nothing of anybody else's touched."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
 
-from gpuyard.cloud.api import CloudApi, CloudError
+from gpuyard.cloud.api import CloudApi, CloudError, connect
 from gpuyard.cloud.servers import (
     NovaServers,
     ServerError,
     ServerProblem,
     ServerWish,
-    open_runners_project,
+    open_servers_project,
 )
 from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.readiness import IMAGE
+from gpuyard.lab.plan import IMAGE
 from gpuyard.model.errors import UsageError
 from gpuyard.runners.progress import SeenServer
 from tests.integration.conftest import RunningLab
-from tests.support.runner_projects import PROJECT, limit, runners_cloud
+from tests.support.bad_nova import BadNova, NovaFaults
+from tests.support.runner_projects import PROJECT, by_way_of, limit, runners_cloud
 
 pytestmark = pytest.mark.lab
 FLAVOR = "gpu_tiny"
@@ -51,7 +52,7 @@ def door(
 ) -> Iterator[Door]:
     clouds = runners_cloud(lab.status.clouds_file, operator, tmp_path)
     monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(clouds))
-    api, _ = open_runners_project(operator, PROJECT, "runners")
+    api, _ = open_servers_project(operator, PROJECT, "runners")
     made = Door(NovaServers(api, "example", "none"), api)
     with limit(operator, api.project, CUSTOM_GPU_V100=100, CUSTOM_GPU_V100_COUNT=100):
         yield made
@@ -117,6 +118,23 @@ def test_no_host_is_a_fault_that_says_so(door: Door) -> None:
     assert all("No valid host" in fault for fault in faults)
 
 
+def test_a_server_is_asked_for_once_though_the_answer_is_lost(
+    door: Door, lab: RunningLab, tmp_path: Path, operator: CloudApi
+) -> None:
+    with BadNova(str(lab.admin.compute.get_endpoint()), NovaFaults(reply_lost=1.0)).serving() as bad:
+        api = connect("runners", by_way_of(tmp_path / "clouds.yaml", bad.url))
+        bad.recover()
+        through = NovaServers(api, "example", "none")
+        assert through.ours() == []
+        wish = door.wish("gpuyard-v100-d")
+        through.create(replace(wish, name="gpuyard-v100-e"))  # it knows flavor and image now
+        bad.begin()
+        with pytest.raises(ServerError) as lost:
+            through.create(wish)
+    assert lost.value.problem is ServerProblem.UNKNOWN, "it may be there"
+    assert sorted(one.name for one in door.servers.ours()) == ["gpuyard-v100-d", "gpuyard-v100-e"]
+
+
 def test_a_quota_is_a_problem_of_its_own(door: Door, operator: CloudApi) -> None:
     with (
         limit(operator, door.api.project, servers=0),
@@ -128,8 +146,8 @@ def test_a_quota_is_a_problem_of_its_own(door: Door, operator: CloudApi) -> None
 
 def test_credentials_for_another_project_are_refused(lab: RunningLab, operator: CloudApi, door: Door) -> None:
     with pytest.raises(UsageError, match="no project 'nowhere'"):
-        open_runners_project(operator, "nowhere", None)
+        open_servers_project(operator, "nowhere", None)
     with pytest.raises(UsageError, match="are for another project"):
-        open_runners_project(operator, "demo", "runners")
+        open_servers_project(operator, "demo", "runners")
     with pytest.raises(CloudError):  # the operator's own user has no role there
-        open_runners_project(operator, PROJECT, None)
+        open_servers_project(operator, PROJECT, None)

@@ -56,7 +56,7 @@ def serving_process(
             yield f"http://127.0.0.1:{port}", process
         finally:
             process.terminate()
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0  # its loops finish what they are at
 
 
 def ready(port: int) -> bool:

@@ -15,17 +15,27 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import URL, Connection, make_url, text
+from sqlalchemy import URL, Connection, Table, make_url, text
 
+from gpuyard.health.store import HealthStore
+from gpuyard.history.store import HistoryStore
+from gpuyard.ledger.records import Query
 from gpuyard.ledger.store import Store, StoreError
 from gpuyard.portal.store import PortalStore
 from gpuyard.runners.store import RunnerStore
-from gpuyard.store import engine, migrate
+from gpuyard.store import backup, engine, migrate
 from gpuyard.store.engine import Database
+from tests.contract import backups
+from tests.contract.health_store import RULES as HEALTH_RULES
+from tests.contract.history_store import RULES as HISTORY_RULES
 from tests.contract.portal_store import RULES as PORTAL_RULES
 from tests.contract.runner_store import RULES as RUNNER_RULES
 from tests.contract.store import RULES, at, booking, prepare, taken, write
-from tests.contract.store_migrations import LATER, SAMPLES, a_database_of_any_step_is_brought_up_to_date
+from tests.contract.store_migrations import (
+    LATER,
+    SAMPLES,
+    a_database_of_any_step_is_brought_up_to_date,
+)
 from tests.contract.store_migrations import RULES as MIGRATIONS
 from tests.support.postgres import Server, server
 
@@ -73,6 +83,44 @@ def test_a_database_of_any_step_is_brought_up_to_date(url: str, room: str, revis
     a_database_of_any_step_is_brought_up_to_date(url, room, revision)
 
 
+@pytest.mark.parametrize("rule", backups.RULES, ids=lambda rule: rule.__name__)
+def test_backup(postgres: Server, url: str, tmp_path: Path, rule: Callable[[str, backups.New, Path], None]) -> None:
+    rule(url, postgres.database, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room, revision", SAMPLES)
+def test_a_backup_of_any_step_is_restored_in_the_other_database(
+    postgres: Server, url: str, tmp_path: Path, room: str, revision: str
+) -> None:
+    for number, (origin, target) in enumerate(
+        ((url, f"sqlite:///{tmp_path}/to.db"), (f"sqlite:///{tmp_path}/from.db", postgres.database()))
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        backups.one_of_any_step_is_restored(origin, lambda target=target: target, folder, room, revision)  # type: ignore[misc]
+
+
+def test_a_restore_that_fails_in_the_middle_leaves_what_was(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(prepare(Store.open(url))) as store:
+        file = backups.backed_up(url, tmp_path)
+        write(store, booking((2,), 30, 32, id="new"))
+    count = backup._go_on_counting
+
+    def fails(source: Connection, target: Connection, table: Table) -> None:
+        count(source, target, table)
+        if target.dialect.name == "postgresql" and table.name == "occupancy":
+            raise StoreError("the disk is full")
+
+    monkeypatch.setattr(backup, "_go_on_counting", fails)
+    with pytest.raises(StoreError, match="the disk is full"):
+        backups.restored(url, file)
+    with closing(Store.open(url)) as store:
+        assert [one.id for one in store.find(Query())] == ["new"]
+
+
 @pytest.mark.parametrize("rule", PORTAL_RULES, ids=lambda rule: rule.__name__)
 def test_rule_of_the_portal(url: str, rule: Callable[[PortalStore], None]) -> None:
     with closing(Database(url)) as database:
@@ -83,6 +131,18 @@ def test_rule_of_the_portal(url: str, rule: Callable[[PortalStore], None]) -> No
 def test_rule_of_runners(url: str, rule: Callable[[RunnerStore], None]) -> None:
     with closing(Database(url)) as database:
         rule(RunnerStore(database))
+
+
+@pytest.mark.parametrize("rule", HEALTH_RULES, ids=lambda rule: rule.__name__)
+def test_rule_of_health(url: str, rule: Callable[[HealthStore], None]) -> None:
+    with closing(Database(url)) as database:
+        rule(HealthStore(database))
+
+
+@pytest.mark.parametrize("rule", HISTORY_RULES, ids=lambda rule: rule.__name__)
+def test_rule_of_history(url: str, rule: Callable[[HistoryStore], None]) -> None:
+    with closing(Database(url)) as database:
+        rule(HistoryStore(database))
 
 
 def test_the_database_itself_refuses_an_overlap(store: Store, url: str) -> None:

@@ -56,8 +56,8 @@ def copy_recordings(folder: Path) -> None:
     shutil.copytree(EXAMPLE_SITE.parent / "recordings", folder / "recordings", dirs_exist_ok=True)
 
 
-def open_ledger(folder: Path, compiled: CompiledSite, clock: ShiftedClock) -> Ledger:
-    """On an SQLite database in a folder; the same again for the same folder."""
-    store = Store.open(f"sqlite:///{folder / 'ledger.db'}")
+def open_ledger(folder: Path, compiled: CompiledSite, clock: ShiftedClock, database: str = "") -> Ledger:
+    """On an SQLite database in a folder, the same again for the same folder; or on the one that is named."""
+    store = Store.open(database or f"sqlite:///{folder / 'ledger.db'}")
     store.sync_lanes(site_lanes(compiled.gpus))
     return Ledger(store, book_of(compiled), clock, lambda: uuid4().hex[:8])

@@ -97,7 +97,7 @@ class ModelHost:
             del parent[posixpath.basename(path)]
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, name: str = "lock") -> Iterator[None]:
         yield
 
     def digest(self, path: str) -> str | None:

@@ -30,7 +30,9 @@ KOLLA_USER = {"network_interface": "lo", "neutron_external_interface": "lo", "ko
 MERGER = """
 import importlib.util, io, json, sys
 from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.loader import init_plugin_loader
 from ansible.template import Templar, trust_as_template
+init_plugin_loader()  # for filters of collections
 spec = importlib.util.spec_from_file_location("merge_configs", sys.argv[1])
 plugin = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(plugin)
@@ -91,7 +93,11 @@ class Kolla:
 
     def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(self.program), *words], capture_output=True, text=True, env=self.environment(**variables)
+            [str(self.program), *words],
+            stdin=subprocess.DEVNULL,  # Ansible refuses one that does not block
+            capture_output=True,
+            text=True,
+            env=self.environment(**variables),
         )
 
     def environment(self, **variables: str) -> dict[str, str]:
@@ -140,7 +146,7 @@ class Merger:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=kolla.environment(),
+            env=kolla.environment(ANSIBLE_FILTER_PLUGINS=str(kolla.ansible / "filter_plugins")),
         )
 
     def merge(self, sources: Sequence[str], variables: Mapping[str, Any] | None = None) -> str:

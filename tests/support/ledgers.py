@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from gpuyard.ledger.allowance import Allowance
 from gpuyard.ledger.ledger import Book, Ledger
 from gpuyard.ledger.records import Event
 from gpuyard.ledger.store import Store
@@ -63,14 +64,18 @@ class Numbers:
 
 
 def open_ledger(
-    url: str | Path, rules: Rules | dict[str, Rules] | None = None, clock: Clock | None = None, zone: str = "UTC"
+    url: str | Path,
+    rules: Rules | dict[str, Rules] | None = None,
+    clock: Clock | None = None,
+    zone: str = "UTC",
+    allowance: Callable[[str, str], Allowance | None] = lambda project_id, project: None,
 ) -> Ledger:
-    """A ledger of SITE on a database. `rules`: of all, or by project."""
+    """A ledger of SITE on a database. `rules`: of all, or by project. `allowance`: of a project (id, name)."""
     store = Store.open(url if isinstance(url, str) else f"sqlite:///{url / 'ledger.db'}")
     store.sync_lanes([(pool, host, addresses) for pool, slots in SITE.items() for host, addresses in slots])
     by_project = rules if isinstance(rules, dict) else {}
     default = rules if isinstance(rules, Rules) else Rules(most_active=100)
-    book = Book(tuple(SITE), lambda pool, project: by_project.get(project, default), zone)
+    book = Book(tuple(SITE), lambda pool, project: by_project.get(project, default), zone, allowance=allowance)
     return Ledger(store, book, clock or Clock(), Numbers())
 
 

@@ -65,6 +65,10 @@ class InMemoryPeople:
             return None
         return facts if facts.membership is None or facts.membership.project_id in one.roles else None
 
+    def spend(self, token: str) -> bool:
+        self._call("spend")
+        return self.tokens.pop(token, None) is not None
+
     def revoked(self) -> Mapping[str, datetime]:
         self._call("revoked")
         return self.revocations

@@ -9,6 +9,9 @@ from pathlib import Path
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from gpuyard.history.reading import History
+from gpuyard.history.store import HistoryStore
+from gpuyard.keeper.bootable import AsksCapacity, BootableDesk
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.model.booking import Person, Rules
 from gpuyard.portal.app import create_app
@@ -59,8 +62,9 @@ def booking_portal(
     rules: Rules | dict[str, Rules] | None = None,
     settings: PortalSettings = ROOMY,
     known: InMemoryPeople | None = None,
+    capacity: AsksCapacity | None = None,
 ) -> BookingPortal:
-    """Its database is in the folder."""
+    """Its database is in the folder. `capacity`: what could be started is asked there."""
     clock = Clock()
     ledger = open_ledger(folder, rules, clock)
     who = known or people()
@@ -68,5 +72,7 @@ def booking_portal(
     app = create_app(
         filled(), driver(), "test-site", GPUS, ["testserver"], clock,
         ledger=ledger, store=store, people=who, settings=settings,
+        bootable=BootableDesk(capacity, clock, ledger) if capacity else None,
+        history=History(HistoryStore(ledger.database), "UTC"),
     )  # fmt: skip
     return BookingPortal(app, ledger, store, who, clock)

@@ -34,6 +34,7 @@ def unknown(conf: Any, path: Path) -> list[str]:
 
 def main(folder: Path) -> dict[str, Any]:
     import nova.conf
+    import oslo_limit.limit
     import placement.conf
     from nova import objects
     from nova.compute import provider_config
@@ -68,7 +69,9 @@ def main(folder: Path) -> dict[str, Any]:
         "wide_trees": "workarounds" in wide and "optimize_for_wide_provider_trees" in wide.workarounds,
         "one_time_use": "one_time_use" in inspect.getsource(devspec),
         "pci_quotas": "from_request_spec" in inspect.getsource(limits),
-        "required_list": list(conf.quota.unified_limits_resource_list),
+        "required_list": list(getattr(conf.quota, "unified_limits_resource_list", []))[:1] == ["servers"],
+        "managed": "live_migratable" in inspect.getsource(devspec),
+        "limits_lookup": "services = list(" in inspect.getsource(oslo_limit.limit),
     }
 
 

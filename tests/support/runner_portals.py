@@ -9,8 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from random import Random
 from uuid import uuid4
 
+from gpuyard.history.reading import History
+from gpuyard.history.store import HistoryStore
 from gpuyard.portal.app import create_app
 from gpuyard.portal.settings import PortalSettings
 from gpuyard.portal.sources import RunnerSources
@@ -48,14 +51,17 @@ class RunnerPortal(BookingPortal):
     yard: RunnerYard
 
 
-def site_runners(folder: Path, public: bool = False, organizations: Sequence[str] = ("acme",)) -> SiteRunners:
+def site_runners(
+    folder: Path, public: bool = False, organizations: Sequence[str] = ("acme",), **rules: object
+) -> SiteRunners:
     """Organisations whose webhooks have SECRET, or still OLD_SECRET."""
     secrets = folder / "webhook-secrets"
     secrets.write_text(f"# new one first\n{SECRET}\n{OLD_SECRET}\n")
     enrolments = [
         {"organization": name, "token_file": "/nowhere", "webhook_secrets_file": str(secrets)} for name in organizations
     ]
-    return SiteRunners.model_validate({"project": "gpuyard-runners", "enrolments": enrolments, "public": public})
+    stated = {"project": "gpuyard-runners", "enrolments": enrolments, "public": public, **rules}
+    return SiteRunners.model_validate(stated)
 
 
 def runner_portal(
@@ -66,16 +72,18 @@ def runner_portal(
     organizations: Sequence[str] = ("acme",),
     settings: PortalSettings = ROOMY,
     kept: Callable[[], None] = lambda: None,
+    **rules: object,
 ) -> RunnerPortal:
-    """Its database is in the folder, or at the URL."""
+    """Its database is in the folder, or at the URL. `rules`: more of the site's `runners`."""
     clock = Clock()
     ledger = open_ledger(url or folder, None, clock)
     store, runners, yard = PortalStore(ledger.database), RunnerStore(ledger.database), RunnerYard()
     who = people()
-    sources = RunnerSources(site_runners(folder, public, organizations), runners, yard, kept)
+    sources = RunnerSources(site_runners(folder, public, organizations, **rules), runners, yard, kept)
     app = create_app(
         filled(), driver(), "test-site", GPUS, ["testserver", "127.0.0.1"], clock,
         ledger=ledger, store=store, people=who, settings=settings, runners=sources,
+        history=History(HistoryStore(ledger.database), "UTC"),
     )  # fmt: skip
     return RunnerPortal(app, ledger, store, who, clock, runners, yard)
 
@@ -91,9 +99,13 @@ def signed(body: bytes, secret: str = SECRET, event: str = "workflow_job", guid:
 
 
 def job_hook(number: int = 1, repository: str = "acme/solver", padding: int = 0) -> bytes:
-    """The body of a `workflow_job`; GitHub's are some 30 KB, most of it about the repository."""
+    """The body of a `workflow_job`; GitHub's are some 30 KB, most of it addresses about the repository."""
+    numbers = Random(number)
+    addresses = [
+        f"https://api.github.com/repos/{repository}/{numbers.randbytes(12).hex()}" for _ in range(padding // 70)
+    ]
     job = {"id": number, "run_id": 7, "labels": ["gpu"], "status": "queued", "name": "test"}
-    told = {"action": "queued", "workflow_job": job, "repository": {"full_name": repository}, "padding": "x" * padding}
+    told = {"action": "queued", "workflow_job": job, "repository": {"full_name": repository}, "padding": addresses}
     return json.dumps(told).encode()
 
 
@@ -171,6 +183,8 @@ BOARD = RunnerBoard(
 def fill(portal: RunnerPortal) -> None:
     """The database, and the board that the loop would publish."""
     runners = portal.runners
+    for name in ("acme/solver", "acme/x"):
+        runners.put_visibility("acme", name, False, NOON)
     runners.put([WAITING, RUNNING, NASTY_JOB, REFUSED, *OVER], [BUSY, IDLE, COMING, *ENDED])
     runners.put(
         events=[

@@ -41,6 +41,15 @@ def runners_cloud(clouds_file: Path, operator: CloudApi, folder: Path) -> Path:
     return path
 
 
+def by_way_of(clouds: Path, nova: str) -> Path:
+    """A copy of a clouds.yaml in which runners' calls to Nova go elsewhere."""
+    document = YAML(typ="safe").load(clouds)
+    document["clouds"]["runners"]["compute_endpoint_override"] = nova
+    path = clouds.with_name("clouds-by-way-of.yaml")
+    _write(path, document)
+    return path
+
+
 def _ensure(operator: CloudApi, kind: str, name: str, **values: str) -> str:
     found = operator.get("identity", f"/{kind}s", name=name)[f"{kind}s"]
     if not found:

@@ -121,6 +121,12 @@ class RunnerWorld:
         self.bookings.append((pool, lane, start, end))
         return True
 
+    def end_booking(self, pool: str, lane: int, start: datetime, end: datetime) -> None:
+        """Its owner needs it no more: the rest of its time is free from now on."""
+        self.tables[pool].remove(lane, seconds(start), seconds(end))
+        self.tables[pool].add(lane, seconds(start), seconds(self.now))
+        self.bookings[self.bookings.index((pool, lane, start, end))] = (pool, lane, start, self.now)
+
     def queue(self, job: Job, length: timedelta = 10 * MINUTE) -> None:
         self.jobs[job.id] = job
         self.lengths[job.id] = length

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -12,6 +12,8 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from gpuyard.cloud.people import Account, KeystoneProject, LoginRefusedError, Membership, People, TokenFacts
+from gpuyard.keeper.bootable import AsksCapacity, BootableDesk
+from gpuyard.keeper.health_desk import HealthDesk
 from gpuyard.keeper.yard import Yard
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.model.booking import Person
@@ -51,6 +53,9 @@ class Crowd:
                 return TokenFacts(one.user_id, one.user, datetime.now(UTC) + timedelta(hours=1), membership)
         return None
 
+    def spend(self, token: str) -> bool:
+        raise LoginRefusedError("nobody logs in here")
+
     def revoked(self) -> Mapping[str, datetime]:
         return {}
 
@@ -64,9 +69,14 @@ class Crowd:
 
 @contextmanager
 def served(
-    ledger: Ledger, people: Sequence[Person] | People, statuses: Sequence[GpuStatus] = STATUSES
+    ledger: Ledger,
+    people: Sequence[Person] | People,
+    statuses: Sequence[GpuStatus] = STATUSES,
+    health: HealthDesk | None = None,
+    capacity: AsksCapacity | None = None,
 ) -> Iterator[str]:
-    """Gives the portal's address. `people`: a few, or where to ask for them."""
+    """Gives the portal's address. `people`: a few, or where to ask for them. `health`: of a site that follows it.
+    `capacity`: what could be started is asked there."""
     yard = Yard()
     yard.publish(NOON, statuses)
     known: People = Crowd(people) if isinstance(people, Sequence) else people
@@ -78,17 +88,19 @@ def served(
         ["*"],
         lambda: datetime.now(UTC),
         ledger=ledger,
+        health=health,
         store=PortalStore(ledger.database),
         people=known,
+        bootable=BootableDesk(capacity, lambda: datetime.now(UTC), ledger) if capacity else None,
     )
     with serving(app) as url:
         yield url
 
 
 @contextmanager
-def serving(app: FastAPI) -> Iterator[str]:
+def serving(app: FastAPI, port: int = 0) -> Iterator[str]:
     """Gives the address of a portal that answers while this lasts."""
-    with bind("127.0.0.1", 0) as listener:
+    with bind("127.0.0.1", port) as listener:
         server = server_of(app)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -99,11 +111,14 @@ def serving(app: FastAPI) -> Iterator[str]:
             thread.join()
 
 
-def write_clouds(folder: Path, url: str, persons: Sequence[Person]) -> Path:
+def write_clouds(
+    folder: Path, url: str, persons: Sequence[Person], token: Callable[[Person], str] = lambda one: one.user
+) -> Path:
     """A clouds.yaml with a cloud for each person, whose token is ready, so that no Keystone is asked."""
     lines = ["clouds:"]
     for one in persons:
-        lines += [f"  {one.user}:", "    auth_type: admin_token", f"    auth: {{endpoint: '{url}', token: {one.user}}}"]
+        auth = f"{{endpoint: '{url}', token: {token(one)}}}"
+        lines += [f"  {one.user}:", "    auth_type: admin_token", f"    auth: {auth}"]
     path = folder / "clouds.yaml"
     path.write_text("\n".join(lines) + "\n")
     return path

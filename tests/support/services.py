@@ -42,15 +42,18 @@ __all__ = [
 
 @contextmanager
 def nova_configuration(folder: Path, text: str) -> Iterator[Any]:
-    """Nova's CONF with an ini text in force, read from a file the way the services do."""
+    """Nova's CONF with an ini text in force, read from a file the way the services do. Nova reads aliases once a
+    process: what it remembers is forgotten before and after."""
     path = folder / "nova.conf"
     path.write_text(text)
     conf = nova.conf.CONF
     try:
         conf([], project="nova", default_config_files=[str(path)])
+        request.get_alias_from_config.cache_clear()
         yield conf
     finally:
         conf.clear()
+        request.get_alias_from_config.cache_clear()
         conf([], project="nova", default_config_files=[])
 
 

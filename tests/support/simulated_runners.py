@@ -38,12 +38,13 @@ from gpuyard.runners.github.client import GitHubClient
 from gpuyard.runners.github.scale_sets import ScaleSetClient
 from gpuyard.runners.github.wire import WireAnswer, WireError
 from gpuyard.runners.progress import SeenServer
-from gpuyard.runners.records import HookDelivery, Job, JobState
+from gpuyard.runners.records import HookDelivery, Job
 from gpuyard.runners.store import RunnerStore
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 from gpuyard.site.runner_rules import Enrolment
 from tests.support.booked_sites import copy_recordings
+from tests.support.runner_storm import our_job, unfinished
 
 BEGIN = datetime(2026, 11, 23, 9, tzinfo=UTC)
 TOKEN = "ghp_of_the_yard"  # noqa: S105
@@ -117,6 +118,8 @@ class SimServer:
     job: dict[str, Any] | None = None
     until: datetime | None = None
     active: datetime | None = None
+    tagged: bool = True
+    """Nobody has taken our tags off it."""
 
 
 class SimNova:
@@ -164,7 +167,7 @@ class SimNova:
 
     def ours(self) -> list[SeenServer]:
         self._refuse()
-        return [self._seen(one) for one in self.servers.values()]
+        return [self._seen(one) for one in self.servers.values() if one.tagged]
 
     def get(self, server_id: str) -> SeenServer | None:
         self._refuse()
@@ -176,14 +179,15 @@ class SimNova:
 
     def delete(self, server_id: str) -> None:
         self._refuse()
-        if server_id in self.servers:
+        if server_id in self.servers and self.servers[server_id].tagged:
             one = self.servers[server_id]
             one.deleted = one.deleted or self.clock()
         self._lose()
 
     def _seen(self, one: SimServer) -> SeenServer:
         task = "deleting" if one.deleted else ""
-        return SeenServer(one.id, one.wish.name, one.status, task, one.made, one.fault if one.status == "ERROR" else "")
+        fault = one.fault if one.status == "ERROR" else ""
+        return SeenServer(one.id, one.wish.name, one.status, task, one.made, fault, one.tagged)
 
     def _refuse(self) -> None:
         self.calls += 1
@@ -471,17 +475,10 @@ class SimulatedRunners:
 
     def at_rest(self) -> bool:
         """Nothing waits, runs, or is left over."""
-        forge = self.github.forge
-        over = all(job.status == COMPLETED or self.given_up(job) for job in forge.jobs.values())
-        return over and not self.left_over()
-
-    def given_up(self, job: ForgeJob) -> bool:
-        """Whether we have said that it gets no runner, and why."""
-        ours = self.our_job(job)
-        return ours is not None and ours.state in (JobState.FAILED, JobState.REFUSED) and bool(ours.reason)
+        return not unfinished(self.github.forge, self.store) and not self.left_over()
 
     def our_job(self, job: ForgeJob) -> Job | None:
-        return self.store.job(f"github.test/{job.id}")
+        return our_job(self.github.forge, self.store, job)
 
     def left_over(self) -> list[str]:
         """Everything that should not be there when no job is."""

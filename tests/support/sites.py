@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Mapping
 from functools import cache
@@ -10,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from gpuyard.lab.plan import EXAMPLE_SITE
+from gpuyard.nova.release import NEWEST
 from gpuyard.site.load import LoadedSite, load_site
 from tests.support.sysfs import Sysfs, epyc
 
 
 @cache
-def plain_site() -> Path:
-    """The lab's example site without bookings: limits on GPUs are what its plan says, and no keeper is needed."""
+def plain_site(release: str = NEWEST) -> Path:
+    """The lab's example site without bookings, and without what needs them: limits on GPUs are what its plan says, and
+    no keeper is needed."""
     lines = EXAMPLE_SITE.read_text(encoding="utf-8").splitlines(keepends=True)
-    text = "".join(line for line in lines if not line.startswith("booking:"))
+    text = "".join(line for line in lines if not line.startswith(("booking:", "health:", "accounting:")))
+    text = text.replace(f'release: "{NEWEST}"', f'release: "{release}"')
+    text = re.sub(r", (price|budget): ([\d.]+|\{[^{}]*\})", "", text)
     path = Path(tempfile.mkdtemp(prefix="gpuyard-plain-site-")) / "site.yaml"
     path.write_text(text.replace("recordings/", f"{EXAMPLE_SITE.parent}/recordings/"), encoding="utf-8")
     return path

@@ -38,7 +38,8 @@ GPUS = (LEADER_A, PEER_A, LONE, OTHER, LEADER_B, PEER_B, HELD, BOOKED, BLOCKED, 
 
 
 def claim(name: str = "training", status: str = "ACTIVE", hours: float = 5) -> Claim:
-    return Claim("7f3c9a1e-0000", name, status, "physics", "ada", NOON - timedelta(hours=hours))
+    since = NOON - timedelta(hours=hours)
+    return Claim("7f3c9a1e-0000", name, status, "physics", "ada", since, "p-physics", "u-ada")
 
 
 STATUSES = (

@@ -480,6 +480,7 @@ def test_the_release_is_what_is_said_or_what_nova_speaks(wanted: str | None, mic
     ("wanted", "microversion", "why"),
     [
         ("zed", "2.104", "'zed' is not known"),
+        (None, "2.96", "2024.1 and of 2024.2 cannot be told apart"),
         (None, "2.100", "2025.1 and of 2025.2 cannot be told apart"),
         (None, "2.90", "newest microversion of its API is 2.90"),
         (None, "", "its API does not say"),

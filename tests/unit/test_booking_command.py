@@ -20,7 +20,7 @@ from keystoneauth1.session import Session
 from typer.testing import CliRunner, Result
 
 from gpuyard.cli.main import app
-from gpuyard.client.client import PAUSES, Client
+from gpuyard.client.client import PAUSES, USED_UP, Client
 from gpuyard.client.errors import ApiRefusedError, ChangedError, PortalError, error_of
 from gpuyard.client.rows import rule_rows
 from gpuyard.client.times import local_zone, localize, parse_time, show_time
@@ -435,6 +435,18 @@ def test_hold_holds_and_release(url: str) -> None:
     assert data("ada", "gpu", "holds") == []
 
 
+def test_who_names_a_gpu_to_release_is_told_what_to_say(url: str) -> None:
+    gpu = "gpu-2/0000:18:00.0"
+    (made,) = data("root", "gpu", "hold", gpu, "--end", "+3d", "--comment", "new fan")
+    assert str(invoke("root", "gpu", "release", gpu).exception) == (
+        f"{gpu} is a GPU, and a hold ends by its id: gpuyard gpu release {made['ID']}"
+    )
+    other = str(invoke("root", "gpu", "release", made["ID"], "gpu-3/0000:18:00.0").exception)
+    assert "no hold keeps GPU gpu-3/0000:18:00.0 ('gpuyard gpu holds' lists them)" in other
+    assert "gpuyard gpu repair release gpu-3/0000:18:00.0 --comment WHY" in other
+    assert data("root", "gpu", "holds"), "and nothing was done"
+
+
 def test_a_hold_in_the_way_of_a_booking_names_it(url: str) -> None:
     made = create("ada", "--gpus", 2)
     said = refused("root", "gpu", "hold", "gpu-2/0000:18:00.0", "--end", "+1d", "--comment", "x")
@@ -446,7 +458,10 @@ def test_a_hold_in_the_way_of_a_booking_names_it(url: str) -> None:
 
 def test_no_such_booking(url: str) -> None:
     assert "nope" in refused("ada", "booking", "show", "nope")
-    assert "gpuyard" not in refused("ada", "booking", "cancel", "../../v1/me")
+    for id in ("../../v1/me", "gpu-2/0000:18:00.0", "", "b" * 65):
+        error = invoke("ada", "booking", "cancel", id).exception
+        assert isinstance(error, UsageError)
+        assert str(error).startswith(f"{id!r} is no id of a booking; 'gpuyard booking list'")
 
 
 @pytest.mark.parametrize("gpus", [0, -1, 10**6, 10**30])
@@ -724,6 +739,39 @@ def test_waiting_ends_when_a_server_can_be_started(url: str, ledger: Ledger) -> 
     assert made["usable_since"] in (None, "")
     row = Client(open_door("ada"), sleep=pause).wait_until_usable({**made, "usable_since": None})
     assert (row["state"], len(looks)) == ("active", 3)
+    assert row["usable_since"]
+
+
+def test_waiting_ends_when_a_server_from_before_uses_the_booking(url: str, ledger: Ledger) -> None:
+    looks: list[float] = []
+
+    def pause(seconds: float) -> None:
+        looks.append(seconds)
+        ledger.upkeep.advance()
+        (booking,) = ledger.find(Query())
+        ledger.upkeep.record_claims({booking.id: booking.lanes})
+
+    made = create("ada", start="now")
+    row = Client(open_door("ada"), sleep=pause).wait_until_usable({**made, "usable_since": None})
+    assert row["claimed"]
+    assert not row["usable_since"]
+    assert sum(looks) == USED_UP
+
+
+def test_waiting_goes_on_while_a_server_from_before_may_use_only_a_part(url: str, ledger: Ledger) -> None:
+    looks: list[float] = []
+
+    def pause(seconds: float) -> None:
+        looks.append(seconds)
+        ledger.upkeep.advance()
+        (booking,) = ledger.find(Query())
+        ready = [made["id"]] if len(looks) == 3 else []
+        ledger.upkeep.record_claims({booking.id: booking.lanes}, ready=ready, usable=dict.fromkeys(ready, True))
+
+    made = create("ada", start="now")
+    row = Client(open_door("ada"), sleep=pause).wait_until_usable({**made, "usable_since": None})
+    assert len(looks) == 3
+    assert row["claimed"]
     assert row["usable_since"]
 
 

@@ -61,6 +61,27 @@ def test_a_person_who_is_refused_gets_a_page_and_a_program_a_document(portal: Bo
     assert ada.head("/admin", headers=BROWSER).status_code == 403
 
 
+def test_a_page_that_refuses_leads_on_and_says_what_to_do(tmp_path: Path) -> None:
+    portal = booking_portal(tmp_path)
+    ada = portal.browser(ADA)
+    text = ada.client.get("/admin", headers=BROWSER).text
+    assert 'aria-label="Pages"' in text
+    assert 'href="./calendar"' in text
+    assert "If you need this, ask an administrator of this site." in text
+    assert 'name="next" value="/admin"' in text  # she has two projects
+    deep = ada.client.get("/no/where", headers=BROWSER).text
+    assert 'href="../calendar"' in deep
+    assert 'action="../logout"' in deep
+    portal.people.users_by_id[BOB.user_id].roles["p-physics"] = frozenset({"admin"})
+    text = portal.browser(BOB).client.get("/admin", headers=BROWSER).text
+    assert "You are an admin in project physics: switch to it, at the top or in the menu, and this page opens." in text
+    forged = ada.client.post("/project", data={"project": "p-biology"}, headers=BROWSER | {"X-CSRF-Token": "x"})
+    assert forged.status_code == 403
+    assert "load the page again" in forged.text
+    nowhere = ada.client.get("/docs/nothing", headers=BROWSER).text
+    assert "Log in" not in nowhere  # who asks is not looked for there
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_pages_are_kept_by_nobody(portal: BookingPortal, path: str) -> None:
     browser = portal.browser(ROOT)

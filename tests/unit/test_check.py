@@ -430,7 +430,7 @@ def test_a_recording_can_be_checked_like_the_machine(make: Callable[[], Sysfs]) 
 
 
 def test_every_check_has_something_to_say_of_that_machine() -> None:
-    silent = {"command-line", "isolation", "variant-drivers", "reset", "bars", "sr-iov"}
+    silent = {"command-line", "isolation", "variant-drivers", "reset", "bars", "sr-iov", "shared", "nvswitch", "quirks"}
     assert {f.code for f in findings(everything())} == CHECKS.keys() - silent
 
 
@@ -455,3 +455,60 @@ def test_the_command_prints_the_ladder_and_ends_with_3_when_blocked(tmp_path: Pa
     assert result.exit_code == 3
     blocked = [row["code"] for row in json.loads(result.stdout) if row["severity"] == "error"]
     assert blocked == ["iommu"]
+
+
+NVSWITCH = "10de:22a3"
+FABRIC = "usr/share/nvidia/nvswitch/fabricmanager.cfg"
+STARTS = "etc/systemd/system/multi-user.target.wants/nvidia-fabricmanager.service"
+
+
+def board(mode: str = "", *, starts: bool = True) -> Sysfs:
+    machine = good().function("87:00.0", NVSWITCH, "0680", group=114).function("88:00.0", NVSWITCH, "0680", group=114)
+    if mode:
+        machine.put(FABRIC, f"# FABRIC_MODE=0 is bare metal\nFABRIC_MODE={mode}\nFABRIC_MODE_RESTART=0\n")
+    if starts:
+        machine.put(STARTS, {"->": "/lib/systemd/system/nvidia-fabricmanager.service"})
+    return machine
+
+
+def test_an_nvswitch_board_without_fabric_manager_in_the_shared_model() -> None:
+    for machine in (board(), board("0")):
+        ((severity, reason, remedy),) = of("nvswitch", machine)
+        assert severity is Severity.WARNING
+        assert "87:00.0, 88:00.0" in reason
+        assert "error 802" in reason
+        assert "FABRIC_MODE=1" in remedy
+
+
+def test_fabric_manager_in_the_shared_model_keeps_its_switches_and_is_not_to_be_stopped() -> None:
+    machine = board("1")
+    ((severity, reason, _),) = of("nvswitch", machine)
+    assert severity is Severity.OK
+    assert "keeps the NVSwitches" in reason
+    inventory = scan(RecordedTree(machine.nodes), PciIds([], {}))
+    assert inventory.needed_by_host["0000:87:00.0"] == "NVSwitch of Fabric Manager"
+    ((severity, reason, remedy),) = of("nvswitch", board("1", starts=False))
+    assert severity is Severity.ERROR
+    assert remedy == "systemctl enable --now nvidia-fabricmanager"
+
+
+def test_a_recording_says_how_fabric_manager_runs() -> None:
+    machine = board("1")
+    text = dumps(record(RecordedTree(machine.nodes), PciIds([], {}), "for a test"))
+    tree, inventory = replay_tree(text, "the recording")
+    assert of("nvswitch", machine) == [
+        (f.severity, f.reason, f.remedy)
+        for f in check(Machine(tree, inventory, judge(inventory)))
+        if f.code == "nvswitch"
+    ]
+    assert tree.read(FABRIC) == "FABRIC_MODE=1"
+
+
+def test_models_that_people_have_met_trouble_with() -> None:
+    machine = good().function("a1:00.0", "10de:2b85", group=40).function("a2:00.0", "10de:2901", group=41)
+    found = of("quirks", machine)
+    assert [("#853" in reason, "QEMU 10.1" in reason) for _, reason, _ in found] == [(True, False), (False, True)]
+    package = "Package: qemu-system-x86\nStatus: install ok installed\nVersion: 1:10.2.0+dfsg-1\n"
+    machine.put("var/lib/dpkg/status", package)
+    assert ["#853" in reason for _, reason, _ in of("quirks", machine)] == [True]
+    assert of("quirks", good()) == []

@@ -9,6 +9,7 @@ import pytest
 from gpuyard.cloud.api import connect
 from gpuyard.cloud.booking_door import open_door
 from gpuyard.cloud.config import find_cloud
+from gpuyard.cloud.errors import CloudError
 from gpuyard.model.errors import UsageError
 
 
@@ -37,3 +38,19 @@ def test_what_is_wrong_with_a_file(
             use()
         assert said in str(caught.value)
         assert str(path) in str(caught.value) or "was not found" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore::openstack.warnings.OpenStackDeprecationWarning")
+@pytest.mark.filterwarnings("ignore::openstack.warnings.RemovedInSDK60Warning")
+def test_nothing_is_asked_that_the_unit_of_the_portal_forbids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_netlink() -> None:
+        raise OSError(97, "Address family not supported by protocol")
+
+    monkeypatch.setattr("openstack.cloud._utils.psutil.net_if_addrs", no_netlink)
+    path = tmp_path / "clouds.yaml"
+    path.write_text(
+        "clouds: {a: {auth: {auth_url: 'http://127.0.0.1:9/v3', username: u, password: p, project_name: p, "
+        "user_domain_id: default, project_domain_id: default}}}"
+    )
+    with pytest.raises(CloudError, match=r"127\.0\.0\.1:9"):  # so far it comes: nobody is there
+        connect("a", path)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import typer
 from tools.reference import REFERENCE, commands, documents, inventory_schema
 from typer.main import get_command
 
@@ -20,6 +22,7 @@ from gpuyard.host.report import to_json
 from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.site.runner_rules import Allowed, Enrolment, GitHubApp, Idle, RunnerLimits, ScaleSet, SiteRunners
 from gpuyard.site.schema import Flavor, Host, Limits, Pool, Project, Site
+from tests.support.shown_commands import ELSEWHERE, ON_THE_LAB, typed_on
 
 ROOT = REFERENCE.parents[1]
 PACKAGES = sorted(path.parent.name for path in Path(gpuyard.__file__).parent.glob("*/__init__.py"))
@@ -45,6 +48,49 @@ def test_every_command_that_the_pages_show_exists() -> None:
         ):
             shown = f"gpuyard {first} {second}" if first in groups and second else f"gpuyard {first}"
             assert shown in known, f"{page} shows {shown!r}"
+
+
+def shown(page: str) -> list[list[str]]:
+    """The commands of ours in the indented lines of a page, as a shell would hand them over."""
+    lines = re.findall(r"^ {4}(?:\w+=\S+ )?gpuyard (.*)$", pages()[page].replace("\\\n", " "), re.MULTILINE)
+    found = []
+    for line in lines:
+        words = shlex.split(re.sub(r"\$\([^)]*\)", "WORD", line), comments=True)
+        ends = [n for n, word in enumerate(words) if word in ("|", ">", ">>", "<", "&&", "||", ";", "&", "2>")]
+        found.append(words[: ends[0]] if ends else words)
+    return found
+
+
+def test_every_command_of_a_how_to_is_run_somewhere() -> None:
+    for page in pages():
+        if page.startswith(("docs/how-to/", "docs/explanation/")):
+            for line in typed_on(page):
+                elsewhere = [test for words, test in ELSEWHERE.items() if words in line]
+                assert page in ON_THE_LAB or elsewhere, f"{page} shows {line!r}, which no test runs"
+                assert all((ROOT / test).exists() for test in elsewhere), elsewhere
+    for page, how in ON_THE_LAB.items():
+        shown = typed_on(page)
+        assert shown, page
+        for line in (*how.before, *how.refused):
+            assert line in shown, f"{page} does not show {line!r} any more"
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if not page.startswith("docs/reference")])
+def test_every_command_that_a_page_shows_is_taken(page: str) -> None:
+    """Its options and arguments: whether its files are there, and what it then does, others try."""
+    for words in shown(page):
+        command: Any = get_command(app)
+        context, rest = None, words
+        try:
+            while hasattr(command, "commands"):
+                context = command.make_context("gpuyard", list(rest), parent=context)
+                _, found, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+                assert found is not None
+                command = found
+            command.make_context("gpuyard", list(rest), parent=context)
+        except (typer.BadParameter, typer.Exit) as error:
+            if type(error).__name__ == "MissingParameter":
+                pytest.fail(f"gpuyard {' '.join(words)}: {error}")
 
 
 def test_every_environment_variable_is_explained_by_hand() -> None:
@@ -76,6 +122,19 @@ def test_every_check_of_a_host_is_explained() -> None:
 def test_every_package_has_its_sentence() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
     assert [name for name in PACKAGES if f"| `{name}/` |" not in text] == []
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page.startswith(("docs/how-to/", "docs/explanation/"))])
+def test_a_page_has_the_words_of_its_address(page: str) -> None:
+    """Who knows what it is about finds it by searching."""
+    text, words = pages()[page].lower(), Path(page).stem.split("-")
+    assert [word for word in words if word not in text] == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    text = pages()["docs/index.md"]
+    named = [page.removeprefix("docs/").removesuffix(".md") for page in pages() if page.startswith("docs/")]
+    assert [name for name in named if not name.startswith(("adr/0", "index")) and f"\n{name}\n" not in text] == []
 
 
 @pytest.mark.parametrize("page", pages())

@@ -215,6 +215,21 @@ def test_a_server_past_its_end_does_not_use_up_the_next_booking_of_its_project()
     assert told(plan.steps) == [f"limit physics {COUNT} -> 1"], "and lets nobody in once that one has its server"
 
 
+@pytest.mark.parametrize("rules", [MUST, FREE])
+def test_an_own_server_that_runs_already_is_the_first_that_a_booking_is_for(rules: Rules) -> None:
+    """As docs/how-to/book-a-gpu.md says: a booking of two lets one more in then, and a colleague's does not count."""
+    two, mine = booking(lanes=(1, 2), open_until=START + HOUR), server("mine", (3,))
+    open_to_all: dict[str, Any] = {"rules": rules, "unbooked": {"physics": 0} if rules is FREE else {}}
+    memory = Memory(lowered=START - HOUR, opened=frozenset({"b1"}), windows={"b1": START})
+    seen = view([two], holders=(mine,), memory=memory, **open_to_all)
+    assert seen.matches.bookings_of == {"mine": ("b1",)}
+    assert seen.room(two) == 1
+    assert f"limit physics {COUNT} -> 2" in told(plan_pool(seen, START).steps)
+    assert view([two], holders=(server("hers", (3,), who="eve"),), memory=memory, **open_to_all).room(two) == 2
+    shared = replace(two, shared=True)
+    assert view([shared], holders=(server("hers", (3,), who="eve"),), memory=memory, **open_to_all).room(shared) == 1
+
+
 def test_an_operators_hold_is_kept_for_its_whole_time_also_below_a_server() -> None:
     hold = booking(kind=BookingKind.HOLD, lanes=(1, 2))
     plan = plan_pool(view([hold], holders=(server("s", (2,)),)), START)
@@ -581,7 +596,7 @@ class Pool:
     checked again then. Only of one project's requests that come together no more than its limit get through: Nova's
     conductor checks that, docs/adr/0014. The keeper dies after any step."""
 
-    PROJECTS = ("physics", "art", "maths")
+    PROJECTS: tuple[str, ...] = ("physics", "art", "maths")
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -821,3 +836,49 @@ def test_the_model_comes_to_where_it_matters() -> None:
         pool.happen(60)
     assert sum(pool.entered for pool in pools) > 5
     assert sum(pool.runners for pool in pools) > 10
+
+
+# GPUs that are used once, and are clean again.
+
+
+def clean(bookings: list[Booking], **more: object) -> Scene:
+    """Lane 1's GPU was scrubbed in generation 9, and Nova has it reserved still."""
+    values = {
+        "reserved": frozenset({"host_1.0"}),
+        "clean": {"host_1.0": 9},
+        "one_time_use": True,
+        "seen": {"host_1.0": SeenProvider(True, 9)},
+        **more,
+    }
+    return view(bookings, **values)  # type: ignore[arg-type]
+
+
+def test_what_is_clean_is_looked_at_and_released_in_its_generation() -> None:
+    scene = clean([])
+    assert unclear(scene, START) == {"host_1.0"}
+    (step,) = plan_pool(scene, START).steps
+    assert step == ReleaseHold("t4", "host_1.0", 9, "it is clean again")
+    for seen in (SeenProvider(True, 10), SeenProvider(True, 8), SeenProvider(False, 9)):
+        assert plan_pool(clean([], seen={"host_1.0": seen}), START).steps == ()
+    assert plan_pool(clean([], clean={}), START).steps == ()  # not clean: it stays Nova's
+
+
+def test_what_is_clean_and_kept_for_somebody_is_taken_over_and_never_free() -> None:
+    soon = booking(state=BookingState.CONFIRMED, start=START + 5 * MINUTE)
+    (step,) = plan_pool(clean([soon]), START).steps
+    assert isinstance(step, Remember)
+    assert (step.word, step.text) == ("holds", "host_1.0=9")
+    taken = clean([soon], clean={}, memory=Memory(holds={"host_1.0": 9}))
+    assert plan_pool(taken, START).steps == ()
+    assert taken.ready(1)  # it is ours: who has booked it can be let in
+    begun = replace(taken, bookings=(booking(),), limits={("physics", COUNT): 1})
+    assert told(plan_pool(begun, START).steps) == ["release host_1.0"]
+    bad = clean([], kept_back={1: "quarantined: it does not answer (no-answer)"})
+    assert [str(step) for step in plan_pool(bad, START).steps] == ["remember holds"]
+
+
+def test_a_slot_that_is_clean_is_released_peers_first() -> None:
+    names = {"host_1.0": 9, "host_1.1": 4}
+    seen = {name: SeenProvider(True, number) for name, number in names.items()}
+    scene = clean([], sizes=PAIRS, reserved=frozenset(names), clean=names, seen=seen)
+    assert told(plan_pool(scene, START).steps) == ["release host_1.1", "release host_1.0"]

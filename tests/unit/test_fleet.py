@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuyard.host import fleet
@@ -142,3 +143,96 @@ def test_an_endless_line_does_not_fill_the_memory(tmp_path: Path) -> None:
 )
 def test_the_worst_exit_code(codes: list[int], code: int) -> None:
     assert fleet.worst({str(i): Outcome(str(i), Ending.DONE, one) for i, one in enumerate(codes)}) == code
+
+
+SSH = """\
+#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+echo "begin $2" >> {log}
+[ $2 = slow ] && sleep 0.5
+sleep 0.05
+echo "end $2" >> {log}
+code=0
+case $2 in bad*) code=1 ;; blocked*) code=3 ;; esac
+echo "{{\\"event\\": \\"result\\", \\"exit\\": $code}}"
+exit $code
+"""
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> FleetOptions:
+    """Hosts named bad... fail, blocked... are blocked, and slow takes its time; `log` beside it has who was at work."""
+    program = tmp_path / "ssh"
+    program.write_text(SSH.format(log=tmp_path / "log"))
+    program.chmod(stat.S_IRWXU)
+    return FleetOptions(ssh=(str(program),), at_once=2, stop=True)
+
+
+def at_work(options: FleetOptions) -> list[str]:
+    return Path(options.ssh[0]).with_name("log").read_text().splitlines()
+
+
+def test_the_canary_is_first_and_alone(ssh: FleetOptions) -> None:
+    outcomes = fleet.run(["a", "b", "slow", "c"], ["apply"], replace(ssh, canary="slow"), zipapp=b"")
+    assert list(outcomes) == ["a", "b", "slow", "c"], "as they were named"
+    assert {one.ending for one in outcomes.values()} == {Ending.DONE}
+    assert at_work(ssh)[:2] == ["begin slow", "end slow"]
+
+
+@pytest.mark.parametrize(("canary", "code"), [("bad", 1), ("blocked", 3)])
+def test_after_a_canary_that_fails_no_host_begins(ssh: FleetOptions, canary: str, code: int) -> None:
+    events: list[object] = []
+    options = replace(ssh, canary=canary, stop=False)
+    outcomes = fleet.run(["a", "b", canary], ["apply"], options, events.append, zipapp=b"")
+    assert at_work(ssh) == [f"begin {canary}", f"end {canary}"]
+    assert [outcomes[name].ending for name in ("a", "b")] == [Ending.NOT_TRIED] * 2
+    assert outcomes["a"].reason == f"stopped after {canary} failed"
+    assert fleet.worst(outcomes) == code
+    assert sum(isinstance(event, Outcome) for event in events) == 3
+
+
+def test_after_one_fails_none_begins_and_those_at_work_end(ssh: FleetOptions) -> None:
+    outcomes = fleet.run(["slow", "bad", "a", "b"], ["apply"], ssh, zipapp=b"")
+    assert [one.ending for one in outcomes.values()] == [Ending.DONE, Ending.DONE, Ending.NOT_TRIED, Ending.NOT_TRIED]
+    assert at_work(ssh)[-1] == "end slow"
+
+
+def test_whoever_wants_goes_on(ssh: FleetOptions) -> None:
+    outcomes = fleet.run(["bad", "a", "b"], ["apply"], replace(ssh, stop=False), zipapp=b"")
+    assert [one.exit for one in outcomes.values()] == [1, 0, 0]
+
+
+@given(
+    codes=st.lists(st.sampled_from([0, 0, 0, 1, 3]), min_size=1, max_size=5),
+    canary=st.integers(-1, 4),
+    at_once=st.integers(1, 3),
+)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_never_more_at_once_and_none_after_a_failure(
+    ssh: FleetOptions, codes: list[int], canary: int, at_once: int
+) -> None:
+    Path(ssh.ssh[0]).with_name("log").unlink(missing_ok=True)
+    names = [f"{['good', 'bad', '', 'blocked'][code]}{number}" for number, code in enumerate(codes)]
+    first = names[canary] if 0 <= canary < len(names) else ""
+    outcomes = fleet.run(names, ["apply"], replace(ssh, canary=first, at_once=at_once), zipapp=b"")
+    working: set[str] = set()
+    for line in at_work(ssh):
+        what, name = line.split()
+        if what == "begin":
+            working.add(name)
+        else:
+            working.discard(name)
+        assert len(working) <= at_once
+    begun = [line.split()[1] for line in at_work(ssh) if line.startswith("begin")]
+    assert begun[0] == (first or begun[0])
+    assert sorted(begun) == sorted(name for name, one in outcomes.items() if one.ending is Ending.DONE)
+    if any(codes):
+        code = fleet.worst(outcomes)
+        assert code == fleet.worst({name: one for name, one in outcomes.items() if one.ending is Ending.DONE})
+    if first and outcomes[first].exit:
+        assert begun == [first]
+
+
+def test_a_canary_must_be_one_of_the_hosts(ssh: FleetOptions) -> None:
+    with pytest.raises(UsageError, match="gpu9 is none of the hosts: a"):
+        fleet.run(["a"], ["apply"], replace(ssh, canary="gpu9"), zipapp=b"")

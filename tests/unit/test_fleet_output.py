@@ -38,6 +38,23 @@ def test_a_log_has_one_line_for_a_step_and_one_for_an_outcome() -> None:
     ]
 
 
+def test_a_host_that_was_not_tried_says_why() -> None:
+    stream = io.StringIO()
+    FleetDisplay(2, stream)(Outcome("gpu3", Ending.NOT_TRIED, 1, "stopped after gpu2 failed"))
+    assert stream.getvalue() == "gpu3: not tried: stopped after gpu2 failed\n"
+
+
+END = "<end>"
+
+
+def _shown(terminal: int) -> str:
+    """What was written since, up to END: a terminal hands it on in pieces, of a line or less."""
+    text = ""
+    while not text.endswith(END):
+        text += os.read(terminal, 4096).decode()
+    return text.removesuffix(END).replace("\r\n", "\n")
+
+
 def test_a_terminal_has_the_hosts_at_work_in_its_last_lines() -> None:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (3, 40))
@@ -46,7 +63,8 @@ def test_a_terminal_has_the_hosts_at_work_in_its_last_lines() -> None:
         shown = []
         for event in EVENTS:
             display(event)
-            shown.append(os.read(ours, 4096).decode().replace("\r\n", "\n"))
+            print(END, end="", file=stream, flush=True)
+            shown.append(_shown(ours))
     os.close(ours)
     assert shown == [
         "\r\x1b[Jgpu1: connecting\n0 of 2 hosts done\n",

@@ -370,7 +370,7 @@ def test_a_job_by_long_poll(sets: ScaleSetClient, github: ForgeServer) -> None:
     job: Job | None = None
     states = []
     for message in (offered, assigned, started, completed):
-        for update in job_updates(message, made, "demo", "github.com"):
+        for update in job_updates(message, made, "demo", "https://github.com"):
             job = merge(job, update, datetime.now(UTC))
             states.append(job.state)
     assert states == [JobState.QUEUED, JobState.RUNNING, JobState.COMPLETED]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from gpuyard.lab.github.faults import FaultRates
 from gpuyard.lab.github.forge import ForgeSettings
 from gpuyard.lab.github.records import JobOrder
+from gpuyard.lab.github.wire import ForgeRequest
 from tests.support.forges import Asker, forge
 from tests.unit.test_github_standin import SIDE, connect
 
@@ -295,3 +296,17 @@ def test_the_way_in_is_for_who_was_let_in() -> None:
     listener.service.token = github.token
     listener.ask("GET", "runtime/runnerscalesets")
     assert listener.service.last.status == 401
+
+
+def test_a_poll_that_was_broken_off_takes_nothing_with_it() -> None:
+    github = forge(settings=DIRECT)
+    listener = Listener(github)
+    github.standin.forge.push("demo/science", [JobOrder(("gpu",))])
+    headers = {"authorization": f"Bearer {listener.queue.token}", "x-scalesetmaxcapacity": "1"}
+    poll = ForgeRequest.of("GET", f"{listener.messages}&lastMessageId=0", headers, b"")
+    assert github.standin.handle(replace(poll, gone=lambda: True)).cut == "all"
+    went: list[bool] = [False, True]  # hangs up when the message is made
+    assert github.standin.handle(replace(poll, gone=lambda: went.pop(0))).cut == "all"
+    heard = listener.poll(0, 1)
+    assert heard is not None
+    assert heard.kinds == ["JobAssigned"]

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuyard.portal import github_webhook, group_commit, problems
-from gpuyard.portal.github_webhook import WRONG, Intake
+from gpuyard.portal.github_webhook import Intake
 from gpuyard.portal.group_commit import GroupCommit
 from gpuyard.portal.settings import PortalSettings
+from gpuyard.portal.strangers import WRONG
 from gpuyard.runners.hook_secrets import LOOK_EVERY, HookSecrets
 from gpuyard.runners.records import HookDelivery
 from gpuyard.runners.webhook import MOST_BYTES

@@ -5,20 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +24,7 @@ from gpuyard.runners.github.messages import expiry, read_message, read_session
 from gpuyard.runners.github.scale_sets import ScaleSetClient, SetSession
 from gpuyard.runners.github.wire import HttpWire, WireAnswer, WireError, WireStop
 from gpuyard.site.runner_rules import Enrolment
+from tests.support.certificates import certificate
 from tests.support.scripted_http import Asked, Script, ScriptedHttp, Told, scripted_http
 
 SECRET = "ghp_that_nobody_may_see"  # noqa: S105 - a test's
@@ -245,24 +240,9 @@ def test_a_name_that_is_nobodys(tmp_path: Path) -> None:
 @pytest.fixture
 def tls(tmp_path: Path) -> Iterator[tuple[ScriptedHttp, Path]]:
     """A server of https, and the file of its own authority."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    # OpenSSL asks its own clock, whatever now is for a test.
-    begin, end = datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), 5, begin, end)
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    authority, secret = tmp_path / "ca.pem", tmp_path / "key.pem"
-    authority.write_bytes(certificate.public_bytes(Encoding.PEM))
-    secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(authority, secret)
-    with scripted_http(context) as server:
-        yield server, authority
+    made = certificate(tmp_path, "127.0.0.1")
+    with scripted_http(made.context()) as server:
+        yield server, made.authority
 
 
 def test_an_authority_that_is_not_the_systems(tls: tuple[ScriptedHttp, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -651,6 +631,15 @@ def test_errors_of_the_service(
         assert not sets.delete_runner(5)
     else:
         assert fails(lambda: sets.delete_runner(5)).kind is kind
+
+
+@pytest.mark.parametrize(("answer", "seconds"), LIMITED)
+def test_a_limit_of_the_service_lasts_as_long_as_it_says(
+    session: SetSession, server: ScriptedHttp, client: GitHubClient, time_: Time, answer: Told, seconds: int
+) -> None:
+    server.on("DELETE", "/svc/_apis/distributedtask/pools/0/agents/5", answer)
+    error = fails(lambda: ScaleSetClient(client).delete_runner(5))
+    assert (error.kind, error.retry_at) == (K.LIMITED, time_.now() + timedelta(seconds=seconds))
 
 
 def test_a_scale_set_whose_making_was_not_answered(

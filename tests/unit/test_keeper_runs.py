@@ -10,12 +10,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from gpuyard.keeper.bookings import BookingsError, BookingsKeeper, TurnLostError
+from gpuyard.keeper.channel import Message
+from gpuyard.keeper.mail import body_of
 from gpuyard.keeper.site_ledger import book_of, site_lanes
 from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.reclaim import warning
 from gpuyard.ledger.store import Store
 from gpuyard.model.booking import Ask, Booking, BookingState, Person
 from tests.support.booked_sites import booked_site
@@ -243,6 +247,56 @@ def test_the_address_of_a_booking_helps_when_keystone_has_none(yard: Callable[..
     one.ledger.end(booking.id, ADA)
     one.keeper.run()
     assert one.told() == [("reclaim.warned", "ada@example.org")]
+
+
+# Servers that do nothing.
+
+
+def idle_yard(folder: Path, **rules: str) -> Yard:
+    health = {"agent": {"projects": ["physics"]}, "idle": {"after": "1 h", **rules}}
+    one = Yard(folder, {**MUST, "reclaim": "shelve"}, more={"health": health})
+    one.store.take_undelivered("test", NOW, 1)
+    one.keeper.cases.idle = lambda: {"s1"}
+    return one
+
+
+def test_who_does_nothing_with_a_booked_gpu_is_asked_to_give_it_back(tmp_path: Path) -> None:
+    one = idle_yard(tmp_path)
+    with closing(one.store):
+        booking = one.book(ADA)
+        one.boot("s1", ADA, 0)
+        for _ in range(3):
+            one.keeper.run()
+            one.forward(minutes=40)
+        (told,) = [two.event for two in one.store.take_undelivered("test", one.now, 99) if "idle" in two.event.kind]
+        assert (told.kind, told.user_id, told.email) == ("server.idle", "u-ada", "ada@example.org")
+        assert told.details["give_back"] == f"gpuyard booking end {booking.id}"
+        text = "\n".join(body_of(Message(told, "lab"), ZoneInfo("UTC")))
+        assert f"Then:      gpuyard booking end {booking.id}" in text
+        assert "Use it, or give its GPU back" in text
+        words = "nothing has run on its GPUs for long: use it, or delete or shelve this server, please, "
+        assert [warning(case) for case in one.store.open_cases()] == [f"{words}and end its booking"]
+        assert [asked for asked in one.cloud.asked if "compute" in asked] == ["POST compute /servers/s1/metadata"]
+        one.keeper.cases.idle = frozenset
+        one.keeper.run()
+        assert one.store.open_cases() == []
+        assert one.cloud.asked[-1] == "DELETE compute /servers/s1/metadata/gpuyard"
+
+
+def test_where_the_site_says_so_an_idle_server_is_reclaimed_after_its_grace(tmp_path: Path) -> None:
+    one = idle_yard(tmp_path, action="reclaim")
+    with closing(one.store):
+        one.book(ADA)
+        one.boot("s1", ADA, 0)
+        one.keeper.run()
+        (case,) = one.store.cases()
+        assert "at 2026-11-23 09:30 UTC this server is shelved" in warning(case)
+        one.forward(minutes=29)
+        one.keeper.run()
+        assert one.cloud.holders
+        one.forward(minutes=2)
+        one.keeper.run()
+        assert not one.cloud.holders
 
 
 # Servers on several bookings, and bookings that change under the keeper's eyes.

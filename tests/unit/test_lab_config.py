@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import configparser
 import stat
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from oslo_config import cfg
 from ruamel.yaml import YAML
 
+from gpuyard.cloud.config import ELSEWHERE
 from gpuyard.lab import config
-from gpuyard.lab.clients import demo_login, write_client_files
+from gpuyard.lab.clients import ADMIN_CLOUD, clouds, demo_login, write_client_files
 from gpuyard.lab.credentials import passwords
 from gpuyard.lab.plan import LabHost, LabPlan
 from gpuyard.lab.settings import Lab
@@ -104,17 +107,29 @@ def test_passwords_and_keys_stay_the_same_and_differ_from_lab_to_lab(lab: Lab, t
     assert len(set(before.values())) == len(before)
 
 
+def test_limits_of_older_releases_are_read_by_a_token_of_the_system(lab: Lab) -> None:
+    assert ELSEWHERE not in clouds(lab)[ADMIN_CLOUD]
+    assert clouds(replace(lab, release="2025.1"))[ADMIN_CLOUD][ELSEWHERE] == {"limits": "gpuyard-lab-system"}
+
+
 def test_clouds_are_admin_system_and_demo(lab: Lab) -> None:
     write_client_files(lab)
-    clouds = YAML(typ="safe").load(lab.clouds_file)["clouds"]
-    assert list(clouds) == ["gpuyard-lab", "gpuyard-lab-system", "gpuyard-lab-demo"]
-    assert clouds["gpuyard-lab-system"]["auth"]["system_scope"] == "all"
+    written = YAML(typ="safe").load(lab.clouds_file)["clouds"]
+    assert list(written) == ["gpuyard-lab", "gpuyard-lab-system", "gpuyard-lab-demo"]
+    assert written["gpuyard-lab-system"]["auth"]["system_scope"] == "all"
     assert demo_login(lab.clouds_file) == ("demo", passwords(lab)["demo"])
     assert str(lab.clouds_file) in (lab.state / "openrc").read_text()
 
 
-def test_the_shipped_files_are_found_wherever_they_are() -> None:
+def test_a_shell_of_the_lab_knows_what_its_portal_keeps(lab: Lab) -> None:
+    write_client_files(lab)
+    asked = f'. {lab.state}/openrc && echo "$GPUYARD_DATABASE $GPUYARD_LAB_STATE"'
+    told = subprocess.run(["sh", "-c", asked], capture_output=True, text=True, check=True).stdout
+    assert told == f"sqlite:///{lab.state}/bookings.db {lab.state}\n"
+
+
+def test_the_shipped_files_are_found_wherever_they_are(lab: Lab) -> None:
     for service, name in (("glance", "glance-api-paste.ini"), ("neutron", "api-paste.ini"), ("nova", "api-paste.ini")):
         paste = configparser.ConfigParser(interpolation=None)
-        paste.read_string(config.shipped(service, name).read_text())
+        paste.read_string(config.shipped(lab, service, name).read_text())
         assert paste.sections()

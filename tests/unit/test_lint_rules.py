@@ -186,6 +186,7 @@ CASES = [
         "came with Nova 32",
         release="2025.1",
     ),
+    Case("tag-too-new", spec('{"address": "0000:27:00.0", "managed": "no"}', ON), "with Nova 31", release="2024.2"),
     Case("tag-without-placement", spec('{"address": "0000:27:00.0", "traits": "a"}'), "traits do nothing while"),
     Case("json-key-repeated", spec('{"address": "0000:1:0.0", "address": "0000:2:0.0"}'), "'address' comes twice"),
     # a known host

@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import json
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,9 +26,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gpuyard.keeper.channel import Channel, ChannelDownError, Message, NotNowError
+from gpuyard.keeper.channel import GIVE_UP, Channel, ChannelDownError, Message, NotNowError
 from gpuyard.keeper.mail import MailChannel, letter, spell
-from gpuyard.keeper.messages import GIVE_UP, LONGEST_PAUSE, Courier, channels_of, message_loops, pause
+from gpuyard.keeper.messages import LONGEST_PAUSE, Courier, channels_of, message_loops, pause
 from gpuyard.keeper.webhooks import WebhookChannel, signature
 from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.ledger.ledger import Book, Ledger
@@ -41,6 +40,7 @@ from gpuyard.model.events import EVENTS
 from gpuyard.site.booking_rules import Mail, SiteBooking, Webhook
 from gpuyard.site.load import load_site
 from gpuyard.site.schema import Site
+from tests.support.certificates import certificate
 from tests.support.ledgers import write_event
 
 ROME = ZoneInfo("Europe/Rome")
@@ -359,6 +359,7 @@ class Scripted:
     """A channel that does what it is told to, for orders of things that no real receiver makes on demand."""
 
     name, batch = "scripted", 3
+    patience: timedelta | None = GIVE_UP
 
     def __init__(self) -> None:
         self.script: list[str] = []
@@ -521,36 +522,6 @@ def test_a_mail_server_that_is_down_is_tried_later(ledger: Ledger, clock: Clock)
     assert len(box.mail) == 1
 
 
-def certificate(folder: Path) -> ssl.SSLContext:
-    """A server's TLS for 127.0.0.1, whose certificate is at cert.pem."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mail")])
-    address = x509.SubjectAlternativeName([x509.DNSName("localhost")])
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(datetime(2000, 1, 1, tzinfo=UTC))  # OpenSSL asks its own clock, whatever now is for a test
-        .not_valid_after(datetime(2100, 1, 1, tzinfo=UTC))
-        .add_extension(address, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / "key.pem").write_bytes(pem)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    return context
-
-
 @pytest.mark.parametrize(("word", "trusted"), [("right", True), ("wrong", True), ("right", False)])
 def test_a_password_goes_through_tls_only(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, trusted: bool
@@ -568,14 +539,14 @@ def test_a_password_goes_through_tls_only(
         box,
         hostname="localhost",
         port=free_port(),
-        tls_context=certificate(tmp_path),
+        tls_context=certificate(tmp_path).context(),
         require_starttls=True,
         authenticator=check,
         auth_required=True,
         auth_exclude_mechanism=["LOGIN"],
     )
     if trusted:
-        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     settings = Mail(host="localhost", port=controller.port, sender="gpus@example.org", user="gpus", starttls=True)
     carry = courier(ledger, MailChannel(settings, ROME, {"GPUYARD_SMTP_PASSWORD": word}))
     book(ledger)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import io
 import re
 import shlex
-import warnings
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -21,17 +19,8 @@ from gpuyard.ledger.ledger import Ledger
 from gpuyard.model.errors import BlockedError, UsageError
 from gpuyard.osc import plugin
 from tests.support.ledgers import ADA, BOB, ROOT, open_ledger
+from tests.support.openstack_commands import COMMANDS, Command, one, take
 from tests.support.served import RealClock, served, write_clouds
-
-with warnings.catch_warnings():  # it warns about itself when it is imported
-    warnings.simplefilter("ignore")
-    import osc_lib.command.command
-
-    COMMANDS = {
-        entry.name.replace("_", " "): entry.load()
-        for entry in entry_points(group="openstack.gpu.v1")
-        if entry.value.startswith("gpuyard.")
-    }
 
 pytestmark = pytest.mark.filterwarnings("ignore::openstack.warnings.RemovedInSDK60Warning")
 PEOPLE = (ADA, BOB, ROOT)
@@ -49,24 +38,10 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
     found.close()
 
 
-def take(who: str, name: str, *words: str) -> Any:
-    """What a command gives to be printed: (columns, values); for one without that, what it prints."""
-    stdout = io.StringIO()
-    app = SimpleNamespace(client_manager=SimpleNamespace(gpu=Client(open_door(who))), stdout=stdout)
-    command = COMMANDS[name](app, None)
-    found = command.take_action(command.get_parser(f"openstack {name}").parse_args(words))
-    return stdout.getvalue() if found is None else found
-
-
-def one(who: str, name: str, *words: str) -> dict[str, Any]:
-    columns, values = take(who, name, *words)
-    return dict(zip(columns, values, strict=True))
-
-
 def test_every_command_is_one() -> None:
-    assert len(COMMANDS) == 13
+    assert len(COMMANDS) == 33
     for name, command in COMMANDS.items():
-        assert issubclass(command, osc_lib.command.command.Command)
+        assert issubclass(command, Command)
         assert command.__doc__, name
     [extension] = [entry for entry in entry_points(group="openstack.cli.extension") if entry.name == "gpuyard_gpu"]
     assert extension.load() is plugin

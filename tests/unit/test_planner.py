@@ -164,8 +164,8 @@ def test_a_scale_sets_job_is_served_by_any_runner_of_the_set() -> None:
     assert made(plan(view(job(1, labels=("cuda",), scale_set="cuda"), one), LATER)) == []
 
 
-def cuda(assigned: int) -> dict[str, Any]:
-    return {"sets": [SetDemand("cuda", "acme", wanted(kind="cuda"), assigned)]}
+def cuda(assigned: int, turned_down: int = 0) -> dict[str, Any]:
+    return {"sets": [SetDemand("cuda", "acme", wanted(kind="cuda"), assigned, turned_down)]}
 
 
 def test_jobs_that_github_assigned_and_never_told_of_get_runners() -> None:
@@ -177,6 +177,15 @@ def test_jobs_that_github_assigned_and_never_told_of_get_runners() -> None:
     second = plan(replace(seen, since=first.since), LATER + UNTOLD)
     assert made(second) == ["1", "", ""]
     assert [place.job for place in second.queue] == [known.id]
+
+
+def test_jobs_that_we_turned_down_get_no_runners_and_take_no_room() -> None:
+    """GitHub goes on counting them as the set's."""
+    seen = view(rooms=room(FREE, FREE, FREE), since={"set cuda": NOON}, **cuda(3, turned_down=2))
+    found = plan(seen, NOON + UNTOLD)
+    assert (made(found), found.capacity) == ([""], {"cuda": 3 + 2})
+    none = view(rooms=room(FREE, FREE, FREE), since={"set cuda": NOON}, **cuda(2, turned_down=2))
+    assert made(plan(none, NOON + UNTOLD)) == []
 
 
 def test_a_runner_that_stays_idle_disproves_the_statistics() -> None:
@@ -250,6 +259,9 @@ def test_limits(site: dict[str, Any], reason: str) -> None:
 def test_a_server_that_is_being_deleted_still_has_its_gpu() -> None:
     found = plan(view(runner("r1", S.DELETING), job(2), site=site_runners(most=1)), LATER)
     assert made(found) == []
+    gone = view(job(2), site=site_runners(most=1))
+    gone = replace(gone, runners=[runner("r1", S.DELETING, lease="")])  # GitHub still has it, and Nova no more
+    assert made(plan(gone, LATER)) == ["2"]
 
 
 def test_priority_then_use_then_age() -> None:
@@ -308,6 +320,27 @@ def test_warm_runners_are_made_kept_and_replaced_when_taken() -> None:
     assert made(kept) == deleted(kept) == []
     taken = plan(view(busy("r1", 1), job(1, state=JobState.RUNNING, runner="r1"), idle=[warm(1)]), LATER)
     assert made(taken) == [""]
+
+
+def test_after_warm_runners_have_failed_the_next_one_is_later() -> None:
+    wish = IdleRunners("acme", "", "", ("gpu",), wanted(), 2, LATER + MINUTE)
+    here = runner("r1", repository="", for_repository="", online=NOON)
+    found = plan(view(here, rooms=room(FREE, FREE), idle=[wish]), LATER)
+    assert (made(found), found.since) == ([], {}), "the one that there is stays"
+    after = plan(view(here, rooms=room(FREE, FREE), idle=[wish]), LATER + MINUTE)
+    assert made(after) == [""]
+
+
+def test_a_lease_has_time_for_the_memory_of_its_flavor() -> None:
+    """A server with much RAM pins all of it before it starts."""
+    (step,) = plan(view(job(1), rooms=room(FREE)), NOON).steps
+    (slow,) = plan(view(job(1), rooms=room(FREE), boots={V100.flavor: 45 * MINUTE}), NOON).steps
+    assert isinstance(step, CreateRunner)
+    assert isinstance(slow, CreateRunner)
+    assert slow.end - step.end == 30 * MINUTE
+    booked = room(((NOON, NOON + 95 * MINUTE),))
+    assert made(plan(view(job(1), rooms=booked), NOON)) == ["1"]
+    assert made(plan(view(job(1), rooms=booked, boots={V100.flavor: 45 * MINUTE}), NOON)) == []
 
 
 def test_a_warm_runner_gives_way_to_a_job_of_another_kind() -> None:

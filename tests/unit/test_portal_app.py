@@ -27,7 +27,18 @@ from tests.support.portals import ROOMY, booking_portal
 from tests.support.yards import GPUS, HELD, LONE, NASTY, NOON, changed, claim, driver, filled
 
 API = ("/v1/gpus", "/v1/pools")
-EVERYWHERE = ("/", "/v1", *API, "/healthz", "/readyz", "/metrics", "/openapi.json", "/static/live.js", "/nowhere")
+EVERYWHERE = (
+    "/",
+    "/v1",
+    *API,
+    "/status",
+    "/healthz",
+    "/readyz",
+    "/metrics",
+    "/openapi.json",
+    "/static/live.js",
+    "/nowhere",
+)
 
 
 def client(
@@ -247,7 +258,7 @@ def test_503_before_the_cloud_was_seen(path: str) -> None:
     assert response.headers["retry-after"] == "2"
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/docs", "/redoc", "/static/../app.py", "/static/nothing.css"])
+@pytest.mark.parametrize("path", ["/nowhere", "/redoc", "/static/../app.py", "/static/nothing.css"])
 def test_404(path: str) -> None:
     assert is_problem(client().get(path), 404)["code"] == "not_found"
 
@@ -360,6 +371,11 @@ def test_metrics() -> None:
     assert found["gpuyard_loop_runs"] == {("look",): 2}
     assert found["gpuyard_loop_last_success_timestamp_seconds"]["look",] > NOON.timestamp() - 86400 * 3650
     assert found["gpuyard_loop_run_seconds"]["look",] >= 0
+    assert found["gpuyard_loop_lag_seconds"]["look",] >= 0
+    assert found["gpuyard_loop_late"] == {("look",): 0}
+    states = found["gpuyard_gpu_state"]
+    assert len(states) == len(GPUS), "a GPU is in one state"
+    assert states["0000:02:00.0", "node2", "t4", "lost"] == 1
     assert found["gpuyard_portal_streams"] == {(): 0}
     assert "process_resident_memory_bytes" in found
 
@@ -368,11 +384,13 @@ def test_metrics_before_anything_is_known() -> None:
     found = metrics(client(Yard(), driver(runs=0)))
     assert "gpuyard_gpus" not in found  # a zero would be a lie
     assert found["gpuyard_loop_last_success_timestamp_seconds"] == {("look",): 0}
+    assert found["gpuyard_loop_late"] == {("look",): 1}
+    assert found["gpuyard_loop_lag_seconds"] == {}, "it has had no good run to count from"
 
 
 def test_the_openapi_document_tells_of_problems() -> None:
     document = client().get("/openapi.json").json()
-    assert set(document["paths"]) == {"/v1", *API, "/healthz", "/readyz", "/metrics"}
+    assert set(document["paths"]) == {"/v1", "/v1/status", *API, "/healthz", "/readyz", "/metrics"}
     responses = document["paths"]["/v1/gpus"]["get"]["responses"]
     for status in ("422", "503"):
         assert set(responses[status]["content"]) == {"application/problem+json"}

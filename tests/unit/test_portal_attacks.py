@@ -110,7 +110,7 @@ def test_idle_connections_make_room_for_those_who_ask(tmp_path: Path) -> None:
 
 def test_connections_that_cannot_be_accepted_are_said_once_and_served_later(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with narrow(log, own=-1000, seconds=1) as port, ExitStack() as stack:  # counts on more files than it has
+    with narrow(log, own=-1000, seconds=3) as port, ExitStack() as stack:  # counts on more files than it has
         idle(stack, port, 600)
         until(lambda: "cannot be accepted" in log.read_text())
         assert status_of("/healthz", port, patience=30) == 200

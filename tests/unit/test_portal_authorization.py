@@ -13,10 +13,15 @@ from starlette.routing import Route
 
 from gpuyard.model.booking import BookingState, Person
 from gpuyard.portal.app import create_app
-from tests.support.ledgers import ADA, BOB, EVE, ROOT, ask
+from gpuyard.site.load import load_site
+from tests.support.accounting import accounting_portal, accounting_site
+from tests.support.health_portals import ADAS, fine, health_portal
+from tests.support.ledgers import ADA, BOB, EVE, HOUR, NOON, ROOT, ask
 from tests.support.people import PASSWORD
 from tests.support.portals import BookingPortal, booking_portal
+from tests.support.rooms import Knows, room_of
 from tests.support.runner_portals import WAITING, fill, runner_portal
+from tests.support.sites import plain_site
 from tests.support.yards import GPUS, driver, filled
 
 LOOPBACK = "anyone who can reach the loopback address"
@@ -26,9 +31,16 @@ ACCESS = {
     ("GET", "/"): LOOPBACK,
     ("GET", "/events"): LOOPBACK,
     ("GET", "/static/{name}"): LOOPBACK,
+    ("GET", "/docs"): LOOPBACK,
+    ("GET", "/docs/{path:path}"): LOOPBACK,
     ("GET", "/v1"): LOOPBACK,
     ("GET", "/v1/gpus"): LOOPBACK,
     ("GET", "/v1/pools"): LOOPBACK,
+    ("GET", "/gpus"): LOOPBACK,
+    ("GET", "/gpu"): LOOPBACK,
+    ("GET", "/host"): LOOPBACK,
+    ("GET", "/status"): LOOPBACK,
+    ("GET", "/v1/status"): LOOPBACK,
     ("GET", "/openapi.json"): LOOPBACK,
     ("GET", "/healthz"): LOOPBACK,
     ("GET", "/readyz"): LOOPBACK,
@@ -40,6 +52,7 @@ READER = "whoever has the role reader, member or admin in a project"
 MEMBER = "whoever has the role member or admin in the project"
 OWNER = "who made the booking, and admins"
 ADMIN = "admins"
+HOLDER = "who has a server on the GPU, or had a booking of it in the last week, and admins"
 
 BOOKING_ACCESS = {
     ("GET", "/login"): NOBODY,
@@ -49,12 +62,25 @@ BOOKING_ACCESS = {
     ("GET", "/readyz"): NOBODY,
     ("GET", "/metrics"): NOBODY,
     ("GET", "/static/{name}"): NOBODY,
+    ("GET", "/docs"): NOBODY,
+    ("GET", "/docs/{path:path}"): NOBODY,
     ("GET", "/v1"): NOBODY,
+    ("GET", "/status"): NOBODY,  # where the site says so, and less than others see: test_status.py
+    ("GET", "/v1/status"): NOBODY,
     ("GET", "/ical/{secret}.ics"): NOBODY,  # who knows the secret
     ("GET", "/"): READER,
     ("GET", "/events"): READER,
     ("GET", "/calendar"): READER,
     ("GET", "/bookings"): READER,
+    ("GET", "/mine"): READER,
+    ("GET", "/overview"): READER,
+    ("GET", "/project"): READER,  # of projects of theirs: test_project_pages.py
+    ("GET", "/v1/utilisation"): READER,  # of pools, by no person; the next two as well
+    ("GET", "/v1/utilisation/week"): READER,
+    ("GET", "/v1/waits"): READER,
+    ("GET", "/gpus"): READER,  # what they see there of others: test_portal_others.py
+    ("GET", "/gpu"): READER,
+    ("GET", "/host"): READER,
     ("GET", "/admin"): ADMIN,
     ("POST", "/logout"): READER,
     ("POST", "/project"): READER,
@@ -64,6 +90,7 @@ BOOKING_ACCESS = {
     ("GET", "/v1/me"): READER,
     ("GET", "/v1/bookings"): READER,
     ("GET", "/v1/cases"): READER,  # own ones, and admins all
+    ("GET", "/v1/uses"): READER,  # own ones, and admins all: test_agents.py tries it
     ("POST", "/v1/bookings"): MEMBER,
     ("POST", "/v1/bookings/check"): READER,
     ("GET", "/v1/bookings/{id}"): READER,
@@ -91,6 +118,17 @@ BOOKING_ACCESS = {
     ("DELETE", "/v1/feeds/{id}"): READER,  # own ones; test_feeds.py tries those of others
 }
 
+OF_HISTORY = {
+    ("GET", path) for path in ("/overview", "/project", "/v1/utilisation", "/v1/utilisation/week", "/v1/waits")
+}
+"""Of the above, those of a portal that has one."""
+
+USAGE_ACCESS = {
+    ("GET", "/v1/usage"): READER,  # what they see there of others: test_usage_api.py
+    ("GET", "/v1/usage/intervals"): READER,
+    ("GET", "/v1/budgets"): READER,  # of their projects, and admins all
+}
+
 RUNNER_ACCESS = {
     ("POST", "/v1/github/webhook"): NOBODY,  # who knows a secret; test_github_webhook.py
     ("GET", "/runners"): READER,  # and anyone where the site says that they are public
@@ -102,6 +140,51 @@ RUNNER_ACCESS = {
     ("GET", "/v1/runners"): READER,
 }
 """What a site with runners has besides; test_runner_pages.py tries who sees how much."""
+
+BOOTABLE_ACCESS = {("GET", "/v1/flavors"): READER, ("GET", "/start"): READER}
+"""Of a site whose cloud is asked what could be started; test_flavors_api.py tries whose limits one sees."""
+
+HEALTH_ACCESS = {
+    ("GET", "/health"): ADMIN,
+    ("GET", "/v1/health"): READER,  # words of others are for admins: test_health_api.py
+    ("GET", "/v1/health/{host}/{address}"): READER,
+    ("POST", "/v1/health/{host}/{address}/report"): HOLDER,
+    ("GET", "/v1/repairs"): ADMIN,
+    ("POST", "/v1/acceptances"): ADMIN,
+    ("GET", "/v1/acceptances"): ADMIN,
+    ("GET", "/v1/acceptances/{batch}"): ADMIN,
+    ("POST", "/v1/health/{host}/{address}/quarantine"): ADMIN,
+    ("POST", "/v1/health/{host}/{address}/release"): ADMIN,
+    ("POST", "/v1/health/{host}/{address}/repair/start"): ADMIN,
+    ("POST", "/v1/health/{host}/{address}/repair/note"): ADMIN,
+    ("POST", "/v1/health/{host}/{address}/repair/done"): ADMIN,
+    ("POST", "/v1/health/{host}/{address}/repair/abandon"): ADMIN,
+    ("POST", "/v1/health/{host}/{address}/repair/lend"): ADMIN,
+    ("POST", "/v1/health/{host}/{address}/repair/return"): ADMIN,
+    ("POST", "/v1/hosts/{host}/tokens"): ADMIN,
+    ("GET", "/v1/maintenances"): ADMIN,
+    ("POST", "/v1/maintenances"): ADMIN,
+    ("GET", "/v1/maintenances/{id}"): ADMIN,
+    ("POST", "/v1/maintenances/check"): ADMIN,
+    ("POST", "/v1/maintenances/{id}/start"): ADMIN,
+    ("POST", "/v1/maintenances/{id}/done"): ADMIN,
+    ("POST", "/v1/maintenances/{id}/extend"): ADMIN,
+    ("POST", "/v1/maintenances/{id}/cancel"): ADMIN,
+}
+"""What a site that follows the health of its GPUs has besides."""
+
+MACHINE_ACCESS = {
+    ("POST", "/v1/hosts/{host}/looks"): "the host, by its token",  # test_health_intake.py
+    ("POST", "/v1/hosts/{host}/scrubs"): "the host, by its token",  # test_scrub_intake.py
+}
+"""And what is for no person."""
+
+AGENT_ACCESS = {
+    ("POST", "/v1/agents/samples"): NOBODY,  # who has a token of a server; test_agents.py
+    ("POST", "/v1/agents/enrol"): NOBODY,  # who has a code of a server
+    ("GET", "/v1/agents"): READER,  # of the project that is looked at, and admins all
+}
+"""What a site whose servers say how their GPUs are has besides; test_agents.py tries who sees how much."""
 
 WHO: dict[str, tuple[Person | None, ...]] = {
     NOBODY: (None, EVE, BOB, ADA, ROOT),
@@ -121,6 +204,9 @@ BODIES: dict[tuple[str, str], dict[str, object]] = {
     ("POST", "/v1/holds"): {"gpus": ["gpu-2/0000:18:00.0"], **TIME},
     ("POST", "/v1/feeds"): {"scope": "user"},
     ("POST", "/v1/rules/check"): {"rules": [{"pool": "t4", "project": "physics", "rules": {"longest": "3 h"}}]},
+    ("POST", "/v1/maintenances"): {"host": "gpu-1", "comment": "kernel", **TIME},
+    ("POST", "/v1/maintenances/check"): {"host": "gpu-1", **TIME},
+    ("POST", "/v1/maintenances/{id}/extend"): {"end": "2026-11-23T18:00:00Z"},
     ("POST", "/v1/troubles"): {"gpus": ["gpu-2/0000:18:00.0"]},
 }
 
@@ -152,6 +238,22 @@ def test_every_endpoint_of_a_site_with_bookings_is_decided_about(portal: Booking
     assert endpoints(portal.app) == set(BOOKING_ACCESS)
 
 
+def test_every_endpoint_of_a_site_that_knows_its_room_is_decided_about(tmp_path: Path) -> None:
+    portal = booking_portal(tmp_path, capacity=Knows(room_of(load_site(plain_site()))))
+    assert endpoints(portal.app) == set(BOOKING_ACCESS | BOOTABLE_ACCESS)
+    for (method, path), who in BOOTABLE_ACCESS.items():
+        for person in (None, EVE, BOB, ADA, ROOT):
+            assert is_let_in(portal, person, method, path, "") is (person in WHO[who]), person
+
+
+def test_every_endpoint_of_a_site_that_accounts_for_use_is_decided_about(tmp_path: Path) -> None:
+    portal = accounting_portal(tmp_path, accounting_site(), NOON, NOON + HOUR, []).portal
+    assert endpoints(portal.app) == set(BOOKING_ACCESS | USAGE_ACCESS)
+    for (method, path), who in USAGE_ACCESS.items():
+        for person in (None, EVE, BOB, ADA, ROOT):
+            assert is_let_in(portal, person, method, path, "") is (person in WHO[who]), (path, person)
+
+
 def test_every_endpoint_of_a_site_with_runners_is_decided_about(tmp_path: Path) -> None:
     assert endpoints(runner_portal(tmp_path).app) == set(BOOKING_ACCESS | RUNNER_ACCESS)
 
@@ -167,6 +269,38 @@ def test_who_gets_to_runners(tmp_path: Path, public: bool) -> None:
         for person in (None, EVE, ADA, ROOT):
             if method == "GET":
                 assert is_let_in(portal, person, method, address, "") is (person in open_to), (path, person)
+
+
+def test_every_endpoint_of_a_site_that_follows_health_is_decided_about(tmp_path: Path) -> None:
+    assert endpoints(health_portal(tmp_path).app) == set(BOOKING_ACCESS | HEALTH_ACCESS | MACHINE_ACCESS)
+
+
+def test_who_gets_to_health(tmp_path: Path) -> None:
+    portal = health_portal(tmp_path)
+    fine(portal)
+    for (method, path), who in HEALTH_ACCESS.items():
+        address = path.replace("{host}/{address}", f"gpu-1/{ADAS}").replace("{host}", "gpu-1")
+        address = address.replace("{id}", "m-1")
+        address = address.replace("{batch}", "abc")
+        address += f"?name=gpu-1/{ADAS}" if path == "/gpu" else ""
+        open_to = (ADA, ROOT) if who == HOLDER else WHO[who]
+        for person in (None, EVE, BOB, ADA, ROOT):
+            browser = portal.browser(person).client
+            field = "words" if path.endswith("/report") else "comment"
+            said = BODIES.get((method, path), {} if path.endswith(("/tokens", "/acceptances")) else {field: "x"})
+            body = {"json": said} if method == "POST" else {}
+            answer = browser.request(method, address, **body)  # type: ignore[arg-type]
+            assert answer.status_code < 500
+            refused = answer.status_code in (401, 403) or "login" in answer.headers.get("location", "")
+            assert refused is (person not in open_to), (method, path, person)
+
+
+def test_what_is_for_machines_is_for_no_person(tmp_path: Path) -> None:
+    portal = health_portal(tmp_path)
+    for method, path in MACHINE_ACCESS:
+        for person in (None, EVE, BOB, ADA, ROOT):
+            answer = portal.browser(person).client.request(method, path.replace("{host}", "gpu-1"), json={})
+            assert answer.status_code == 401, (method, path, person)
 
 
 def test_nothing_can_be_changed(app: FastAPI) -> None:

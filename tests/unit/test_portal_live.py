@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import datetime
 from time import sleep
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpuyard.keeper.driver import Driver
 from gpuyard.keeper.yard import Yard, YardView
-from gpuyard.model.gpu import GpuState
+from gpuyard.model.gpu import GpuState, GpuStatus
 from gpuyard.portal import live
 from gpuyard.portal.live import LiveFeed
+from gpuyard.portal.live_map import LiveMap
 from gpuyard.portal.sources import Sources
 from tests.support.yards import GPUS, HELD, LONE, NOON, STATUSES, changed, driver, filled
 
@@ -69,7 +74,7 @@ def test_a_new_page_gets_what_is_known_at_once() -> None:
     async def test() -> None:
         async with aclosing(feed().stream()) as stream:
             first = await opened(stream)
-            assert first["map"]["id"] == "1"
+            assert first["map"]["id"].endswith("-1")
             assert 'data-generation="1"' in first["map"]["data"]
             assert first["map"]["data"].startswith('<div id="map"')
             assert "12:03:10 UTC" in first["pulse"]["data"]
@@ -77,7 +82,17 @@ def test_a_new_page_gets_what_is_known_at_once() -> None:
     run(test)
 
 
-def test_a_change_is_told_with_the_new_generation() -> None:
+def parts(event: dict[str, str]) -> list[str]:
+    """Ids of the parts of the map that an event replaces."""
+    assert event["event"] == "parts"
+    return re.findall(r' id="([^"]*)" data-part', event["data"])
+
+
+LONE_PARTS = ["pool-v100", "host-epyc-top", "gpu-epyc-0000:44:00.0"]
+HELD_PARTS = ["pool-t4", "host-node10-top", "gpu-node10-0000:3b:00.0"]
+
+
+def test_of_a_change_only_the_parts_are_told_that_it_changes() -> None:
     yard = filled()
 
     async def test() -> None:
@@ -85,10 +100,79 @@ def test_a_change_is_told_with_the_new_generation() -> None:
             await opened(stream)
             yard.publish(NOON, changed(LONE, GpuState.HELD, "scrub now"))
             event = await told(stream)
-            assert (event["event"], event["id"]) == ("map", "2")
+            assert parts(event) == LONE_PARTS
+            assert event["id"].endswith("-2")
+            assert 'data-generation="2"' in event["data"]
             assert "scrub now" in event["data"]
 
     run(test)
+
+
+def test_a_page_that_shows_the_map_gets_what_it_lacks() -> None:
+    """Also one that was made long ago, and one whose line was cut."""
+    yard = filled()
+    subject = feed(yard)
+
+    async def test() -> None:
+        nothing = subject.turn
+        async with aclosing(subject.stream()) as stream:
+            await opened(stream)
+            first = subject.turn
+            yard.publish(NOON, changed(LONE, GpuState.HELD))
+            second = (await told(stream))["id"]
+            yard.publish(NOON, [replace(one, state=GpuState.FREE) if one.gpu == HELD else one for one in STATUSES])
+            third = (await told(stream))["id"]
+            assert [first, second, third] == [f"{nothing[:-2]}-{turn}" for turn in (1, 2, 3)]
+            both = ["pool-v100", "pool-t4", *LONE_PARTS[1:2], *HELD_PARTS[1:2], *LONE_PARTS[2:], *HELD_PARTS[2:]]
+            for known, lacks in ((first, sorted(both)), (second, sorted(both)), (third, None)):
+                async with aclosing(subject.stream(known=known)) as again:
+                    await anext(again), await anext(again)
+                    event = await told(again)
+                    assert event["event"] == "pulse" if lacks is None else sorted(parts(event)) == lacks
+            for known in (nothing, "00000000-2", "2", f"{first}0000000000000000", f"{first}\n", "x" * 99):
+                async with aclosing(subject.stream(known=known)) as again:
+                    assert "map" in await opened(again)
+
+    run(test)
+
+
+def test_other_gpus_are_another_map() -> None:
+    yard = filled()
+
+    async def test() -> None:
+        async with aclosing(feed(yard).stream()) as stream:
+            await opened(stream)
+            yard.publish(NOON, STATUSES[1:])
+            assert (await told(stream))["event"] == "map"
+
+    run(test)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.lists(st.sampled_from(GpuState), min_size=len(GPUS), max_size=len(GPUS)), min_size=2, max_size=6),
+    st.data(),
+)
+def test_parts_make_of_any_map_the_newest(states: list[list[GpuState]], data: st.DataObject) -> None:
+    shown, pages = LiveMap(), {}
+    for generation, row in enumerate(states):
+        marks = data.draw(st.dictionaries(st.sampled_from([(HELD.host, HELD.address)]), st.sampled_from(["", "bad"])))
+        statuses = tuple(GpuStatus(gpu, state) for gpu, state in zip(GPUS, row, strict=True))
+        shown = shown.after(YardView(generation, NOON, statuses), marks)
+        pages[shown.turn] = pieces(shown.since(-1, NOON)[1])
+    assert {len(page) for page in pages.values()} == {
+        len(GPUS) + len(("epyc", "node10", "node2")) + len(("v100", "t4"))
+    }
+    for turn, page in pages.items():
+        kind, html = shown.since(turn, NOON)
+        assert kind == "parts"
+        assert page | pieces(html) == pages[shown.turn]
+
+
+def pieces(html: str) -> dict[str, str]:
+    """Id of each part of the map -> its HTML."""
+    found = re.findall(r'<(\w+)([^>]*? id="([^"]*)" data-part.*?)\n *</\1>', html, re.DOTALL)
+    return {id: re.sub(r"\n\s*", "\n", text) for _, text, id in found}
 
 
 def test_a_look_without_a_change_only_moves_the_time() -> None:
@@ -143,7 +227,9 @@ def test_a_page_that_reads_slowly_gets_the_newest_only() -> None:
             for state in (GpuState.FREE, GpuState.HELD, GpuState.BOOKED):
                 yard.publish(NOON, changed(HELD, state))
                 await asyncio.sleep(0.05)
-            assert (await told(slow))["id"] == "4"
+            event = await told(slow)
+            assert event["id"].endswith("-4")
+            assert parts(event) == HELD_PARTS
 
     run(test)
 
@@ -163,14 +249,14 @@ def test_silence_is_broken_by_heartbeats(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_many_pages_share_one_task_and_one_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
-    yard, original = filled(), live._map
+    yard, original = filled(), LiveMap.since
     rendered: list[int] = []
 
-    def counted(view: YardView, now: datetime) -> str:
-        rendered.append(view.generation)
-        return original(view, now)
+    def counted(shown: LiveMap, turn: int, now: datetime) -> tuple[str, str]:
+        rendered.append(shown.turn)
+        return original(shown, turn, now)
 
-    monkeypatch.setattr(live, "_map", counted)
+    monkeypatch.setattr(LiveMap, "since", counted)
 
     async def test() -> None:
         subject = feed(yard)
@@ -196,7 +282,9 @@ def test_the_task_ends_with_the_last_page_and_begins_again_with_the_next() -> No
         subject, before = feed(yard), len(asyncio.all_tasks())
         for generation in ("1", "2"):
             async with aclosing(subject.stream()) as stream:
-                assert (await opened(stream))["map"]["id"] == generation  # never one that is older than the page itself
+                assert (await opened(stream))["map"]["id"][
+                    9:
+                ] == generation  # never one that is older than the page itself
                 assert subject.streams == 1
             await asyncio.sleep(0.05)
             assert (subject.streams, len(asyncio.all_tasks())) == (0, before)
@@ -223,14 +311,14 @@ def test_closing_ends_every_stream_at_once() -> None:
 def test_a_map_that_cannot_be_rendered_does_not_end_the_feed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    yard, original = filled(), live._map
+    yard, original = filled(), LiveMap.since
 
-    def fails_at_first(view: YardView, now: datetime) -> str:
-        if view.generation == 1:
+    def fails_at_first(shown: LiveMap, turn: int, now: datetime) -> tuple[str, str]:
+        if shown.turn == 1:
             raise ValueError("a bug")
-        return original(view, now)
+        return original(shown, turn, now)
 
-    monkeypatch.setattr(live, "_map", fails_at_first)
+    monkeypatch.setattr(LiveMap, "since", fails_at_first)
 
     async def test() -> None:
         async with aclosing(feed(yard).stream()) as stream:
@@ -239,20 +327,21 @@ def test_a_map_that_cannot_be_rendered_does_not_end_the_feed(
             assert (await told(stream))["event"] == "pulse"
             await asyncio.sleep(0.05)
             yard.publish(NOON, changed(LONE, GpuState.HELD))
-            assert (await told(stream))["id"] == "2"
+            event = await told(stream)
+            assert (event["event"], event["id"][9:]) == ("map", "2")
 
     run(test)
-    assert caplog.text.count("generation 1 of the map could not be rendered") == 1
+    assert caplog.text.count("turn 1 of the map could not be drawn") == 1
 
 
 def test_a_page_that_goes_while_its_map_is_drawn_takes_it_from_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = live._map
+    original = LiveMap.since
 
-    def slow(view: YardView, now: datetime) -> str:
+    def slow(shown: LiveMap, turn: int, now: datetime) -> tuple[str, str]:
         sleep(0.1)
-        return original(view, now)
+        return original(shown, turn, now)
 
-    monkeypatch.setattr(live, "_map", slow)
+    monkeypatch.setattr(LiveMap, "since", slow)
 
     async def test() -> None:
         subject = feed()
@@ -260,7 +349,7 @@ def test_a_page_that_goes_while_its_map_is_drawn_takes_it_from_nobody(monkeypatc
         await asyncio.sleep(0.05)
         impatient.cancel()
         async with aclosing(subject.stream()) as stream:
-            assert (await opened(stream))["map"]["id"] == "1"
+            assert (await opened(stream))["map"]["id"][9:] == "1"
 
     run(test)
 

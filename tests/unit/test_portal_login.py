@@ -801,6 +801,46 @@ def test_the_page_leads_to_keystones_single_sign_on(tmp_path: Path) -> None:
     assert f'href="{address}"' in page
 
 
+def test_the_page_leads_to_an_identity_provider_that_is_named(tmp_path: Path) -> None:
+    settings = replace(SSO, websso="my campus/openid")
+    page = booking_portal(tmp_path, settings=settings).browser().client.get("/login").text
+    path = "identity_providers/my%20campus/protocols/openid/websso"
+    assert f'href="{KEYSTONE}/v3/auth/OS-FEDERATION/{path}?origin=http%3A%2F%2Fgpu.example.org%2Flogin%2Fsso"' in page
+
+
+def test_whom_keystone_refused_is_told_and_nobody_without_single_sign_on(tmp_path: Path, portal: BookingPortal) -> None:
+    page = booking_portal(tmp_path / "sso", settings=SSO).browser().client.get("/login?sso=refused").text
+    assert "Keystone does not let you in" in page
+    for path in ("/login?sso=no-such-text", "/login?sso=left%0d%0a"):
+        assert 'role="alert"' not in booking_portal(tmp_path / "x", settings=SSO).browser().client.get(path).text
+    assert 'role="alert"' not in portal.browser().client.get("/login?sso=refused").text
+
+
+def test_who_logs_out_is_told_of_single_sign_on(tmp_path: Path) -> None:
+    for logout in ("", "https://keystone.example.org/redirect_uri?logout=x&y"):
+        portal = booking_portal(tmp_path / str(bool(logout)), settings=replace(SSO, websso_logout=logout))
+        client = portal.browser(BOB).client
+        answer = client.post("/logout")
+        assert (answer.status_code, answer.headers["location"]) == (303, "login?sso=left")
+        page = client.get("/login?sso=left").text
+        assert "Single sign-on still knows this browser" in page
+        assert ("redirect_uri?logout=x&amp;y" in page) is bool(logout)
+    with pytest.raises(UsageError, match="--websso-logout"):
+        booking_portal(tmp_path / "bad", settings=replace(SSO, websso_logout="javascript:alert(1)"))
+
+
+def test_who_is_only_in_groups_that_keystone_forgets_is_told(tmp_path: Path) -> None:
+    portal = booking_portal(tmp_path, settings=SSO)
+    portal.people.users_by_id[BOB.user_id].roles.clear()
+    for in_groups in (False, True):
+        facts = TokenFacts(BOB.user_id, "bob", LATER, None, federated=True, in_groups=in_groups)
+        portal.people.tokens["t"] = facts
+        answer = portal.browser().client.post("/login/sso", data={"token": "t"}, headers={"Origin": KEYSTONE})
+        assert answer.status_code == 403
+        assert "none of the roles" in answer.text
+        assert ("default_authorization_ttl" in answer.text) is in_groups
+
+
 @pytest.mark.parametrize("url", ["", "keystone", "javascript:alert(1)"])
 def test_single_sign_on_needs_to_know_keystone(tmp_path: Path, url: str) -> None:
     with pytest.raises(UsageError, match="--websso-url"):
@@ -820,6 +860,24 @@ def test_keystone_posts_a_token_and_somebody_is_in(tmp_path: Path) -> None:
     answer = client.post("/login/sso", data={"token": "unscoped"}, headers=headers)
     assert (answer.status_code, answer.headers["location"]) == (303, ".././")
     assert client.get("/v1/me").json()["user"]["name"] == "bob"
+    other = portal.browser().client
+    answer = other.post("/login/sso", data={"token": "unscoped"}, headers=headers)
+    assert answer.status_code == 403, "a token opens one session"
+    assert other.get("/v1/me").status_code == 401
+
+
+def test_a_token_that_cannot_be_spent_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    portal = booking_portal(tmp_path, settings=SSO)
+    portal.people.tokens["t"] = TokenFacts(BOB.user_id, "bob", LATER, None, federated=True)
+
+    def away(token: str) -> bool:
+        raise CloudError("cloud test: cannot be asked")
+
+    monkeypatch.setattr(portal.people, "spend", away)
+    client = portal.browser().client
+    answer = client.post("/login/sso", data={"token": "t"}, headers={"Origin": KEYSTONE})
+    assert answer.status_code == 503
+    assert "set-cookie" not in answer.headers
 
 
 def test_a_session_ends_with_the_token_that_it_is_from(tmp_path: Path) -> None:
@@ -839,6 +897,7 @@ def test_single_sign_on_is_for_its_own_tokens(tmp_path: Path) -> None:
     answer = client.post("/login/sso", data={"token": "token-root-admin"}, headers={"Origin": KEYSTONE})
     assert answer.status_code == 403
     assert "none of its single sign-on" in answer.text
+    assert "token-root-admin" in portal.people.tokens, "which is still good for what it is for"
     assert "set-cookie" not in answer.headers
 
 

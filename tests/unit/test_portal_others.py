@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from gpuyard.portal.settings import OthersShown
+from tests.support.health_portals import health_portal
 from tests.support.ledgers import ADA, BOB, HOUR, NOON, ROOT, ask
 from tests.support.portals import ROOMY, BookingPortal, booking_portal
 
@@ -19,6 +20,8 @@ SECRETS = ("ada", "thesis, last run", "7f3c9a1e-0000", "training")
 PROJECT = "physics"
 WAYS = (
     "/v1/bookings", "/v1/bookings?user=ada", "/v1/bookings?project=physics", "/v1/bookings/b1", "/v1/gpus", "/",
+    "/v1/gpus?format=csv", "/v1/bookings?format=csv", "/v1/gpus?q=v100", "/gpus", "/gpus?q=claimed",
+    "/gpu?name=epyc/0000:27:00.0", "/host?name=epyc",
     "/v1/calendar?pool=v100&from=2026-11-23T00:00:00Z&to=2026-11-25T00:00:00Z",
 )  # fmt: skip
 
@@ -104,6 +107,47 @@ def test_bookings_are_hidden_until_they_are_over(portal: BookingPortal) -> None:
     shown = said(portal.browser(BOB).client, "/v1/bookings?state=cancelled")
     assert ("ada" in shown) == (others_of(portal) is OthersShown.NAMES)
     assert str(NOON.year) in shown
+
+
+@pytest.mark.parametrize("way", ["/v1/gpus?q=training", "/v1/gpus?q=ada", "/gpus?q=7f3c9a1e"])
+def test_a_search_finds_only_what_is_shown(portal: BookingPortal, way: str) -> None:
+    shown = portal.browser(BOB).client.get(way)
+    found = bool(shown.json()["gpus"]) if way.startswith("/v1") else "No GPU matches" not in shown.text
+    assert found == (others_of(portal) is OthersShown.NAMES)
+    assert "training" in said(portal.browser(ADA).client, "/v1/gpus?q=training")
+
+
+def test_who_waits_is_hidden_alike(portal: BookingPortal) -> None:
+    portal.ledger.create(ask(1, gpus=2, pool="t4"), BOB)
+    portal.ledger.create(ask(1, gpus=2, pool="t4", comment="thesis, last run"), ADA, wait=True)
+    others, shown = others_of(portal), said(portal.browser(BOB).client, "/overview")
+    assert "2 of t4" in shown
+    assert ("<bdi>ada in physics</bdi>" in shown) == (others is OthersShown.NAMES)
+    assert ("physics" in shown) == (others is not OthersShown.NOTHING)
+    assert "<bdi>ada in physics</bdi>" in said(portal.browser(ROOT).client, "/overview")
+
+
+def test_the_page_of_a_gpu_hides_whose_booking_it_is(tmp_path: Path) -> None:
+    for others in OthersShown:
+        folder = tmp_path / others
+        folder.mkdir()
+        portal = health_portal(folder, replace(ROOMY, others=others))
+        portal.ledger.create(ask(comment="thesis, last run", gpu="gpu-1/0000:c3:00.0"), ADA)
+        shown = said(portal.browser(BOB).client, "/gpu?name=gpu-1/0000:c3:00.0")
+        assert "2026-11-23 13:00" in shown
+        assert ("thesis, last run" in shown) == ("ada" in shown) == (others is OthersShown.NAMES)
+        assert ("physics" in shown) == (others is not OthersShown.NOTHING)
+        assert "thesis, last run" in said(portal.browser(ADA).client, "/gpu?name=gpu-1/0000:c3:00.0")
+
+
+@pytest.mark.parametrize("way", ["/v1/gpus", "/v1/bookings/b1"])
+def test_what_a_browser_has_of_one_person_is_not_the_answer_to_the_next(portal: BookingPortal, way: str) -> None:
+    """A browser sends the tag that it has of an address, whoever has logged in since."""
+    ada, bob = portal.browser(ADA).client, portal.browser(BOB).client
+    tag = {"If-None-Match": ada.get(way).headers["etag"]}
+    assert ada.get(way, headers=tag).status_code == 304
+    same = others_of(portal) is OthersShown.NAMES
+    assert bob.get(way, headers=tag).status_code == (304 if same else 200)
 
 
 def test_a_search_tells_nothing_by_its_links(portal: BookingPortal) -> None:

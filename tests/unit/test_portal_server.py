@@ -172,7 +172,7 @@ from tests.support.yards import GPUS, filled
 
 driver = Driver()
 driver.register(Loop("look", "", 60.0, lambda: print("looked", flush=True)))
-run(S(site=S(site="test"), compiled=S(gpus=GPUS, flavors=())), filled(), driver, port=0)
+run(S(site=S(site="test"), compiled=S(gpus=GPUS, flavors=()), inventories={}), filled(), driver, port=0)
 print("cleaned up", flush=True)
 """
 
@@ -316,6 +316,13 @@ def test_urls() -> None:
                 assert url_of(listener) == f"http://[::1]:{listener.getsockname()[1]}"
         except GpuyardError:
             pytest.skip("this machine has no IPv6")
+
+
+def test_answers_do_not_wait_for_one_another() -> None:
+    with bind("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_nothing_starts_when_the_address_is_taken() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpuyard.ledger.matching import Holder
 from gpuyard.ledger.reclaim import (
+    IDLE,
     MUST_BOOK,
     PAST_THE_END,
     RULES,
@@ -19,6 +20,7 @@ from gpuyard.ledger.reclaim import (
     CaseStep,
     Do,
     asked,
+    idle_ones,
     plan_cases,
     reasons,
     warning,
@@ -144,3 +146,17 @@ def test_nobody_is_acted_on_before_the_grace_is_over(
                 assert warned_at is not None
                 assert now - warned_at >= HOUR
                 assert action is not ReclaimAction.WARN
+
+
+def test_a_server_that_does_nothing_is_warned_or_reclaimed_booked_or_not() -> None:
+    seen = view([], holders=(eve(), replace(eve(2), status="SHUTOFF"), eve(3)))
+    assert idle_ones(seen, ["s1", "s2", "s9"]) == {"s1": IDLE}
+    (opened,) = plan_cases(seen, {"s1": IDLE}, [], False, START, {IDLE})
+    assert (opened.do, opened.case.action) == (Do.OPEN, ReclaimAction.WARN)
+    (warned,) = plan_cases(seen, {"s1": IDLE}, [opened.case], False, START, {IDLE})
+    assert "nothing has run on its GPUs" in warning(warned.case)
+    assert plan_cases(seen, {"s1": IDLE}, [warned.case], False, START + 1000 * HOUR, {IDLE}) == []
+    (cleared,) = plan_cases(seen, {}, [warned.case], False, START + HOUR, {IDLE})
+    assert cleared.do is Do.CLEAR
+    (opened,) = plan_cases(seen, {"s1": IDLE}, [], False, START)
+    assert opened.case.action is seen.rules("").reclaim

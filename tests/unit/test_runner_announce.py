@@ -53,9 +53,9 @@ def first() -> Announcement:
 def test_a_job_that_waits() -> None:
     assert say(JOB, PLACE) == "pending: Place 3 for v100, by 22 Nov 06:45 UTC: no GPU is free"
     assert first().context == "gpuyard: CI / test"
-    assert say(JOB, replace(PLACE, position=0, reason="")) == "pending: A server is being made"
-    assert say(JOB, replace(PLACE, start=None, pool="")) == "pending: Place 3: no GPU is free"
-    long = announcement(JOB, replace(PLACE, reason="x" * 500), None, NOW)
+    assert say(JOB, PLACE._replace(position=0, reason="")) == "pending: A server is being made"
+    assert say(JOB, PLACE._replace(start=None, pool="")) == "pending: Place 3: no GPU is free"
+    long = announcement(JOB, PLACE._replace(reason="x" * 500), None, NOW)
     assert long is not None
     assert (len(long.text), long.text[-1]) == (140, "…")
 
@@ -70,11 +70,11 @@ def test_what_is_not_worth_a_word() -> None:
 
 def test_only_what_is_new_and_not_too_often() -> None:
     said = first()
-    nearer = replace(PLACE, position=2)
+    nearer = PLACE._replace(position=2)
     assert say(JOB, PLACE, said, NOW + timedelta(hours=1)) is None
     assert say(JOB, nearer, said, NOW + EVERY - timedelta(seconds=1)) is None
     assert say(JOB, nearer, said, NOW + EVERY) is not None
-    assert say(JOB, replace(PLACE, start=NOW + timedelta(minutes=43)), said, NOW + EVERY) is None, (
+    assert say(JOB, PLACE._replace(start=NOW + timedelta(minutes=43)), said, NOW + EVERY) is None, (
         "the same five minutes"
     )
 
@@ -169,7 +169,7 @@ def test_a_job_from_the_queue_to_its_end(world: World) -> None:
 def test_the_commit_of_a_scale_sets_job_is_asked_once(world: World) -> None:
     world.server.on("GET", "/api/v3/repos/demo/science/actions/runs/5", Told(200, {"id": 5, "head_sha": SHA}))
     jobs = [replace(JOB, id=f"github.com/set/1/{n}", head_sha="", run_id=5, name=f"{n}") for n in range(3)]
-    places = [replace(PLACE, job=one.id) for one in jobs]
+    places = [PLACE._replace(job=one.id) for one in jobs]
     assert world.run(*jobs, places=places) == 3
     assert world.server.count("GET", "/api/v3/repos/demo/science/actions/runs/5") == 1
 
@@ -178,7 +178,7 @@ def test_the_commit_of_a_scale_sets_job_is_asked_once(world: World) -> None:
 def test_where_it_is_not_permitted_it_is_not_tried_all_the_time(world: World, status: int) -> None:
     world.permit(Told(status, {"message": "Resource not accessible by integration"}))
     other = replace(JOB, id="github.com/8")
-    places = [PLACE, replace(PLACE, job=other.id)]
+    places = [PLACE, PLACE._replace(job=other.id)]
     world.run(JOB, other, places=places)
     asked = len(world.server.asked)
     world.run(JOB, other, places=places, later=59)
@@ -195,7 +195,7 @@ def test_a_commit_that_github_does_not_know_is_left_alone(world: World) -> None:
 
 def test_so_many_at_once_and_none_when_calls_are_few(world: World) -> None:
     jobs = [replace(JOB, id=f"github.com/{n}") for n in range(50)]
-    places = [replace(PLACE, job=one.id) for one in jobs]
+    places = [PLACE._replace(job=one.id) for one in jobs]
     assert world.run(*jobs, places=places) == AT_ONCE
     assert world.run(*jobs, places=places) == AT_ONCE
     few = {"x-ratelimit-limit": "5000", "x-ratelimit-remaining": "1000", "x-ratelimit-reset": "1795999999"}

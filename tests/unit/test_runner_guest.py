@@ -13,10 +13,15 @@ from pathlib import Path
 
 import pytest
 
+import gpuyard.guest
+import gpuyard.health
 import gpuyard.runners
 from gpuyard.runners.user_data import UserDataError, user_data
 
 GUEST = Path(gpuyard.runners.__file__).parent / "guest"
+CHECK = Path(gpuyard.guest.__file__).parent / "gpu-check.sh"
+ACCEPT = Path(gpuyard.health.__file__).parent / "guest" / "accept.sh"
+SCRIPTS = {path.name: path for path in (*GUEST.glob("*.sh"), CHECK, ACCEPT)}
 V100 = "Tesla V100-PCIE-16GB, 00000000:05:00.0, 0"
 SECOND = "Tesla V100-PCIE-16GB, 00000000:06:00.0, 0"
 NO_ECC = "NVIDIA TITAN Xp, 00000000:05:00.0, [N/A]"
@@ -53,7 +58,7 @@ def check(tmp_path: Path) -> Check:
             "GPUYARD_SYSFS": str(sysfs),
             "GPUYARD_DMESG": str(tools / "messages"),
         }
-        command = ["sh", str(GUEST / "gpu-check.sh"), str(wanted), str(limit)]
+        command = ["sh", str(CHECK), str(wanted), str(limit)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.stderr == ""
         assert done.stdout.count("\n") == 1
@@ -139,10 +144,10 @@ def test_an_amd_gpu_with_errors_that_were_corrected(check: Check) -> None:
     assert check(MI210, errors="ue: 0\nce: 7\n")[0] == 0
 
 
-@pytest.mark.parametrize("script", sorted(path.name for path in GUEST.glob("*.sh")))
+@pytest.mark.parametrize("script", sorted(SCRIPTS))
 def test_shellcheck_has_nothing_to_say(script: str) -> None:
     done = subprocess.run(
-        ["shellcheck", "--shell=sh", str(GUEST / script)], capture_output=True, text=True, check=False
+        ["shellcheck", "--shell=sh", str(SCRIPTS[script])], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout
 
@@ -176,7 +181,7 @@ def test_the_user_data_has_one_secret_and_only_root_reads_it() -> None:
     files = {one["path"]: one for one in YAML(typ="safe").load(text)["write_files"]}
     secret = files["/run/gpuyard/jitconfig"]
     assert (secret["content"], secret["permissions"], secret["owner"]) == ("c2VjcmV0", "0600", "root:root")
-    assert files["/var/lib/gpuyard/gpu-check"]["content"] == (GUEST / "gpu-check.sh").read_text()
+    assert files["/var/lib/gpuyard/gpu-check"]["content"] == CHECK.read_text()
     assert files["/var/lib/gpuyard/settings"]["content"] == "NAME=gpuyard-v100-c3k8x2m9\nGPUS=2\nCHECK_SECONDS=60\n"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gpuyard.keeper.job_book import JobBook
+from gpuyard.keeper.live_records import LiveReader
 from gpuyard.keeper.runner_intake import JobIntake
 from gpuyard.runners.records import (
     HookDelivery,
@@ -47,6 +48,9 @@ class NoForks:
             return Ruling.NOT_OURS, job
         return Ruling.REFUSED, replace(job, state=JobState.REFUSED, reason="it is from a fork")
 
+    def cancelled(self, job: Job) -> str:
+        return ""
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[RunnerStore]:
@@ -65,7 +69,8 @@ def began(store: RunnerStore, labels: list[str], runner: str = "ours", repositor
     repositories: Any = NoForks()
     with ThreadPoolExecutor(1) as executor:
         book = JobBook(store, lambda: NOW)
-        JobIntake(site, store, book, repositories, executor, lambda: NOW).run()
+        live = LiveReader(store, lambda: NOW)
+        JobIntake(site, store, book, live, repositories, executor, lambda: NOW).run()
     return store.job("github.com/1")
 
 
@@ -99,6 +104,25 @@ def test_a_job_that_got_a_runner_before_it_was_decided_is_decided(store: RunnerS
     job = began(store, ["cirun-gpu"])
     assert job is not None
     assert job.state is JobState.REFUSED
+
+
+def test_a_job_that_github_gave_to_a_runner_with_more_labels_is_decided_again(store: RunnerStore) -> None:
+    """It may have the small runners that all have the label of; this one is for others, and not for forks."""
+    small = Job("github.com/1", "demo/x", ("self-hosted",), JobState.QUEUED, NOW, "demo")
+    small = replace(small, wanted=replace(RUNNER.wanted, kind="small"))
+    store.put_job(small)
+    job = began(store, ["self-hosted"])
+    assert job is not None
+    assert (job.state, job.reason) == (JobState.REFUSED, "it is from a fork")
+
+
+def test_a_job_on_another_runner_of_its_own_kind_is_not_decided_again(store: RunnerStore) -> None:
+    store.put_job(
+        replace(Job("github.com/1", "demo/x", ("cirun-gpu",), JobState.QUEUED, NOW, "demo"), wanted=RUNNER.wanted)
+    )
+    job = began(store, ["cirun-gpu"])
+    assert job is not None
+    assert (job.state, job.wanted) == (JobState.RUNNING, RUNNER.wanted)
 
 
 def test_nobody_takes_the_number_of_another_enrolments_job(store: RunnerStore) -> None:

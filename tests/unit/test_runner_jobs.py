@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuyard.keeper.job_book import JobBook
 from gpuyard.runners import fields
 from gpuyard.runners.jobs import JobUpdate, merge, state_of, workflow_job
 from gpuyard.runners.records import Job, JobState
+from gpuyard.runners.store import RunnerStore
+from gpuyard.store.engine import Database
 
 NOW = datetime(2026, 11, 22, 6, tzinfo=UTC)
 S = JobState
@@ -169,11 +173,22 @@ def test_a_job_of_any_shape_is_read_or_left(job: dict[str, Any]) -> None:
     assert found is None or merge(None, found, NOW).id == found.id
 
 
+def test_what_github_says_again_is_no_news(tmp_path: Path) -> None:
+    told = {"id": 7, "created_at": "2026-11-22T05:00:00.6Z", "status": "completed", "runner_name": "one", "labels": []}
+    told |= {"started_at": "2026-11-22T05:01:00.123Z", "completed_at": "2026-11-22T05:02:00.987Z"}
+    said = workflow_job(told, "a/b", "a", "github.com")
+    assert said is not None
+    with contextlib.closing(Database(f"sqlite:///{tmp_path / 'jobs.db'}")) as database:
+        book = JobBook(RunnerStore(database), lambda: NOW)
+        assert [one.id for one in book.update([said])] == ["github.com/7"]
+        assert book.update([said]) == []
+
+
 @pytest.mark.parametrize(
     ("value", "found"),
     [
         ("2026-11-22T05:00:00Z", datetime(2026, 11, 22, 5, tzinfo=UTC)),
-        ("2026-11-22T06:00:00.1234567+01:00", datetime(2026, 11, 22, 5, 0, 0, 123456, tzinfo=UTC)),
+        ("2026-11-22T06:00:00.1234567+01:00", datetime(2026, 11, 22, 5, tzinfo=UTC)),
         ("2026-11-22T05:00:00", datetime(2026, 11, 22, 5, tzinfo=UTC)),
         ("0001-01-01T00:00:00Z", None),
         ("9999-12-31T23:59:59-23:59", None),

@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gpuyard.cli.main import app
-from gpuyard.client.errors import PortalError
+from gpuyard.client.errors import ApiRefusedError, PortalError
 from gpuyard.model.errors import BlockedError, UsageError
 from gpuyard.runners.records import JobState
+from tests.support import openstack_commands
 from tests.support.ledgers import ADA, NOON, ROOT
 from tests.support.people import token_of
 from tests.support.runner_portals import (
@@ -32,7 +33,7 @@ from tests.support.runner_portals import (
     fill,
     runner_portal,
 )
-from tests.support.served import serving
+from tests.support.served import serving, write_clouds
 
 pytestmark = pytest.mark.filterwarnings("ignore::openstack.warnings.RemovedInSDK60Warning")
 FORMATS = ("table", "value", "csv", "yaml", "json")
@@ -55,15 +56,7 @@ def url(portal: RunnerPortal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TZ", "UTC")
     with serving(portal.app) as found:
-        clouds = {
-            one.user: {
-                "auth_type": "admin_token",
-                "auth": {"endpoint": found, "token": token_of(one)["X-Auth-Token"]},
-            }
-            for one in (ADA, ROOT)
-        }
-        path = tmp_path / "clouds.yaml"
-        path.write_text(json.dumps({"clouds": clouds}))
+        path = write_clouds(tmp_path, found, (ADA, ROOT), lambda one: token_of(one)["X-Auth-Token"])
         monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(path))
         yield found
 
@@ -221,3 +214,25 @@ def test_before_the_first_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.chdir(tmp_path)
         assert data("", "list", "--url", url) == []
         assert isinstance(invoke("", "jobs", "--url", url).exception, PortalError)
+
+
+@pytest.mark.usefixtures("url")
+def test_openstack_has_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, command in (
+        (("list",), ("gpu runner list",)),
+        (("list", "--all"), ("gpu runner list", "--all")),
+        (("jobs",), ("gpu runner job list",)),
+        (("jobs", "--all", "--repository", "acme/solver"),
+         ("gpu runner job list", "--all", "--repository", "acme/solver")),
+    ):  # fmt: skip
+        rows = data("ada", *words)
+        columns, values = openstack_commands.take("ada", *command)
+        assert rows, words
+        assert [dict(zip(columns, row, strict=True)) for row in values] == rows
+    shown, job = data("ada", "show", RUNNING.id), openstack_commands.one("ada", "gpu runner job show", RUNNING.id)
+    events = shown.pop("events")
+    assert events
+    assert job.pop("events").splitlines() == ["  ".join(word for word in event.values() if word) for event in events]
+    assert {name: str(value) for name, value in job.items()} == {name: str(value) for name, value in shown.items()}
+    with pytest.raises(ApiRefusedError):
+        openstack_commands.take("ada", "gpu runner job show", "github.com/0")

@@ -22,11 +22,12 @@ import sys
 from pathlib import Path
 from gpuyard.app.serving import ServeOptions, serve
 from gpuyard.cloud.api import CloudError
+from gpuyard.cloud.calls import CloudCalls
 from gpuyard.portal.settings import PortalSettings
 from gpuyard.site.load import load_site
 
 class Silent:
-    name, auth_url = "silent", "http://127.0.0.1:9"
+    name, auth_url, counted = "silent", "http://127.0.0.1:9", CloudCalls()
     def __getattr__(self, name):
         raise CloudError("the cloud does not answer")
 
@@ -71,7 +72,7 @@ def test_a_changed_site_file_takes_over_and_a_wrong_one_does_not(tmp_path: Path,
             assert "on 2 hosts" in process.stdout.readline(), log.read_text()
             assert alive(port)
             process.terminate()
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0
             assert process.stdout.read() == "cleaned up\n", log.read_text()
         finally:
             process.kill()

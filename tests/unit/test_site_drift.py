@@ -375,11 +375,23 @@ def test_what_gpuyard_itself_keeps_is_not_given_back_by_hand() -> None:
         "to give it back: gpuyard gpu release 5f0c"
     ]
     assert remedy({LONE: Keeping(GpuState.BOOKED, "booked", "77aa")}) == ["see the booking: gpuyard booking show 77aa"]
+    (look,) = remedy({LONE: Keeping(GpuState.HELD, "quarantined: reads 0xff")})
+    assert look.startswith("who is to look after it: gpuyard gpu health ")
     (by_hand,) = remedy({})
     assert by_hand.startswith("to give it back: openstack resource provider inventory set --amend")
     # Somebody has it: it is claimed, whether or not it is reserved too.
     claimed = device(LONE, free=False, stock={CLASS: Stock(1, reserved=1)}, holders={"migration": 1})(world_of(loaded))
     assert remedy({}, seen=claimed) == []
+
+
+def test_a_gpu_that_waits_for_its_scrub_is_not_given_back_by_hand(tmp_path: Path) -> None:
+    for watched, expected in ((True, "gpuyard gpu health "), (False, "if gpuyard itself does not keep it")):
+        rules: dict[str, Any] = {"booking": {}, "health": {}} if watched else {"booking": {}}
+        loaded = site(tmp_path, {**VARIANTS["scrubbed"], **rules})
+        world = device(LONE, free=False, stock={CLASS: Stock(1, reserved=1)})(world_of(loaded))
+        (remedy,) = [one.remedy for one in found(loaded, world) if one.code == "gpu-held"]
+        assert expected in remedy
+        assert ("reserved=0" in remedy) is not watched
 
 
 def test_every_kind_is_documented() -> None:

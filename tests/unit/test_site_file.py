@@ -76,10 +76,10 @@ def problems(folder: Path, text: str, hosts: dict[str, Sysfs] | None = None) -> 
         (
             "site: test",
             "site: test\nrelease: '2016.1'",
-            "'2016.1' is not supported; write '2025.1', '2025.2', '2026.1' or '2026.2'",
+            "'2016.1' is not supported; write '2024.1', '2024.2', '2025.1', '2025.2', '2026.1' or '2026.2'",
         ),
         ("site: test", "site: test\nrelease: 2025.2", "release: 2025.2 without quotes is a number; quote it: '2025.2'"),
-        ("site: test", "site: test\nrelease: 2016.1", "2016.1 is not supported; write '2025.1', '2025.2'"),
+        ("site: test", "site: test\nrelease: 2016.1", "2016.1 is not supported; write '2024.1', '2024.2'"),
         ("site: test\n", "", "site: is missing; add it"),
         ("  demo:", "  demo: {}\n  demo:", "'demo' stands here for the second time"),
         ("hosts:", "hosts: [", "not YAML"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nova.scheduler.filters import extra_specs_ops
+from nova.scheduler.filters.aggregate_multitenancy_isolation import AggregateMultiTenancyIsolation
 
 from gpuyard.advice.why.causes import match, unmet
 from gpuyard.advice.why.explain import explain
@@ -24,7 +26,9 @@ from gpuyard.advice.why.facts import (
     RunningServer,
 )
 from gpuyard.cli.why import lines
+from gpuyard.ledger.state import FOREIGN
 from gpuyard.nova.alias import Alias, aliases_of
+from gpuyard.nova.filters import TENANT_FILTER
 from gpuyard.nova.request import DeviceNeed, NovaFlavor, Request, request_of
 
 SET_A = frozenset({"CUSTOM_GPU_SET_A"})
@@ -314,6 +318,27 @@ def test_traits_of_the_host() -> None:
     assert kinds(asked, with_trait={}, **NONE) == ["trait"]
 
 
+def test_traits_that_the_flavor_forbids() -> None:
+    asked = flavor(**{"trait:CUSTOM_OLD": "forbidden"})
+    assert kinds(asked, with_trait={"CUSTOM_OLD": frozenset({"id-h"})}, **NONE) == ["trait"]
+    assert kinds(asked, with_trait={"CUSTOM_OLD": frozenset({"id-other"})}) == []
+
+
+@pytest.mark.parametrize("asker", ["p-1", "p-2", "p-3"])
+def test_hosts_that_aggregates_keep_for_projects(asker: str) -> None:
+    """As the filter itself decides."""
+    own = HostAggregate("own", frozenset({"h"}), {"filter_tenant_id": "p-1, p-2", "other": "p-3"})
+    more = HostAggregate("more", frozenset({"h"}), {"availability_zone": "nova"})
+    far = HostAggregate("far", frozenset({"other"}), {"filter_tenant_id": "p-3"})
+    asks: dict[str, Any] = {"aggregates": (own, more, far), "asker": Asker(asker, asker)}
+    assert kinds(flavor(), **asks) == [], "not switched on"
+    host = SimpleNamespace(aggregates=[SimpleNamespace(metadata=dict(one.metadata)) for one in (own, more)])
+    passes = AggregateMultiTenancyIsolation().host_passes(host, SimpleNamespace(project_id=asker))
+    found = kinds(flavor(), **asks, filters=FILTERS | {TENANT_FILTER})
+    assert found == ([] if passes else ["aggregate-tenants"])
+    assert passes is (asker != "p-3")
+
+
 def test_isolated_aggregates_want_their_trait_in_the_flavor() -> None:
     isolated = (HostAggregate("gpus", frozenset({"h"}), {"trait:CUSTOM_GPU": "required", "other": "x"}),)
     asked = flavor(**{"trait:CUSTOM_GPU": "required"})
@@ -395,6 +420,11 @@ def test_the_limits_of_a_pool_are_one_cause_and_one_line_of_the_site_file() -> N
     assert action.text == "write projects.p.gpus.v100: 3 in the site file, and run 'gpuyard site apply'"
     assert (action.values["to"], action.values["resources"]) == (3, [COUNT, LEADERS])
     assert said.answer.endswith("not start now: the limit of project p on GPUs of pool v100 is reached")
+
+
+def test_a_limit_of_none_is_not_called_reached() -> None:
+    said = told(counted_gpu(), asker=limits(Limit(LEADERS, 0, 0, own=False), Limit(COUNT, 0, 0, own=False)), **SITE)
+    assert said.answer.endswith("not start now: the limit of project p on GPUs of pool v100 is 0")
 
 
 def test_over_the_limit_of_a_pool_that_can_be_booked_the_answer_is_to_book() -> None:
@@ -714,11 +744,14 @@ def test_what_gpuyard_itself_keeps_is_not_taken_out_of_placement_by_hand() -> No
     booked = device(1, state="booked", reason="booked by ada", booking="77aa")
     text = "wait for 0000:01:00.0 (booked by ada), or have its owner give it up: gpuyard booking show 77aa"
     assert kept_back(booked, bookable=True, ledger_known=True) == [("wait-for-booking", text)]
+    ((kind, text),) = kept_back(device(1, state="held", reason="quarantined: reads 0xff"), ledger_known=True)
+    assert (kind, "reserved=0" in text) == ("repair", False)
+    assert text == "have 0000:01:00.0 looked after (quarantined: reads 0xff): gpuyard gpu health h/0000:01:00.0"
 
 
 def test_a_reservation_of_somebody_else_is_released_in_placement() -> None:
     by_hand = "release 0000:01:00.0 when it may be used again: openstack resource provider inventory set --amend "
-    held = device(1, state="held", reason="reserved in Placement")
+    held = device(1, state="held", reason=FOREIGN)
     assert kept_back(held)[0][1].startswith(by_hand)
     assert kept_back(held, bookable=True, ledger_known=True)[0][1].startswith(by_hand)
-    assert kept_back(held, bookable=True)[0][1].startswith("if no booking or hold keeps 0000:01:00.0 (the portal knows")
+    assert kept_back(held, bookable=True)[0][1].startswith("if gpuyard itself does not keep 0000:01:00.0 (")

@@ -50,4 +50,5 @@ def test_a_real_kernel_still_shows_what_is_recorded(tmp_path: Path) -> None:
     assert differences(host, inventory) == []
     assert shape(host, inventory) == shape(host, recorded)
     assert set(inventory.needed_by_host) == set(recorded.needed_by_host)  # a newer QEMU's disk has another name
-    assert replace(inventory.facts, kernel="") == replace(recorded.facts, kernel="")
+    facts = replace(inventory.facts, kernel="", address_bits=recorded.facts.address_bits)  # QEMU's are not the host's
+    assert facts == replace(recorded.facts, kernel="")

@@ -1,8 +1,8 @@
-"""The way of a runner, really: from the user data that gpuyard sends to the job's log, in a booted Debian.
+"""The way of a runner, really: from the user data that gpuyard sends to the job's log, in an image that gpuyard built.
 
 cloud-init reads the config drive that Nova's code has made, checks the GPU on the PCI bus, starts the runner, which
 registers with a GitHub outside, has a job, and the server switches itself off. Three servers at once, since each has
-one CPU and spends most of its time booting.
+one CPU and spends most of its time booting; those where it goes wrong have a smaller image, which boots faster.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from gpuyard.runners.console import Console, GpuVerdict, JobProgress
 from gpuyard.runners.github.client import GitHubClient
 from gpuyard.runners.user_data import user_data
 from gpuyard.site.runner_rules import Enrolment
-from tests.virtual.runner_image import baked
 from tests.virtual_hypervisor import testing
+from tests.virtual_hypervisor.cloud_image import Baked
 from tests.virtual_hypervisor.cloud_server import GATEWAY, CloudServer
+from tests.virtual_hypervisor.runner import RUNNER, baked
+from tests.virtual_hypervisor.server_image import ImageServer
 
 pytestmark = [pytest.mark.virtual, pytest.mark.slow]
 
@@ -45,6 +47,9 @@ for file in /run/gpuyard/jitconfig {" ".join(SECRET_FILES)}; do
 done
 (echo 'gpuyard-runner: gpu failed it is broken' >/dev/ttyS0) 2>/dev/null || echo "job: the console is not mine"
 echo 'gpuyard-runner: gpu failed it is broken'
+echo "job: of $(systemctl show -P Slice gpuyard-runner), the agent $(systemctl is-active gpuyard-agent)"
+[ "$(df --output=size -B512 / | tail -n 1)" -gt $(($(cat /sys/class/block/vda/size) * 3 / 4)) ] &&
+    echo "job: the root has grown"
 echo "job: $(cloud-init schema --config-file user-data 2>&1 | tail -n 1)"
 """
 EAT_ALL_MEMORY = """\
@@ -95,18 +100,19 @@ def github(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GitHub]:
 def servers(github: GitHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[CloudServer]]]:
     """By name: servers that have been on, each with a job that waits for it."""
     build = testing.prepared()
-    image = testing.cloud(build)
-    kinds = {
-        "runner-good": baked(LOOK_AROUND),
-        "runner-greedy": baked(EAT_ALL_MEMORY),
-        "runner-bare": baked(LOOK_AROUND, driver=""),
+    small, whole = testing.cloud(build), testing.server_image().raw(tmp_path_factory.mktemp("image"))
+    kinds: dict[str, tuple[type[CloudServer], Path, Baked]] = {
+        "runner-good": (ImageServer, whole, baked(LOOK_AROUND)),
+        "runner-greedy": (CloudServer, small, RUNNER | baked(EAT_ALL_MEMORY)),
+        "runner-bare": (CloudServer, small, RUNNER | baked(LOOK_AROUND, driver="")),
     }
 
     def boot(name: str, folder: Path) -> CloudServer:
         told = user_data(name, github.client.jit(name, (name,), REPOSITORY).encoded, gpus=1)
         drive = testing.drive(folder, name, told, {"gpuyard_runner": name})
         seen = {"opt/actions-runner/user-data": (0o644, told.encode())}  # for cloud-init's own opinion of it
-        server = CloudServer(build, image, folder, drive, {**kinds[name], **seen})
+        kind, image, has = kinds[name]
+        server = kind(build, image, folder, drive, {**has, **seen})
         server.boot()
         if name == "runner-bare":
             server.boot()
@@ -136,6 +142,8 @@ def test_a_job_runs_on_a_server_with_a_good_gpu(servers: dict[str, Future[CloudS
         "cgroup job, the listener's runner",
         "oom 500, the listener's -500",
         "the console is not mine",
+        "of gpuyard.slice, the agent active",
+        "the root has grown",
         "Valid cloud-config: user-data",
     ], "and none of the files with the secret can be read"
 

@@ -48,6 +48,8 @@ class Model:
     bars: tuple[Bar, ...] = ()
     inner: str = ""
     """Name of the parent's memory region that is its BAR 0, if `bars` has a new one: the old is put inside."""
+    dies: bool = False
+    """Whether it does not survive a reset of its bus, once 0xee was written to its cache line size."""
 
     @property
     def identity(self) -> tuple[str, str, str]:
@@ -58,6 +60,7 @@ class Model:
         fields = [f"name={self.name}", f"parent={self.parent}", f"ids={self.ids}", f"class={self.class_code}"]
         fields += [f"rev={self.revision}", f"sub={self.subsystem}"]
         fields += [f"inner={self.inner}"] if self.inner else []
+        fields += ["dies=1"] if self.dies else []
         fields += [f"bar={bar.number}:{bar.mib}{':p' if bar.wide else ''}" for bar in self.bars]
         return ",".join(fields)
 

@@ -31,8 +31,8 @@ class CloudServer:
     build: Build
     image: Path
     folder: Path
-    drive: Path
-    """The config drive."""
+    drive: Path | None
+    """The config drive, for those that have cloud-init."""
     baked: Baked
     """What its image has beside Debian's packages."""
     gpus: int = 1
@@ -45,8 +45,16 @@ class CloudServer:
     def __post_init__(self) -> None:
         self.disk = self.folder / "disk"
         subprocess.run(["cp", "--sparse=always", str(self.image), str(self.disk)], check=True)
+        self._bake()
+
+    def _bake(self) -> None:
+        """Put in what the image has beside Debian's packages."""
         self.initramfs = self.folder / "initramfs"
         self.initramfs.write_bytes(cloud_image.initramfs(self.build, self.baked))
+
+    def _starts(self) -> list[str]:
+        """Options of QEMU: what is started, where the disk does not start by itself."""
+        return ["-kernel", str(self.build.kernel), "-initrd", str(self.initramfs), "-append", " ".join(CONSOLE)]
 
     @property
     def console(self) -> str:
@@ -64,14 +72,15 @@ class CloudServer:
             *("timeout", "--kill-after=5", str(timeout)),
             *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "qemu64", "-nodefaults", "-no-reboot"),
             *("-display", "none", "-monitor", "none", "-serial", f"file:{serial}"),
-            *("-kernel", str(self.build.kernel), "-initrd", str(self.initramfs), "-append", " ".join(CONSOLE)),
+            *self._starts(),
             *board.arguments(),
             *("-drive", f"id=root,if=none,format=raw,cache=unsafe,file={self.disk}"),
             *("-device", "virtio-blk-pci,drive=root,bus=pcie.0,addr=0x1b"),
             *("-netdev", "user,id=net", "-device", f"virtio-net-pci,netdev=net,mac={MAC},bus=pcie.0,addr=0x1c"),
-            *("-drive", f"id=drive,if=none,media=cdrom,format=raw,readonly=on,file={self.drive}"),
-            *("-device", "ide-cd,drive=drive"),
         ]
+        if self.drive:
+            qemu += ["-drive", f"id=drive,if=none,media=cdrom,format=raw,readonly=on,file={self.drive}"]
+            qemu += ["-device", "ide-cd,drive=drive"]
         environment = {**os.environ, "LD_PRELOAD": str(self.build.shim), "VHOST_MODELS": board.shim_models()}
         started = time.monotonic()
         done = subprocess.run(

@@ -10,6 +10,9 @@
  * bar=NUMBER:MIB[:p] adds a memory region: empty, 32 bits wide, or with `p` 64 bits wide and prefetchable. Where the
  * parent has a BAR 0 already, inner=NAME is its region, which then lies at the start of the new, larger BAR 0.
  *
+ * dies=1 is a device that does not survive a reset of its bus, once somebody has written ARMED to its cache line size:
+ * from then on its configuration space reads 0xff. (A reset is known by that register being 0 again.)
+ *
  * What could go wrong: the layout of some structs of QEMU is assumed. TypeInfo has not changed from QEMU 2 to 10.
  * PCIDeviceClass has the four pointers realize, exit, config_read and config_write right before its id block, and
  * PCIIORegion is address, size, type, region; where these are is looked for, not assumed. Every doubt ends the program
@@ -41,6 +44,7 @@ typedef struct {
 } TypeInfo;
 
 typedef void Realize(void *device, void **error);
+typedef uint32_t ReadConfig(void *device, uint32_t at, int size);
 
 enum { MAX_MODELS = 32, MAX_BARS = 6, MEMORY_REGION_SIZE = 4096, CONFIG_HEADER = 64 };
 enum { DEVICE_SIZE = 4096 }; /* how much of a device is searched: edu and nvme are larger */
@@ -53,9 +57,10 @@ struct bar {
 
 struct model {
     char name[64], parent[64], inner[64];
-    unsigned vendor, product, class_code, revision, sub_vendor, sub_product, bars;
+    unsigned vendor, product, class_code, revision, sub_vendor, sub_product, bars, dies;
     struct bar bar[MAX_BARS];
     Realize *parent_realize;
+    bool armed, dead;
 };
 
 static struct model models[MAX_MODELS];
@@ -175,6 +180,17 @@ static void realize(void *device, void **error) {
     add_bars(device, model);
 }
 
+enum { CACHE_LINE_SIZE = 0x0c, ARMED = 0xee };
+
+static uint32_t read_of_dying(void *device, uint32_t at, int size) {
+    ReadConfig *read_config = (ReadConfig *)qemu("pci_default_read_config");
+    struct model *model = (struct model *)model_of(device);
+    uint32_t line = read_config(device, CACHE_LINE_SIZE, 1);
+    model->dead = model->dead || (model->armed && line == 0);
+    model->armed = model->armed || line == ARMED;
+    return model->dead ? UINT32_MAX >> (32 - 8 * size) : read_config(device, at, size);
+}
+
 /* Where the id block is in every PCIDeviceClass, learned from a device whose ids are known. */
 static size_t id_block(void) {
     void *(*class_by_name)(const char *) = qemu("object_class_by_name");
@@ -192,6 +208,8 @@ static void class_init(void *class, void *data) {
     Realize **slot = (Realize **)((uint8_t *)class + id_block()) - 4;
     model->parent_realize = *slot;
     *slot = realize;
+    if (model->dies)
+        slot[2] = (Realize *)read_of_dying; /* config_read, which realize and exit stand before */
 }
 
 /* --- when the library is loaded: VHOST_MODELS --- */
@@ -214,6 +232,8 @@ static void parse_field(struct model *model, char *field) {
         fine = sscanf(value, "%x:%x", &model->sub_vendor, &model->sub_product) == 2;
     else if (!strcmp(field, "class"))
         fine = sscanf(value, "%x", &model->class_code) == 1;
+    else if (!strcmp(field, "dies"))
+        fine = sscanf(value, "%u", &model->dies) == 1;
     else if (!strcmp(field, "rev"))
         fine = sscanf(value, "%x", &model->revision) == 1;
     else if (!strcmp(field, "bar") && model->bars < MAX_BARS) {

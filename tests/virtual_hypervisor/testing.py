@@ -12,8 +12,10 @@ import pytest
 
 from tests.virtual_hypervisor import build as building
 from tests.virtual_hypervisor import cloud_image, disk
+from tests.virtual_hypervisor import server_image as built_image
 from tests.virtual_hypervisor.build import Build, Missing
 from tests.virtual_hypervisor.config_drive import config_drive
+from tests.virtual_hypervisor.server_image import BuiltImage
 
 
 def prepared() -> Build:
@@ -52,6 +54,15 @@ def drive(folder: Path, name: str, user_data: str, metadata: Mapping[str, str]) 
     must = _must()
     try:
         return config_drive(folder, name, user_data, metadata, install=must)
+    except Missing as error:
+        _skip_or_raise(error, must)
+
+
+def server_image() -> BuiltImage:
+    """The image of servers that gpuyard has built, or the test is skipped with the reason, as above."""
+    must = _must()
+    try:
+        return built_image.image(install=must)
     except Missing as error:
         _skip_or_raise(error, must)
 

@@ -99,7 +99,7 @@ def epyc_v100(exact: bool = True, iommu: Iommu = Iommu.AMD) -> VirtualHost:
     With another `iommu` it is no longer that host, but its GPUs can do DMA (Intel) or cannot be given away (none).
     """
     board = Board(iommu)
-    _server(board)
+    server(board)
     if exact:
         board.peripherals(4)
     # (bus of the first GPU, NUMA node, GPUs behind ports without ACS, empty ports before them)
@@ -141,7 +141,7 @@ def epyc_v100(exact: bool = True, iommu: Iommu = Iommu.AMD) -> VirtualHost:
 def t4_node() -> VirtualHost:
     """Four T4, each alone, and each with SR-IOV: Nova calls such a GPU type-PF."""
     board = Board()
-    _server(board)
+    server(board)
     for number, node in ((0x18, 0), (0x3B, 0), (0x86, 1), (0xAF, 1)):
         (port,) = board.ports(board.host_bridge(number - 1, node))
         subsystem = board.nvme_subsystem()
@@ -178,7 +178,7 @@ def titan_xp_node(exact: bool = True, bound: bool = True) -> VirtualHost:
     Unless `bound`, they are with the drivers that a machine fresh from installation would have.
     """
     board = Board()
-    _server(board)
+    server(board)
     if exact:
         board.peripherals(17)
     for number, node, before in ((0x18, 0, 8), (0x86, 1, 0)):
@@ -204,7 +204,7 @@ def titan_xp_node(exact: bool = True, bound: bool = True) -> VirtualHost:
 def mixed_consumer() -> VirtualHost:
     """Two cards of different generations, on the drivers that a machine fresh from installation would have."""
     board = Board()
-    _server(board)
+    server(board)
     for number, node, display, audio in (
         (0x3B, 0, TITAN_XP, TITAN_XP_AUDIO),
         (0xAF, 1, GTX_TITAN, GTX_TITAN_AUDIO),
@@ -228,7 +228,7 @@ def mixed_consumer() -> VirtualHost:
 def hyper18() -> VirtualHost:
     """One K40c in a hypervisor that also runs VMs without a GPU."""
     board = Board()
-    _server(board)
+    server(board)
     bus = board.host_bridge(0x80, 1)
     board.empty_ports(bus, 5)
     (port,) = board.ports(bus)
@@ -248,7 +248,7 @@ def hyper18() -> VirtualHost:
 def quadro_k4200() -> VirtualHost:
     """Two Quadro K4200 on the root bus of the second socket."""
     board = Board()
-    _server(board)
+    server(board)
     bus = board.host_bridge(0x80, 1)
     for number in (0x84, 0x88):
         board.empty_ports(bus, 3)
@@ -278,7 +278,7 @@ HOSTS: dict[str, Callable[[], VirtualHost]] = {
 }
 
 
-def _server(board: Board) -> None:
+def server(board: Board) -> None:
     """What a server needs for itself: a network card, the disk with its root, and the display of its BMC."""
     network, disk, management = board.ports(board.root, 3)
     board.need("-netdev", "user,id=uplink,restrict=on,ipv6=off")  # a link, and no way out

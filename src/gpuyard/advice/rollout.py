@@ -123,7 +123,8 @@ def staged(site: Site, inventories: Mapping[str, Inventory], stage: Stage) -> St
 def world_site(site: Site, inventories: Mapping[str, Inventory]) -> CompiledSite:
     """The site to read the world for: with every GPU and class that any stage knows, and nothing else to ask about."""
     target = staged(site, inventories, Stage.ON)
-    return replace(target.compiled, gpus=target.gpus, images=(), limits=(), aggregates=())
+    shares = (gpu for gpu in target.compiled.gpus if gpu.is_unit)
+    return replace(target.compiled, gpus=(*target.gpus, *shares), images=(), limits=(), aggregates=())
 
 
 def plan_rollout(site: Site, inventories: Mapping[str, Inventory], world: World, to: Stage = Stage.ON) -> Rollout:

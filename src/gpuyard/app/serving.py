@@ -16,22 +16,34 @@ from datetime import UTC, datetime
 from functools import partial
 from urllib.parse import urlsplit
 
+from gpuyard.app.database import database_url, refuse_old_tables
 from gpuyard.app.site_watch import SiteWatch
 from gpuyard.cloud.api import CloudApi
+from gpuyard.cloud.observe.capacity import CapacityReader
 from gpuyard.cloud.observe.objects import read_objects
 from gpuyard.cloud.observe.snapshot import SnapshotTaker
+from gpuyard.cloud.observe.units import Seated
 from gpuyard.cloud.people import KeystonePeople
+from gpuyard.keeper.acceptance import acceptance_loop, open_acceptance
+from gpuyard.keeper.accounting import AccountingDesk, accounting_loop
+from gpuyard.keeper.agents import AgentKeeper, agents_loop, open_agents
 from gpuyard.keeper.bookings import BookingsKeeper, bookings_loop
+from gpuyard.keeper.bootable import BootableDesk
 from gpuyard.keeper.driver import Driver, Loop
+from gpuyard.keeper.enforcement_service import open_enforcement
+from gpuyard.keeper.health import Watched, open_health
+from gpuyard.keeper.history import history_loop, open_history
 from gpuyard.keeper.messages import message_loops
 from gpuyard.keeper.runner_loops import Runners, open_runners
-from gpuyard.keeper.site_ledger import default_database, open_ledger
+from gpuyard.keeper.site_ledger import open_ledger
 from gpuyard.keeper.sync import sync_loop
+from gpuyard.keeper.turns import BOOKINGS, RUNNERS
 from gpuyard.keeper.yard import Yard
 from gpuyard.ledger.ledger import Ledger
+from gpuyard.portal.notify import Manager
 from gpuyard.portal.server import bind, refuse_public, run
 from gpuyard.portal.settings import PortalSettings
-from gpuyard.portal.sources import RunnerSources
+from gpuyard.portal.sources import RunnerSources, Tallies
 from gpuyard.portal.store import PortalStore
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import LoadedSite
@@ -39,6 +51,12 @@ from gpuyard.site.plan import plan_site
 
 BOOKINGS_PERIOD = 5.0
 """Seconds between looks at bookings; a change wakes the loop at once."""
+HEALTH_PERIOD = 5.0
+"""Seconds between looks at the health of GPUs; what is observed wakes the loop at once."""
+HISTORY_PERIOD = 5.0
+"""Seconds between looks at what the loop of bookings has seen."""
+ACCEPTANCE_PERIOD = 5.0
+"""Seconds between looks at what is to be accepted; a request wakes the loop at once."""
 WATCH_PERIOD = 5.0
 """Seconds between looks at the site file."""
 WATCH_REST = 20.0
@@ -57,46 +75,96 @@ class ServeOptions:
     """URL; empty is the site's own in the state folder."""
     public: bool
     settings: PortalSettings
+    upgrade: bool = True
+    """Bring the tables of an older release up to date; else refuse them."""
 
 
 class Process:
     """What is made of one site file. Raises GpuyardError when it cannot be served."""
 
-    def __init__(self, loaded: LoadedSite, api: CloudApi, options: ServeOptions, yard: Yard) -> None:
+    def __init__(
+        self, loaded: LoadedSite, api: CloudApi, options: ServeOptions, yard: Yard, manager: Manager | None = None
+    ) -> None:
         booked = loaded.site.booking is not None
         if not options.public:
             refuse_public(options.host, login=booked)
         self._loaded, self._api, self._options, self._yard = loaded, api, options, yard
+        self._manager = manager or Manager()
         self._driver, self._ends = Driver(), threading.Event()
         self._ledger: Ledger | None = None
         self._runners: Runners | None = None
+        self._health: Watched | None = None
+        self._agents: AgentKeeper | None = None
+        self._accounting: AccountingDesk | None = None
         self._next: Process | None = None
+        self._tallies = Tallies(cloud=api.counted)
+        self._seated = Seated()
         try:
             keeper = self._keep_bookings() if booked else None
             self._keep_runners()
         except BaseException:
             self.close()
             raise
-        taker = SnapshotTaker(api, loaded.compiled.gpus, loaded.compiled.flavors)
+        taker = SnapshotTaker(api, loaded.compiled.gpus, loaded.compiled.flavors, self._seated)
         words = (lambda: keeper.words) if keeper else None
         self._driver.register(sync_loop(taker, loaded.compiled, yard, options.period, _now, words))
         self._watch = SiteWatch(loaded, self._left_to_apply, self._take_over)
         self._watching = self._driver.register(
-            Loop("site", "Reads the site file again when it has changed.", WATCH_PERIOD, self._watch.look, WATCH_REST)
+            Loop("site", "Reads the site file again when it has changed.", WATCH_PERIOD, self._look, WATCH_REST)
         )
 
     def _keep_bookings(self) -> BookingsKeeper:
         """The ledger of a site that has bookings, and its loops."""
         compiled, options = self._loaded.compiled, self._options
-        database = options.database or default_database(compiled.site.site, os.environ)
+        database = database_url(options.database, compiled.site.site, os.environ)
+        if not options.upgrade:
+            refuse_old_tables(database)
         ledger = self._ledger = open_ledger(compiled, database, _now)
-        taker = SnapshotTaker(self._api, compiled.gpus, compiled.flavors)
-        keeper = BookingsKeeper(self._api, compiled, ledger, taker, _now)
+        taker = SnapshotTaker(self._api, compiled.gpus, compiled.flavors, self._seated)
+        rules = compiled.site.health
+        health = self._health = open_health(compiled, rules, self._api, ledger, taker, _now) if rules else None
+        keeper = health.bookings if health else BookingsKeeper(self._api, compiled, ledger, taker, _now)
         loop = self._driver.register(bookings_loop(keeper, BOOKINGS_PERIOD))
         ledger.upkeep.on_change(lambda: loop.wake("a booking changed"))
-        for messages in message_loops(ledger, compiled.site, os.environ, _now, portal=options.settings.public_url):
+        ledger.upkeep.turns.on_free(BOOKINGS, lambda: loop.wake("nobody keeps the bookings"))
+        past = open_history(compiled, self._api, ledger, keeper, _now)
+        self._seated.holders = past.seats()
+        self._driver.register(history_loop(past, HISTORY_PERIOD))
+        if health is not None:
+            self._driver.register(health.loop(HEALTH_PERIOD, loop))
+            self._driver.register(health.scrubs_loop(HEALTH_PERIOD, loop))
+            self._driver.register(health.maintenance_loop(HEALTH_PERIOD))
+            self._keep_agents(health, ledger)
+            self._keep_acceptance(health, ledger)
+        self._tallies = tallies = Tallies(cloud=self._api.counted, reclaims=keeper.cases.counted)
+        self._accounting = AccountingDesk(compiled.site, ledger, past.history, _now)
+        self._driver.register(accounting_loop(self._accounting))
+        outside = open_enforcement(compiled, ledger, self._api.auth_url, os.environ, _now)
+        if outside is not None:
+            self._driver.register(outside.loop)
+        for messages in message_loops(
+            ledger, compiled.site, os.environ, _now, portal=options.settings.public_url, told=tallies.told,
+            more=[outside.channel] if outside else [],
+        ):  # fmt: skip
             self._driver.register(messages)
         return keeper
+
+    def _keep_agents(self, health: Watched, ledger: Ledger) -> None:
+        """Guests say how their GPUs are, where the site asks them."""
+        if health.desk.rules.agent is None:
+            return
+        gpus, portal, sight = self._loaded.compiled.gpus, self._options.settings.public_url, health.bookings
+        seen = lambda: sight.sight.snapshot if sight.sight else None  # noqa: E731
+        self._agents = open_agents(health.desk, ledger, gpus, self._api, seen, portal, _now)
+        self._driver.register(agents_loop(self._agents))
+        sight.cases.idle = self._agents.desk.idle_servers
+
+    def _keep_acceptance(self, health: Watched, ledger: Ledger) -> None:
+        """Servers are started on GPUs that are to be accepted, where the site has a project for them."""
+        sight = health.bookings
+        keeper = open_acceptance(self._loaded.compiled, self._api, health.desk, ledger, lambda: sight.sight, _now)
+        if keeper is not None and health.desk.acceptance is not None:
+            health.desk.acceptance.wake = self._driver.register(acceptance_loop(keeper, ACCEPTANCE_PERIOD)).wake
 
     def _keep_runners(self) -> None:
         """GitHub's jobs get servers, where the site has runners."""
@@ -104,10 +172,15 @@ class Process:
         if compiled.site.runners is None or ledger is None:
             return
         runners = self._runners = open_runners(
-            compiled, self._api, ledger, _now, portal=self._options.settings.public_url
+            compiled,
+            self._api,
+            ledger,
+            _now,
+            portal=self._options.settings.public_url,
+            health=self._health.desk if self._health else None,
         )
-        for loop in runners.loops():
-            self._driver.register(loop)
+        loops = [self._driver.register(loop) for loop in runners.loops()]
+        ledger.upkeep.turns.on_free(RUNNERS, lambda: loops[0].wake("nobody keeps the runners"))
 
     def _runner_sources(self) -> RunnerSources | None:
         runners = self._runners
@@ -128,6 +201,11 @@ class Process:
                 store=PortalStore(ledger.database) if ledger else None,
                 people=KeystonePeople(self._api) if ledger else None,
                 settings=options.settings, listener=listener, ends=self._ends, runners=self._runner_sources(),
+                health=self._health.desk if self._health else None,
+                agents=self._agents.desk if self._agents else None, tallies=self._tallies,
+                accounting=self._accounting, history=self._accounting.history if self._accounting else None,
+                bootable=BootableDesk(CapacityReader(self._api, self._loaded), _now, ledger),
+                manager=self._manager,
             )  # fmt: skip
         finally:
             self.close()
@@ -138,20 +216,32 @@ class Process:
     def close(self) -> None:
         if self._runners is not None:
             self._runners.close()
+        if self._agents is not None:
+            self._agents.close()
         if self._ledger is not None:
             self._ledger.close()
 
     def read_again(self) -> None:
         """Soon, whatever the cloud is like."""
+        self._manager.reloading()
         self._watch.forced = True
         self._watching.wake("SIGHUP")
+
+    def _look(self) -> None:
+        """Whoever asked for it hears that it is done, also when the file was refused: the log says so."""
+        forced = self._watch.forced
+        try:
+            self._watch.look()
+        finally:
+            if forced:
+                self._manager.ready()
 
     def _left_to_apply(self, compiled: CompiledSite) -> list[str]:
         plan = plan_site(compiled, read_objects(self._api, compiled))
         return [*map(str, plan.steps), *plan.refusals]
 
     def _take_over(self, loaded: LoadedSite) -> None:
-        self._next = Process(loaded, self._api, self._options, self._yard)
+        self._next = Process(loaded, self._api, self._options, self._yard, self._manager)
         self._ends.set()
 
 

@@ -226,9 +226,12 @@ def show(
     format_: FormatOption = Format.TABLE,
     columns: ColumnOption = None,
 ) -> None:
-    """Show one booking."""
-    where = zone_of(zone)
-    print_bookings([client_of(cloud, url).booking(booking)[0]], where, format_, columns)
+    """Show one booking, and what its GPUs do, where agents in its servers tell."""
+    from gpuyard.client.rows import booking_fields
+
+    where, client = zone_of(zone), client_of(cloud, url)
+    row = client.booking(booking)[0]
+    print_one(booking_fields(row, where, client.use(row["id"])), format_, columns)
 
 
 @app.command()

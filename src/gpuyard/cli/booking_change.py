@@ -107,6 +107,10 @@ def cancel(
 
 def end(
     booking: BookingArgument,
+    fault: Annotated[
+        str,
+        typer.Option("--fault", metavar="WORDS", help="What was wrong with its GPUs; operators look at them."),
+    ] = "",
     zone: ZoneOption = None,
     cloud: CloudOption = None,
     url: UrlOption = "",
@@ -114,7 +118,7 @@ def end(
     columns: ColumnOption = None,
 ) -> None:
     """End a booking that has begun, now; the rest of its time is free at once."""
-    _act(booking, "end", "", zone, cloud, url, format_, columns)
+    _act(booking, "end", "", zone, cloud, url, format_, columns, fault=fault)
 
 
 def accept(
@@ -176,8 +180,9 @@ def _act(
     format_: Format,
     columns: list[str] | None,
     series: bool = False,
+    fault: str = "",
 ) -> None:
     where = zone_of(zone)
     with suggesting(where):
-        changed = client_of(cloud, url).act(booking, verb, reason, series)
+        changed = client_of(cloud, url).act(booking, verb, reason, series, fault)
     print_bookings([changed], where, format_, columns)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpuyard.ledger.state import LedgerWords
 
 PROGRAM = "gpuyard booking create"
+Answer = TypeVar("Answer")
 
 UrlOption = Annotated[
     str,
@@ -82,11 +83,20 @@ def client_of_anybody(cloud: str | None, url: str) -> Client:
 
 def gpus_of_portal(cloud: str | None, url: str, **wanted: object) -> tuple[list[dict[str, Any]] | None, str]:
     """The GPUs as the portal's map shows them; where no portal answers, None, and why."""
+    return _of_portal(lambda: client_of(cloud, url).gpus(**wanted))
+
+
+def flavors_of_portal(cloud: str | None, url: str, **wanted: object) -> tuple[dict[str, Any] | None, str]:
+    """What could be started now; where no portal answers, None, and why."""
+    return _of_portal(lambda: client_of(cloud, url).flavors(**wanted))
+
+
+def _of_portal(ask: Callable[[], Answer]) -> tuple[Answer | None, str]:
     from gpuyard.client.errors import PortalError
     from gpuyard.cloud.booking_door import NoPortalError, PortalUnreachableError
 
     try:
-        return client_of(cloud, url).gpus(**wanted), ""
+        return ask(), ""
     except (NoPortalError, PortalUnreachableError, PortalError) as problem:
         return None, str(problem)
 

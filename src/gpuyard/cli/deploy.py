@@ -90,7 +90,7 @@ def deploy(
     for step in todo:
         print(f"{step.name}: {_shown(found, step)}  ({step.reason})")
     print(*remaining, sep="\n", end="\n" if remaining else "")
-    if not yes and not _confirmed(f"Run {len(todo)} steps with {found}?"):
+    if not yes and not confirmed(f"Run {len(todo)} steps with {found}?"):
         print("Nothing was run.")
         raise typer.Exit(1)
     _run(found, todo, kolla, logs or _state() / "deploy", _ways_on(todo, wish, common, named=bool(steps)))
@@ -170,7 +170,7 @@ def _state() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "gpuyard"
 
 
-def _confirmed(question: str) -> bool:
+def confirmed(question: str) -> bool:
     from gpuyard.model.errors import UsageError
 
     try:

@@ -29,8 +29,7 @@ class FleetDisplay:
         if isinstance(event, Outcome):
             self._working.pop(event.host, None)
             self._finished += 1
-            reason = f"  {event.reason}" if event.reason else ""
-            lines.append(f"{event.host}: {verdict(event)} after {event.seconds:.1f} s{reason}")
+            lines.append(_ended(event))
         else:
             steps = f"{event.done}/{event.of} " if event.of else ""
             self._working[event.host] = f"{event.host}: {steps}{event.text}"
@@ -53,6 +52,13 @@ class FleetDisplay:
         text = [*finished, *(line[: size.columns - 1] for line in area)]
         self._stream.write(f"{up}\r\x1b[J" + "".join(f"{line}\n" for line in text))
         self._drawn = len(area)
+
+
+def _ended(outcome: Outcome) -> str:
+    if outcome.ending is Ending.NOT_TRIED:
+        return f"{outcome.host}: {verdict(outcome)}: {outcome.reason}"
+    reason = f"  {outcome.reason}" if outcome.reason else ""
+    return f"{outcome.host}: {verdict(outcome)} after {outcome.seconds:.1f} s{reason}"
 
 
 def _size(stream: TextIO) -> os.terminal_size:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpuyard.cli import hold
+from gpuyard.cli import gpu_accept, gpu_health, hold
 from gpuyard.cli.booking_options import UrlOption, gpus_of_portal
 from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
 from gpuyard.cli.output import ColumnOption, Format, FormatOption, print_list
@@ -20,6 +20,8 @@ from gpuyard.model.gpu import GpuState
 app = typer.Typer(help="See every GPU of the site, and who has it.", no_args_is_help=True)
 app.command("why")(why)
 hold.register(app)
+gpu_health.register(app)
+gpu_accept.register(app)
 
 
 @app.command("list")

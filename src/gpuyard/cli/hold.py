@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpuyard.cli.booking_options import UrlOption, ZoneOption, client_of, suggesting, zone_of
 from gpuyard.cli.options import CloudOption
 from gpuyard.cli.output import ColumnOption, Format, FormatOption, print_list
+from gpuyard.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpuyard.client.client import Client
 
 
 def register(app: typer.Typer) -> None:
@@ -61,9 +65,22 @@ def release(
 ) -> None:
     """Give held GPUs back to use before their time. For admins."""
     client = client_of(cloud, url)
+    if gpus := [one for one in holds if "/" in one]:
+        raise UsageError(_no_hold(gpus[0], client))
     for id in holds:
         client.act(id, "cancel", series=series)
         print(f"Hold {id} is over.")
+
+
+def _no_hold(gpu: str, client: Client) -> str:
+    """Who names a GPU wants it back: what keeps it, and what to say instead."""
+    on_it = [row["id"] for row in client.holds() if gpu in (row["gpu"], *row["gpu_names"])]
+    if on_it:
+        return f"{gpu} is a GPU, and a hold ends by its id: gpuyard gpu release {on_it[0]}"
+    return (
+        f"no hold keeps GPU {gpu} ('gpuyard gpu holds' lists them); one that is out of use for its health is given "
+        f"back with 'gpuyard gpu repair release {gpu} --comment WHY', and 'gpuyard gpu health {gpu}' says how it is"
+    )
 
 
 def holds(

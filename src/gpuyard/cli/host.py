@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuyard.cli import prepare
+from gpuyard.cli import campaign, host_moves, maintenance, prepare
+from gpuyard.cli.booking_options import UrlOption, client_of
+from gpuyard.cli.options import CloudOption
 from gpuyard.cli.output import Format, print_yaml
 
 if TYPE_CHECKING:
@@ -99,6 +102,86 @@ def record(
 
 
 prepare.register(app)
+host_moves.register(app)
+app.add_typer(maintenance.app, name="maintenance")
+app.add_typer(campaign.app, name="campaign")
+
+
+@app.command()
+def watch(
+    url: Annotated[str, typer.Option("--url", help="The portal, as in https://gpus.example.org.")] = "",
+    token_file: Annotated[
+        str, typer.Option("--token-file", metavar="FILE", help="What 'gpuyard host token' has printed.")
+    ] = "",
+    ca_file: Annotated[
+        str | None, typer.Option("--ca-file", metavar="FILE", help="Certificates to trust instead of the system's.")
+    ] = None,
+    name: Annotated[
+        str, typer.Option("--host", metavar="NAME", help="Of this host in the site file, if it is not its own.")
+    ] = "",
+    every: Annotated[str, typer.Option("--every", metavar="TIME", help="Between looks.")] = "10s",
+    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --once: print the look, and send nothing.")] = False,
+    unit: Annotated[bool, typer.Option("--unit", help="Print the systemd unit that does it.")] = False,
+    root: RootOption = Path("/"),
+) -> None:
+    """Tell the portal, again and again, how this machine's GPUs are. Changes nothing.
+
+    docs/how-to/watch-gpu-health.md says what is looked at, and how it runs as a service.
+    """
+    from gpuyard.host.watch_loop import WatchOptions, run, seconds
+
+    run(WatchOptions(str(root), url, token_file, ca_file, name, seconds(every), once, json, unit))
+
+
+class TokenPurpose(StrEnum):
+    """What a host's token is good for."""
+
+    WATCH = "watch"
+    SCRUB = "scrub"
+
+
+@app.command()
+def token(
+    host: Annotated[str, typer.Argument(metavar="HOST", help="Its name in the site file.")],
+    purpose: Annotated[
+        TokenPurpose, typer.Option("--purpose", help="What the host does with it.")
+    ] = TokenPurpose.WATCH,
+    cloud: CloudOption = None,
+    url: UrlOption = "",
+) -> None:
+    """Make a token with which a host says how its GPUs are, or fetches what it is to reset. For admins.
+
+    It is printed this once, and the one that the host had for this is good no more.
+    """
+    print(client_of(cloud, url).host_token(host, purpose.value))
+
+
+@app.command()
+def scrub(
+    url: Annotated[str, typer.Option("--url", help="The portal, as in https://gpus.example.org.")] = "",
+    token_file: Annotated[
+        str, typer.Option("--token-file", metavar="FILE", help="Has the token of this host for this purpose.")
+    ] = "",
+    ca_file: Annotated[
+        str | None, typer.Option("--ca-file", metavar="FILE", help="Certificates to trust instead of the system's.")
+    ] = None,
+    name: Annotated[
+        str, typer.Option("--host", metavar="NAME", help="Of this host in the site file, if it is not its own.")
+    ] = "",
+    once: Annotated[
+        str, typer.Option("--once", metavar="ADDRESS", help="Reset and probe this GPU's group now, by hand.")
+    ] = "",
+    json: Annotated[bool, typer.Option("--json", help="With --once: print the result as JSON.")] = False,
+    unit: Annotated[bool, typer.Option("--unit", help="Print the systemd unit that does it.")] = False,
+) -> None:
+    """Reset and probe GPUs between two servers, as the portal asks. Only what this host gives away and nobody has open.
+
+    docs/how-to/watch-gpu-health.md says what that is worth, and how it runs as a service. Exit code 3: not clean.
+    """
+    from gpuyard.host.scrub_unit import ScrubOptions, run
+
+    raise typer.Exit(run(ScrubOptions("/", url, token_file, ca_file, name, once, json, unit)))
 
 
 @app.command()

@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuyard.cli.output import ColumnOption, Format, FormatOption, print_list
+from gpuyard.lab.host_trees import Fault
+from gpuyard.model.text import counted
 
 if TYPE_CHECKING:
-    from gpuyard.lab.settings import LabSettings
+    from gpuyard.client.client import Client
+    from gpuyard.lab.settings import Lab, LabSettings
     from gpuyard.lab.status import LabStatus, Phase
 
 app = typer.Typer(help="A real OpenStack with recorded hosts, on this machine.", no_args_is_help=True)
+gpu = typer.Typer(help="Break GPUs of the lab's hosts, and mend them.", no_args_is_help=True)
+app.add_typer(gpu, name="gpu")
+host = typer.Typer(help="Switch hosts of the lab off and on.", no_args_is_help=True)
+app.add_typer(host, name="host")
 
 COLUMNS = ("Name", "URL", "PID", "Memory MiB", "State")
 EXERCISE_COLUMNS = ("Scenario", "Server", "Flavor", "Status", "GPUs", "IOMMU groups", "Seconds")
@@ -34,6 +41,9 @@ StateOption = Annotated[
         show_default="$XDG_STATE_HOME/gpuyard/lab",
     ),
 ]
+GpuArgument = Annotated[str, typer.Argument(metavar="HOST/ADDRESS", help="The GPU.")]
+HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="Its name in the site file.")]
+HowOption = Annotated[Fault, typer.Option("--how", help="What is seen of it.")]
 
 
 @app.command()
@@ -42,8 +52,7 @@ def up(
     site: Annotated[
         Path | None,
         typer.Option(
-            "--site",
-            envvar="GPUYARD_SITE",
+            "--site",  # and no GPUYARD_SITE: the lab's own openrc sets it, to the site of the last start
             metavar="FILE",
             help="The site whose recorded hosts the lab has.",
             show_default="as at the last start, or an example",
@@ -80,14 +89,35 @@ def up(
             show_default="as at the last start, or 8080",
         ),
     ] = None,
+    release: Annotated[
+        str | None,
+        typer.Option(
+            "--release",
+            envvar="GPUYARD_LAB_RELEASE",
+            metavar="NAME",
+            help="Run this release of OpenStack, as 2025.1; installs it first when it is not there yet.",
+            show_default="as at the last start, or 2026.2",
+        ),
+    ] = None,
+    release_cache: Annotated[
+        Path | None,
+        typer.Option(
+            "--release-cache",
+            envvar="GPUYARD_LAB_RELEASE_CACHE",
+            metavar="DIR",
+            help="Where such releases are installed.",
+            show_default="as at the last start, or $XDG_CACHE_HOME/gpuyard/releases",
+        ),
+    ] = None,
     bare: Annotated[bool, typer.Option("--bare", help="Only the services: apply no site, serve no map.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what the lab has, and start over.")] = False,
 ) -> None:
     """Start the lab, or heal one that died half way; apply its site; serve the portal; return when all can be used."""
-    settings = _settings(state, port_base, database, site, fresh)
+    settings = _settings(state, port_base, database, site, fresh, release, release_cache)
     from gpuyard.lab import portal
     from gpuyard.lab.control import up as lab_up
     from gpuyard.lab.example import write_example
+    from gpuyard.lab.hosts import start_hosts
     from gpuyard.lab.jobs import start_github
     from gpuyard.lab.settings import remembered
     from gpuyard.lab.status import Phase
@@ -97,7 +127,7 @@ def up(
     port = port or portal.last_port(settings.state)
     if not bare:
         portal.require_port(settings, port)
-    status = lab_up(settings, report=_print_phase)
+    status = lab_up(settings, report=_print_phase, say=_print_progress)
     lab = remembered(settings.state)
     url, github = "", False
     if not bare and lab is not None and lab.site_file is not None:
@@ -108,6 +138,8 @@ def up(
         if steps:
             _print_phase(Phase(f"site {loaded.site.site}, {steps} steps", monotonic() - began, 0))
         url = portal.serve(lab, loaded, port)
+        clouds_file = lab.clouds_file
+        start_hosts(lab, loaded, url, lambda host: _admin(clouds_file, url).host_token(host, "watch"))
     _print_welcome(status, monotonic() - began, url, github)
 
 
@@ -126,11 +158,12 @@ def status(state: StateOption = None, format_: FormatOption = Format.TABLE, colu
     """Show the services of the lab. Exit code 3 unless all are up."""
     settings = _settings(state)
     from gpuyard.lab.control import status as lab_status
+    from gpuyard.lab.hosts import look_at_hosts
     from gpuyard.lab.jobs import look_at_github
     from gpuyard.lab.portal import look as look_at_portal
 
     seen = lab_status(settings)
-    beside = [look_at_portal(settings.state), look_at_github(settings.state)]
+    beside = [look_at_portal(settings.state), look_at_github(settings.state), look_at_hosts(settings.state)]
     services = [*seen.services, *(one for one in beside if one is not None)]
     rows = [
         {"Name": s.name, "URL": s.url, "PID": s.pid, "Memory MiB": s.memory_mib, "State": s.state} for s in services
@@ -188,13 +221,15 @@ def job(
     from gpuyard.lab.jobs import follow, push_job
     from gpuyard.lab.portal import look as look_at_portal
     from gpuyard.lab.settings import remembered
-    from gpuyard.lab.status import UP
+    from gpuyard.lab.status import DOWN, UP
 
     settings = _settings(state)
     lab = remembered(settings.state)
     portal = look_at_portal(settings.state)
-    if lab is None or portal is None or portal.state != UP:
+    if lab is None or portal is None or portal.state == DOWN:
         raise LabError(f"no lab that serves its site runs in {settings.state}; start it with 'gpuyard lab up'")
+    if portal.state != UP:
+        raise LabError(f"the lab's portal is not ready: {portal.url}/readyz says why")
     began = monotonic()
     id = push_job(lab, repository, label, seconds)
     print(f"        job {id} of {repository} with runs-on: {label}")
@@ -207,15 +242,86 @@ def job(
         raise typer.Exit(1)
 
 
-def _gpu_of(clouds_file: Path, server: str) -> str:
-    """The GPUs of a server by its name, as the portal has them, and the name."""
-    from time import sleep
+@gpu.command("break")
+def break_(name: GpuArgument, state: StateOption = None, how: HowOption = Fault.FELL_OFF) -> None:
+    """Break a GPU: its host sees it within seconds, and it is out of use.
 
+    'gpuyard gpu health HOST/ADDRESS' shows what became of it.
+    """
+    from gpuyard.lab.host_trees import break_gpu
+
+    root, address = _played(state, name)
+    break_gpu(root, address, how)
+    print(f"GPU {name} is broken ({how.value}).")
+
+
+@gpu.command()
+def mend(name: GpuArgument, state: StateOption = None) -> None:
+    """Mend a GPU, as a restart of its host and a reseated card would.
+
+    It stays out of use until 'gpuyard gpu repair start' and 'done' say that somebody has seen to it.
+    """
+    from gpuyard.lab.host_trees import mend_gpu
+
+    root, address = _played(state, name)
+    mend_gpu(root, root.name, address)
+    print(f"GPU {name} is well; its host was restarted.")
+
+
+@host.command()
+def off(name: HostArgument, state: StateOption = None) -> None:
+    """Switch a host off, as if it had died: its nova-compute says nothing any more.
+
+    Nova calls it down a minute after it was heard of last.
+    """
+    from gpuyard.lab.host_power import switch
+
+    switch(_running(state), name, on=False)
+    print(f"Host {name} is off; Nova calls it down within a minute.")
+
+
+@host.command()
+def on(name: HostArgument, state: StateOption = None) -> None:
+    """Switch a host on again: its nova-compute starts, and looks what became of its servers."""
+    from gpuyard.lab.host_power import switch
+
+    switch(_running(state), name, on=True)
+    print(f"Host {name} is on.")
+
+
+def _running(state: Path | None) -> Lab:
+    from gpuyard.lab.errors import LabError
+    from gpuyard.lab.settings import remembered
+
+    settings = _settings(state)
+    lab = remembered(settings.state)
+    if lab is None:
+        raise LabError(f"no lab is in {settings.state}; start one with 'gpuyard lab up'")
+    return lab
+
+
+def _played(state: Path | None, name: str) -> tuple[Path, str]:
+    """The tree of a GPU's host, and its address."""
+    from gpuyard.lab.hosts import root_of
+
+    host, _, address = name.rpartition("/")
+    return root_of(_running(state), host), address.lower()
+
+
+def _admin(clouds_file: Path, url: str = "") -> Client:
+    """The lab's portal as its admin; where the catalogue says that it is, or at an address."""
     from gpuyard.client.client import Client
     from gpuyard.cloud.booking_door import open_door
     from gpuyard.lab.clients import ADMIN_CLOUD
 
-    client, deadline = Client(open_door(ADMIN_CLOUD, "", clouds_file)), monotonic() + 5
+    return Client(open_door(ADMIN_CLOUD, url, clouds_file))
+
+
+def _gpu_of(clouds_file: Path, server: str) -> str:
+    """The GPUs of a server by its name, as the portal has them, and the name."""
+    from time import sleep
+
+    client, deadline = _admin(clouds_file), monotonic() + 5
     while monotonic() < deadline:
         mine = [row for row in client.gpus() if (row.get("server") or {}).get("name") == server]
         if mine:
@@ -248,16 +354,22 @@ def _settings(
     database: str | None = None,
     site: Path | None = None,
     fresh: bool = False,
+    release: str | None = None,
+    release_cache: Path | None = None,
 ) -> LabSettings:
     from gpuyard.lab.catalog import require_installed
     from gpuyard.lab.settings import LabSettings
 
     require_installed()
-    return LabSettings.of(state, port_base, database, site, fresh)
+    return LabSettings.of(state, port_base, database, site, fresh, release, release_cache)
 
 
 def _print_phase(phase: Phase) -> None:
     print(f"{phase.at_s:6.1f} s  {phase.name}", file=sys.stderr, flush=True)
+
+
+def _print_progress(text: str) -> None:
+    print(f"          {text}", file=sys.stderr, flush=True)
 
 
 def _print_welcome(status: LabStatus, seconds: float, url: str, github: bool) -> None:
@@ -265,7 +377,7 @@ def _print_welcome(status: LabStatus, seconds: float, url: str, github: bool) ->
 
     user, password = demo_login(status.clouds_file)
     after = f" after {seconds:.0f} s" if status.phases else " already"
-    print(f"The lab is up{after}: {len(status.hosts)} hosts, {status.memory_mib} MiB.")
+    print(f"The lab is up{after}: {counted(len(status.hosts), 'host')}, {status.memory_mib} MiB.")
     if url:
         print(f"  the portal: {url}")
     print(f"  as admin:   . {shlex.quote(str(status.state / 'openrc'))}; then: gpuyard gpu list, openstack server list")

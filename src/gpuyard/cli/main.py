@@ -12,7 +12,8 @@ import sys
 import typer
 
 from gpuyard import __version__
-from gpuyard.cli import booking, gpu, host, lab, runner, serve, site
+from gpuyard.app.credentials import adopt
+from gpuyard.cli import booking, db, deployment, flavor, gateway, gpu, host, image, lab, runner, serve, site, usage
 from gpuyard.model.errors import GpuyardError, UsageError, how_to_install
 
 INTERRUPTED = 130
@@ -28,9 +29,15 @@ app = typer.Typer(
 )
 app.add_typer(host.app, name="host")
 app.add_typer(site.app, name="site")
+app.add_typer(deployment.app, name="deploy")
+app.add_typer(image.app, name="image")
+app.add_typer(gateway.app, name="gateway")
 app.add_typer(gpu.app, name="gpu")
+app.add_typer(flavor.app, name="flavor")
 app.add_typer(booking.app, name="booking")
 app.add_typer(runner.app, name="runner")
+app.add_typer(usage.app, name="usage")
+app.add_typer(db.app, name="db")
 app.add_typer(lab.app, name="lab")
 app.command("serve")(serve.serve)
 
@@ -51,6 +58,7 @@ def main(
 
     Exit codes: 0 ok, 1 error, 2 usage, 3 drift or blocked.
     """
+    adopt(os.environ)  # before the options of the command are read
 
 
 def run() -> None:

@@ -50,12 +50,35 @@ LiveOption = Annotated[
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
+CanaryOption = Annotated[
+    str, typer.Option("--canary", metavar="HOST", help="This one first and alone.", show_default="the first host")
+]
+NoCanaryOption = Annotated[bool, typer.Option("--no-canary", help="No host is tried before the others.")]
+AtOnceOption = Annotated[int, typer.Option("--at-once", metavar="N", min=1, help="So many hosts at the same time.")]
+KeepGoingOption = Annotated[bool, typer.Option("--keep-going", help="Go on with other hosts when one has failed.")]
+
 AllOption = Annotated[bool, typer.Option("--all", help="Forget --keep, --give and --site of earlier calls.")]
 
 DEFAULT_ROOT = Path("/")
 NO_ANSWER = "no-answer"
+AT_ONCE = 32
 SHORT, LONG = 600.0, 7200.0
 """The most that one host may take, in seconds: update-initramfs takes minutes for each kernel."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """In which order hosts are changed."""
+
+    canary: str
+    """First and alone, and no other one when it fails; empty: none."""
+    at_once: int
+    stop: bool
+    """After one fails no other one begins."""
+
+    def __str__(self) -> str:
+        first = f"{self.canary} first, then " if self.canary else ""
+        return f"{first}{self.at_once} at once{', and it stops when one fails' if self.stop else ''}"
 
 
 @dataclass(frozen=True)
@@ -70,6 +93,8 @@ class Where:
     """Host -> addresses of its GPUs that the site's pools have; None without a site."""
     recorded: Mapping[str, Inventory] | None = None
     """Host -> its inventory as the site file has it."""
+    order: Order | None = None
+    """In which hosts are changed; None: all at once."""
 
 
 def where(ssh: Iterable[str] | None, site: Path | None, sudo: bool, python: str, ssh_config: Path | None) -> Where:
@@ -90,11 +115,30 @@ def where(ssh: Iterable[str] | None, site: Path | None, sudo: bool, python: str,
     if unknown:
         raise UsageError(f"{site} has no host {unknown[0]}; it has {', '.join(loaded.site.hosts)}")
     hosts = hosts or tuple(loaded.site.hosts)
-    gpus = {host: tuple(gpu.address for gpu in loaded.compiled.gpus if gpu.host == host and gpu.pool) for host in hosts}
+    whole = [gpu for gpu in loaded.compiled.whole_gpus if gpu.pool]
+    gpus = {host: tuple(gpu.address for gpu in whole if gpu.host == host) for host in hosts}
     empty = [host for host, addresses in gpus.items() if not addresses]
     if empty:
         raise UsageError(f"{site} gives no GPU of {empty[0]} away; name the other hosts with --ssh")
     return Where(hosts, sudo, python, ssh_config, gpus, loaded.inventories)
+
+
+def in_order(hosts: Where, canary: str, no_canary: bool, at_once: int, keep_going: bool) -> Where:
+    """With the order in which they are changed. Raises UsageError."""
+    from dataclasses import replace
+
+    from gpuyard.model.errors import UsageError
+
+    if not hosts.hosts:
+        if canary or no_canary or keep_going or at_once != AT_ONCE:
+            raise UsageError("the order of hosts is for several: name them with --ssh or --site")
+        return hosts
+    if canary and no_canary:
+        raise UsageError("--canary names the host that --no-canary leaves out")
+    if canary and canary not in hosts.hosts:
+        raise UsageError(f"--canary {canary} is none of the hosts: {', '.join(hosts.hosts)}")
+    first = "" if no_canary or len(set(hosts.hosts)) == 1 else canary or hosts.hosts[0]
+    return replace(hosts, order=Order(first, at_once, not keep_going))
 
 
 def register(app: typer.Typer) -> None:
@@ -174,13 +218,19 @@ def apply(
     sudo: SudoOption = False,
     python: PythonOption = "python3",
     ssh_config: SshConfigOption = None,
+    canary: CanaryOption = "",
+    no_canary: NoCanaryOption = False,
+    at_once: AtOnceOption = AT_ONCE,
+    keep_going: KeepGoingOption = False,
 ) -> None:
     """Prepare the machine: show the plan, ask, and do it. What was before is kept for 'undo'.
 
-    Whatever interrupts it, the same command again does what is left.
+    Whatever interrupts it, the same command again does what is left. Of several hosts one is first, and none begins
+    after one has failed.
     """
     words = _wishes(keep, give, iommu_pt, unsafe_interrupts, replace_legacy, live, everything)
-    _leave(_change("apply", ("plan", *words), words, yes, root, where(ssh, site, sudo, python, ssh_config), format_))
+    hosts = in_order(where(ssh, site, sudo, python, ssh_config), canary, no_canary, at_once, keep_going)
+    _leave(_change("apply", ("plan", *words), words, yes, root, hosts, format_))
 
 
 def verify(
@@ -220,9 +270,16 @@ def undo(
     sudo: SudoOption = False,
     python: PythonOption = "python3",
     ssh_config: SshConfigOption = None,
+    canary: CanaryOption = "",
+    no_canary: NoCanaryOption = False,
+    at_once: AtOnceOption = AT_ONCE,
+    keep_going: KeepGoingOption = False,
 ) -> None:
-    """Bring the machine back to what it was before the first 'apply': drivers, files, kernel options, initramfs."""
-    hosts = where(ssh, site, sudo, python, ssh_config)
+    """Bring the machine back to what it was before the first 'apply': drivers, files, kernel options, initramfs.
+
+    Of several hosts one is first, and none begins after one has failed.
+    """
+    hosts = in_order(where(ssh, site, sudo, python, ssh_config), canary, no_canary, at_once, keep_going)
     words = ["--no-live"] if live is False else []
     if dry_run:
         _leave(_run("undo", ["--dry-run", *words], root, hosts, format_))
@@ -302,7 +359,8 @@ def _change(
         if code:
             print("nothing was changed: not every host can do it; leave those out, or mend them first", file=sys.stderr)
             return code
-        typer.confirm(f"{verb} on {len(hosts.hosts)} hosts?", abort=True)
+        order = f" ({hosts.order})" if hosts.order and len(hosts.hosts) > 1 else ""
+        typer.confirm(f"{verb} on {len(hosts.hosts)} hosts{order}?", abort=True)
     return _run(verb, [*words, *(["--yes"] if yes or hosts.hosts else [])], root, hosts, format_, agreed)
 
 
@@ -358,6 +416,8 @@ def _remote(
 def _outcomes(
     verb: str, words: Sequence[str], hosts: Where, agreed: Mapping[str, str] | None = None
 ) -> dict[str, Outcome]:
+    from dataclasses import replace
+
     from gpuyard.cli.fleet_output import FleetDisplay
     from gpuyard.host import fleet
 
@@ -366,7 +426,12 @@ def _outcomes(
     if hosts.gpus is not None and verb in ("plan", "apply"):
         for host, addresses in hosts.gpus.items():
             own.setdefault(host, []).extend(["--only", ",".join(addresses)])
-    options = fleet.FleetOptions(ssh, hosts.python, hosts.sudo, seconds=LONG if verb in ("apply", "undo") else SHORT)
+    options = fleet.FleetOptions(ssh, hosts.python, hosts.sudo, AT_ONCE, seconds=SHORT)
+    if verb in ("apply", "undo"):
+        options = replace(options, seconds=LONG)
+        if hosts.order is not None and "--dry-run" not in words:
+            order = hosts.order
+            options = replace(options, at_once=order.at_once, canary=order.canary, stop=order.stop)
     display = FleetDisplay(len(hosts.hosts))
     outcomes = fleet.run(hosts.hosts, [verb, "--json", *words], options, display, own=own)
     return {host: _with_the_site(outcome, hosts) for host, outcome in outcomes.items()}

@@ -59,9 +59,9 @@ def render(
     if kolla is not None:
         rendering = rendering_of(compiled, kolla, inventory or ())
         show_notes(rendering.notes)
-        _carry_out(rendering.changes, check, kolla)
+        carry_out(rendering.changes, check, kolla)
     elif output is not None:
-        _carry_out(plan_plain(plain_files(compiled), output), check, output)
+        carry_out(plan_plain(plain_files(compiled), output), check, output)
     else:
         for name, text in plain_files(compiled).items():
             print(f"### {name}\n{text}")
@@ -105,7 +105,8 @@ def show_notes(notes: Iterable[str]) -> None:
         print(f"note: {note}", file=sys.stderr)
 
 
-def _carry_out(changes: Sequence[Change], check: bool, folder: Path) -> None:
+def carry_out(changes: Sequence[Change], check: bool, folder: Path) -> None:
+    """Make the changes, or with `check` show them and exit 3 when there are any."""
     from gpuyard.kolla.files import diff, write
     from gpuyard.model.errors import BlockedError
 

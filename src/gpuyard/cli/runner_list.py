@@ -10,16 +10,13 @@ import typer
 from gpuyard.cli.booking_options import UrlOption, ZoneOption, client_of_anybody, print_one, zone_of
 from gpuyard.cli.options import CloudOption
 from gpuyard.cli.output import ColumnOption, Format, FormatOption, print_list
+from gpuyard.client.runner_rows import RECENT
 from gpuyard.model.errors import BlockedError
-from gpuyard.runners.records import DONE, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpuyard.client.client import Client
-
-RECENT = 100
-"""Jobs that are over, and runners that have ended, in a list of all."""
 
 
 def register(app: typer.Typer) -> None:
@@ -65,14 +62,10 @@ def jobs(
     The start of one that waits is the latest, as far as it can be said. Where the site's runners are public, --url does
     without an account.
     """
-    from gpuyard.client.runner_rows import JOBS, job_rows
+    from gpuyard.client.runner_rows import JOBS, listed_jobs
 
     where, client = zone_of(zone), client_of_anybody(cloud, url)
-    queue = [row for row in client.queue() if repository in ("", row["repository"])]
-    others = client.jobs(sorted(state.value for state in set(JobState) - DONE), repository)
-    if all_:
-        others += client.jobs(sorted(state.value for state in DONE), repository, RECENT)
-    print_list(job_rows(queue, others, where), JOBS, format_, columns)
+    print_list(listed_jobs(client, repository, all_, where), JOBS, format_, columns)
 
 
 def show(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
+from gpuyard.logs.lines import LogFormat, LogLevel, set_up
 
 
 def serve(
@@ -28,6 +31,13 @@ def serve(
             show_default="SITE.db in $STATE_DIRECTORY or $XDG_STATE_HOME/gpuyard",
         ),
     ] = None,
+    upgrade: Annotated[
+        bool,
+        typer.Option(
+            "--upgrade/--no-upgrade",
+            help="Bring the tables of an older release up to date, or refuse to start on them.",
+        ),
+    ] = True,
     public: Annotated[
         bool,
         typer.Option("--public", help="Listen on an address that others can reach, although nothing is encrypted."),
@@ -49,29 +59,65 @@ def serve(
     ] = "Default",
     websso: Annotated[
         str,
-        typer.Option("--websso", metavar="PROTOCOL", help="Single sign-on by Keystone: openid, saml2, mapped."),
+        typer.Option(
+            "--websso",
+            metavar="PROTOCOL",
+            help="Single sign-on by Keystone: openid, saml2, or PROVIDER/PROTOCOL as Keystone calls them.",
+        ),
     ] = "",
     websso_url: Annotated[
         str, typer.Option("--websso-url", metavar="URL", help="Keystone as browsers find it, when that is elsewhere.")
     ] = "",
+    websso_logout: Annotated[
+        str,
+        typer.Option("--websso-logout", metavar="URL", help="Where who has logged out here logs out of that, too."),
+    ] = "",
+    check_config: Annotated[
+        bool,
+        typer.Option(
+            "--check-config",
+            help="Only look whether it could serve: site file, database, cloud, port. Changes nothing.",
+        ),
+    ] = False,
+    unit: Annotated[bool, typer.Option("--unit", help="Print the systemd unit that does it.")] = False,
+    log_format: Annotated[
+        LogFormat, typer.Option("--log-format", envvar="GPUYARD_LOG_FORMAT", help="How lines of the log are written.")
+    ] = LogFormat.TEXT,
+    log_level: Annotated[
+        LogLevel,
+        typer.Option("--log-level", envvar="GPUYARD_LOG_LEVEL", help="What is logged; info: each request, too."),
+    ] = LogLevel.INFO,
 ) -> None:
     """Serve the GPU map, the calendar, the API and the metrics, and keep bookings and cloud together.
 
     A site file that has changed is read again after 'gpuyard site apply', or on SIGHUP.
     """
+    if unit:
+        from gpuyard.app.units import portal_unit
+
+        print(portal_unit(Path(sys.argv[0])), end="")
+        return
     from gpuyard.app import serving
+    from gpuyard.app.checking import check_serving
     from gpuyard.cloud.api import connect
     from gpuyard.portal.settings import OthersShown, PortalSettings
     from gpuyard.site.load import load_site
 
+    set_up(log_format, log_level)
     loaded, api = load_site(site), connect(cloud)
     settings = PortalSettings(
         domain=domain,
         trusted_gateways=tuple(gateway or ()),
         public_url=url,
         anonymous_details=loaded.site.booking is not None and loaded.site.booking.anonymous_details,
+        public_status=loaded.site.booking is None or loaded.site.booking.public_status,
         others=OthersShown(loaded.site.booking.others if loaded.site.booking else "names"),
         websso=websso,
         websso_url=websso_url or api.auth_url,
+        websso_logout=websso_logout,
     )
-    serving.serve(serving.ServeOptions(host, port, period, database or "", public, settings), loaded, api)
+    options = serving.ServeOptions(host, port, period, database or "", public, settings, upgrade)
+    if check_config:
+        check_serving(options, loaded, api, print)
+        return
+    serving.serve(options, loaded, api)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuyard.cli import adopt, deploy, drift, lint, render, rollout
+from gpuyard.cli import adopt, bootstrap, deploy, drift, lint, render, rollout
 from gpuyard.cli.booking_options import UrlOption, client_of
 from gpuyard.cli.findings import FindingFormat, FindingFormatOption, print_findings
 from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
@@ -31,13 +31,15 @@ PruneOption = Annotated[bool, typer.Option("--prune", help="Also delete what is 
 @app.command()
 def check(site: SiteOption = DEFAULT_SITE) -> None:
     """Read the site file and say what is in it, or what is wrong with it and where."""
+    from gpuyard.model.text import counted
     from gpuyard.site.load import load_site
 
     compiled = load_site(site).compiled
     offered = sum(not gpu.blocked for gpu in compiled.gpus)
     print(
-        f"{site}: site {compiled.site.site}: {len(compiled.site.hosts)} hosts, {offered} GPUs offered of "
-        f"{len(compiled.gpus)}, {len(compiled.site.pools)} pools, {len(compiled.flavors)} flavors"
+        f"{site}: site {compiled.site.site}: {counted(len(compiled.site.hosts), 'host')}, "
+        f"{counted(offered, 'GPU')} offered of {len(compiled.gpus)}, {counted(len(compiled.site.pools), 'pool')}, "
+        f"{counted(len(compiled.flavors), 'flavor')}"
     )
     for pool in compiled.site.pools:
         if not any(gpu.pool == pool for gpu in compiled.gpus):
@@ -126,7 +128,7 @@ def plan(
     compiled = load_site(site).compiled
     api = connect(cloud)
     steps = plan_site(compiled, read_objects(api, compiled), prune)
-    _say_where(compiled.site.site, site, api.name)
+    say_where(compiled.site.site, site, api.name)
     changes = render.changes_of(compiled, rendered, kolla, inventory or ())
     for change in changes:
         print(f"{change.sign} file {change.path}  (rendered configuration: 'gpuyard site render' writes it)")
@@ -167,13 +169,13 @@ def apply(
     api = connect(cloud)
     seen = read_objects(api, compiled)
     steps = plan_site(compiled, seen, prune)
-    _say_where(compiled.site.site, site, api.name)
+    say_where(compiled.site.site, site, api.name)
     if approved:
         require_same(approved, store_plan(compiled.site.site, api.name, prune, steps))
     show_plan(steps)
     if not steps.steps:
         return
-    if not yes and not approved and not _confirmed(f"Carry out {len(steps.steps)} steps on cloud {api.name}?"):
+    if not yes and not approved and not confirmed(f"Carry out {len(steps.steps)} steps on cloud {api.name}?"):
         print("Nothing was changed.")
         raise typer.Exit(1)
     apply_plan(api, compiled, seen, steps, lambda step: print(f"  {step} ..."), prune)
@@ -181,7 +183,7 @@ def apply(
     print(f"{len(steps.steps)} steps done; the cloud is as the site file says{waits}.")
 
 
-def _say_where(name: str, path: Path, cloud: str) -> None:
+def say_where(name: str, path: Path, cloud: str) -> None:
     """GPUYARD_SITE and OS_CLOUD of a shell that has been open for long may not be what its user thinks of."""
     print(f"Site {name} ({path}) on cloud {cloud}:", file=sys.stderr)
 
@@ -204,7 +206,7 @@ def _write(path: Path, text: str) -> None:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _confirmed(question: str) -> bool:
+def confirmed(question: str) -> bool:
     """What a person answers. Raises UsageError when there is nobody to ask."""
     from gpuyard.model.errors import UsageError
 
@@ -233,6 +235,7 @@ def show_plan(steps: SitePlan, files: int = 0) -> None:
 app.command("drift")(drift.drift)
 render.register(app)
 deploy.register(app)
+app.command("bootstrap")(bootstrap.bootstrap)
 app.command("rollout")(rollout.rollout)
 app.command("lint")(lint.lint)
 app.command("adopt")(adopt.adopt)

@@ -139,6 +139,26 @@ def back_body(gpus: Sequence[str], back: str, zone: ZoneInfo, now: datetime) -> 
     return {"gpus": list(gpus), "back": _utc(parse_time(back, zone, now)) if back else None}
 
 
+def maintenance_body(start: str, end: str, comment: str, zone: ZoneInfo, now: datetime) -> dict[str, Any]:
+    """The body of POST /v1/maintenances, but for the host. Raises UsageError."""
+    begin = parse_time(start, zone, now)
+    until = parse_time(end, zone, now, begin)
+    if until <= begin:
+        raise UsageError(f"--end {end!r} is not after --start {start!r}")
+    return {"start": _utc(begin), "end": _utc(until), "comment": comment}
+
+
+def time_body(end: str, zone: ZoneInfo, now: datetime) -> dict[str, Any]:
+    """``end``; ``+...`` counts from now. Raises UsageError."""
+    return {"end": _utc(parse_time(end, zone, now))}
+
+
+def lasting_minutes(lasting: str, zone: ZoneInfo) -> int:
+    """``4h``, ``3d``: how long from now on. Raises UsageError."""
+    now = datetime.now(zone)
+    return int((parse_time(f"+{lasting.lstrip('+')}", zone, now) - now).total_seconds() / 60 + 0.5)
+
+
 def refusal(error: ApiRefusedError, program: str, zone: ZoneInfo) -> BlockedError:
     """The refusal with its alternatives as commands that can be pasted. `program`: ``gpuyard booking create``."""
     lines = [str(error), *suggestions(error.alternatives, program, zone)]

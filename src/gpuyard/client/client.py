@@ -1,4 +1,4 @@
-"""Requests for bookings and runners to a portal's /v1, as plain rows; what is safe to ask again is asked again."""
+"""Requests about bookings, health and runners to a portal's /v1, as plain rows; what is safe to repeat is repeated."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ PAGE = 500
 """Bookings asked for at once."""
 BEGIN_OF_ID = re.compile(r"[0-9a-f][0-9a-f-]{0,34}")
 """Of a UUID, which has 36 characters."""
+BOOKING_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 JOB_ID = re.compile(r"[^/]{1,253}(?:/set(?:/[^/]{1,253}){1,3})?/[0-9]{1,20}")
 """``github.com/123456``, or of a scale set ``github.com/set/acme/7/123456``; one repository's has ``acme/solver``."""
 MOST_ROWS = 500
@@ -28,6 +29,9 @@ AGAIN = frozenset({502, 503, 504})
 """Answers of a gateway or of a portal that starts."""
 LOOK_EVERY = 1.0
 """Seconds between looks at a booking that is waited for."""
+USED_UP = 30.0
+"""Seconds after which servers from before are taken to use a whole booking: where they use a part, the keeper says at
+one of its next looks that the rest is usable."""
 PATIENCE = 5.0
 """Seconds that a portal may ask to wait (Retry-After); for more the answer is given to the caller."""
 
@@ -79,6 +83,12 @@ class Client:
         reply = self._ask("GET", self._path(id), safe=True)
         return dict(reply.body), reply.headers.get("etag", "")
 
+    def use(self, id: str) -> Row | None:
+        """What the GPUs of a booking (its whole id) do; None where it is not on, is somebody else's, or no server of
+        the site is asked."""
+        found = self._row("GET", "/v1/uses", query={"booking": id})["uses"]
+        return dict(found[0]) if found else None
+
     def edit(self, id: str, changes: Mapping[str, Any], etag: str) -> Row:
         """Raises ChangedError when the booking is not the one with this ETag any more."""
         return self._row("PATCH", self._path(id), changes, headers={"If-Match": etag})
@@ -88,22 +98,32 @@ class Client:
         return self._row("POST", f"{self._path(id)}/extend", body, headers={"If-Match": etag})
 
     def wait_until_usable(self, row: Row) -> Row:
-        """The booking once its owner can start a server: some seconds after its start, which may be a long time off.
-        Raises BlockedError when that will not come by itself: it waits for somebody, or is over."""
-        while not row.get("usable_since"):
+        """The booking once its owner can start a server: some seconds after its start, which may be a long time off; or
+        when for USED_UP seconds it had servers, and none could be started: then those that its owner had before use
+        all of it. Raises BlockedError when that will not come by itself: it waits for somebody, or is over."""
+        taken = 0.0
+        while not row.get("usable_since") and taken < USED_UP:
             if row["state"] not in ("confirmed", "active"):
                 raise BlockedError(f"booking {row['id']} is {row['state']}: there is nothing to wait for")
             self._sleep(LOOK_EVERY)
             row = self.booking(row["id"])[0]
+            taken = taken + LOOK_EVERY if row.get("claimed") else 0.0
         return row
 
-    def act(self, id: str, verb: str, reason: str = "", series: bool = False) -> Row:
-        """``cancel``, ``end``, ``approve``, ``decline``, ``accept``, ``open``. `series`: for ``cancel``."""
+    def act(self, id: str, verb: str, reason: str = "", series: bool = False, fault: str = "") -> Row:
+        """``cancel``, ``end``, ``approve``, ``decline``, ``accept``, ``open``. `series`: for ``cancel``. `fault`: for
+        ``end``, what was wrong with its GPUs."""
         body = {**({"reason": reason} if reason else {}), **({"series": True} if series else {})}
+        body |= {"fault": fault} if fault else {}
         return self._row("POST", f"{self._path(id)}/{verb}", body)
 
     def _path(self, id: str) -> str:
-        """Where a booking is. Raises UsageError when an id that is cut short is that of several."""
+        """Where a booking is. Raises UsageError for what is no id, and for the beginning of several."""
+        if not BOOKING_ID.fullmatch(id):
+            raise UsageError(
+                f"{id!r} is no id of a booking; 'gpuyard booking list' and, of GPUs that are held, 'gpuyard gpu holds' "
+                "show them"
+            )
         if BEGIN_OF_ID.fullmatch(id):
             found = [row["id"] for row in self._row("GET", "/v1/bookings", query={"id": id, "limit": 4})["bookings"]]
             if len(found) > 1:
@@ -152,11 +172,82 @@ class Client:
     def gpus(self, **query: object) -> list[Row]:
         return list(self._row("GET", "/v1/gpus", query=query)["gpus"])
 
+    def flavors(self, **query: object) -> Row:
+        """What a project could start now: ``flavors``, and when the cloud was looked at."""
+        return self._row("GET", "/v1/flavors", query=query)
+
+    # The health of GPUs
+
+    def health(self, **query: object) -> list[Row]:
+        return list(self._row("GET", "/v1/health", query=query)["gpus"])
+
+    def gpu_health(self, gpu: str, limit: int = 100) -> Row:
+        """``gpu``, and ``events``, the newest first. `gpu` here and below: ``host/address``."""
+        return self._row("GET", _gpu_path(gpu), query={"limit": limit})
+
+    def repairs(self, by: str = "card") -> Row:
+        """``out``: what is out of use; ``repeats``: what went bad how often, by ``card``, ``host`` or ``slot``."""
+        return self._row("GET", "/v1/repairs", query={"by": by})
+
+    def report(self, gpu: str, words: str) -> Row:
+        return self._row("POST", f"{_gpu_path(gpu)}/report", {"words": words})
+
+    def quarantine(self, gpu: str, comment: str) -> Row:
+        return self._row("POST", f"{_gpu_path(gpu)}/quarantine", {"comment": comment})
+
+    def accept(self, targets: Sequence[str], *, canary: bool = True) -> Row:
+        """Have GPUs accepted by servers: what is tried now, and what is not and why."""
+        return self._row("POST", "/v1/acceptances", {"targets": list(targets), "canary": canary})
+
+    def acceptances(self) -> list[Row]:
+        """The last try of every slot that ever had one."""
+        return list(self._row("GET", "/v1/acceptances")["tries"])
+
+    def acceptance(self, batch: str) -> Row:
+        return self._row("GET", f"/v1/acceptances/{quote(batch, safe='')}")
+
+    def repair(self, gpu: str, step: str, comment: str) -> Row:
+        """`step`: ``start``, ``note``, ``done``, ``abandon``, ``return``; or ``release``: back to use, not repaired."""
+        path = step if step == "release" else f"repair/{step}"
+        return self._row("POST", f"{_gpu_path(gpu)}/{path}", {"comment": comment})
+
+    def lend_gpu(self, gpu: str, minutes: int, comment: str) -> Row:
+        """``gpu``, and ``loan``, a booking with the ``command`` that starts a server there."""
+        return self._row("POST", f"{_gpu_path(gpu)}/repair/lend", {"minutes": minutes, "comment": comment})
+
+    def host_token(self, host: str, purpose: str) -> str:
+        """Of a host, for ``watch`` or ``scrub``: it is told this once."""
+        return str(self._row("POST", f"/v1/hosts/{quote(host, safe='')}/tokens", {"purpose": purpose})["token"])
+
+    # Maintenances of hosts
+
+    def maintenances(self, host: str = "", *, past: bool = False) -> list[Row]:
+        """Those that are not over, of a host or of all; `past`: then those that are, the newest first."""
+        query = {"host": host, "past": "true" if past else ""}
+        return list(self._row("GET", "/v1/maintenances", query=query)["maintenances"])
+
+    def check_maintenance(self, body: Mapping[str, Any]) -> Row:
+        """``servers``, ``moves`` and ``stays``: what it would mean."""
+        return self._row("POST", "/v1/maintenances/check", body, safe=True)
+
+    def plan_maintenance(self, body: Mapping[str, Any]) -> Row:
+        return self._row("POST", "/v1/maintenances", body)
+
+    def maintenance_step(self, id: str, step: str, body: Mapping[str, Any]) -> Row:
+        """`step`: ``start``, ``done``, ``extend``, ``cancel``."""
+        return self._row("POST", f"/v1/maintenances/{quote(id, safe='')}/{step}", body)
+
     # Runners for GitHub jobs
 
     def queue(self) -> list[Row]:
         """Jobs that wait, those with a runner first, then in the order of their turns."""
-        return list(self._row("GET", "/v1/queue")["jobs"])
+        found: list[Row] = []
+        more = 1
+        while more > 0:
+            page = self._row("GET", "/v1/queue", query={"skip": len(found)})
+            found += page["jobs"]
+            more = int(page["more"]) if page["jobs"] else 0
+        return found
 
     def jobs(self, states: Sequence[str], repository: str = "", limit: int = MOST_ROWS) -> list[Row]:
         """The newest first."""
@@ -175,6 +266,20 @@ class Client:
     def runners(self, ended: int = 0) -> Row:
         """``runners``, with so many of those that have ended, and ``errors``: what is wrong with GitHub, for admins."""
         return self._row("GET", "/v1/runners", query={"ended": ended})
+
+    # What GPUs were used for
+
+    def usage(self, query: Mapping[str, object]) -> Row:
+        """``lines`` and ``total``; amounts are GPU-seconds. `query`: as of the API."""
+        return self._row("GET", "/v1/usage", query=query)
+
+    def usage_intervals(self, query: Mapping[str, object]) -> list[Row]:
+        """By start, cut to the days that are asked for."""
+        return list(self._row("GET", "/v1/usage/intervals", query=query)["lines"])
+
+    def budgets(self) -> list[Row]:
+        """Of one's projects; for admins of all."""
+        return list(self._row("GET", "/v1/budgets")["lines"])
 
     # The wire
 
@@ -221,6 +326,14 @@ class Client:
                     raise error_of(reply, self.url)
                 pause = max(pause, wait)
             self._sleep(pause)
+
+
+def _gpu_path(gpu: str) -> str:
+    """Raises UsageError for what is no name of a GPU."""
+    host, slash, address = gpu.rpartition("/")
+    if not slash or not host or not address or "/" in host:
+        raise UsageError(f"{gpu!r} is no GPU; write host/address, as in gpu-1/0000:27:00.0")
+    return f"/v1/health/{quote(host, safe='')}/{quote(address, safe=':')}"
 
 
 def _job_path(id: str) -> str:

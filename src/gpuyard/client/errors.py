@@ -35,7 +35,8 @@ def error_of(reply: Reply, url: str) -> GpuyardError:
     """The error for an answer from 300 up."""
     problem = reply.body if isinstance(reply.body, dict) else {}
     detail = str(problem.get("detail") or reply.text or f"status {reply.status}").strip()
-    reasons = [str(reason) for reason in problem.get("reasons") or () if str(reason) != detail]
+    told = (str(reason) for reason in problem.get("reasons") or ())
+    reasons = [reason for reason in told if reason.rstrip(".") != detail.rstrip(".")]
     message = "\n".join([detail, *(f"  - {reason}" for reason in reasons)]) if reasons else detail
     if reply.status < 400:
         return PortalError(f"the portal at {url} sends elsewhere, to {reply.headers.get('location', 'nowhere')}; "

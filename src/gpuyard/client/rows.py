@@ -8,7 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from gpuyard.client.times import show_api_time
-from gpuyard.ledger.state import Keeping, LedgerWords
+from gpuyard.ledger.state import FOREIGN, Keeping, LedgerWords
 from gpuyard.model.booking import RULES, QuietHours, rule_text
 from gpuyard.model.errors import UsageError
 from gpuyard.model.gpu import GpuState, provider_name
@@ -53,9 +53,22 @@ def booking_row(row: Row, zone: ZoneInfo) -> dict[str, Any]:
     return {column: _value(row, name, zone) for column, name in NAMES.items()}
 
 
-def booking_fields(row: Row, zone: ZoneInfo) -> dict[str, Any]:
-    """A booking by itself: its fields have the names of the API, as in every ``openstack ... show``."""
-    return {name: _value(row, name, zone) for name in NAMES.values()}
+def booking_fields(row: Row, zone: ZoneInfo, use: Row | None = None) -> dict[str, Any]:
+    """A booking by itself: its fields have the names of the API, as in every ``openstack ... show``. `use`: what its
+    GPUs do, where that may be told."""
+    fields = {name: _value(row, name, zone) for name in NAMES.values()}
+    return fields if use is None else {**fields, "use": use_words(use, zone)}
+
+
+def use_words(use: Row, zone: ZoneInfo) -> str:
+    """What the GPUs of a booking do, in words; what is not known is said to be so."""
+    now = "not known now" if use["lately"] is None else f"{use['lately']} % in the last {use['minutes']} min"
+    words = (
+        [now] if use["whole"] is None else [now, f"{use['whole']} % since it has a server, of {use['hours']} h heard"]
+    )
+    if use["idle_since"]:
+        words.append(f"idle since {show_api_time(use['idle_since'], zone)}")
+    return "; ".join(words)
 
 
 def _value(row: Row, name: str, zone: ZoneInfo) -> Any:
@@ -114,11 +127,13 @@ def gpu_row(row: Row) -> dict[str, Any]:
 
 
 def keepings(rows: Iterable[Row]) -> LedgerWords:
-    """What keeps GPUs, out of rows of /v1/gpus. One that is held without a booking, others hold."""
+    """What keeps GPUs, out of rows of /v1/gpus; without what others hold. One that is held without a booking is out of
+    use for its health."""
     return {
         provider_name(row["host"], row["address"]): Keeping(GpuState(row["state"]), row["reason"], row["booking"] or "")
         for row in rows
-        if row["state"] == GpuState.BOOKED.value or (row["state"] == GpuState.HELD.value and row["booking"])
+        if row["state"] == GpuState.BOOKED.value
+        or (row["state"] == GpuState.HELD.value and (row["booking"] or row["reason"] != FOREIGN))
     }
 
 

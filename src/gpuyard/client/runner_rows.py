@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from gpuyard.client.times import show_api_time
+from gpuyard.runners.records import DONE, JobState
+
+if TYPE_CHECKING:
+    from gpuyard.client.client import Client
 
 Row = Mapping[str, Any]
 
+RECENT = 100
+"""Jobs that are over, and runners that have ended, in a list of all."""
 RUNNERS = ("Name", "State", "Repository", "Job", "Pool", "GPUs", "Since", "Cause")
 JOBS = ("ID", "State", "Repository", "Name", "Pool", "Position", "Queued", "Start", "Runner", "Reason")
 EVENTS = ("At", "Runner", "Text")
@@ -38,6 +44,15 @@ def job_row(row: Row, zone: ZoneInfo) -> dict[str, Any]:
         "Start": show_api_time(row["started"] or place.get("start"), zone),
         "Reason": place.get("reason") or row["reason"] or row["conclusion"],
     }
+
+
+def listed_jobs(client: Client, repository: str, all_: bool, zone: ZoneInfo) -> list[dict[str, Any]]:
+    """Rows of the jobs that are not over, of one repository or of all; with `all_` also of the last that are."""
+    queue = [row for row in client.queue() if repository in ("", row["repository"])]
+    others = client.jobs(sorted(state.value for state in set(JobState) - DONE), repository)
+    if all_:
+        others += client.jobs(sorted(state.value for state in DONE), repository, RECENT)
+    return job_rows(queue, others, zone)
 
 
 def job_rows(queue: Sequence[Row], others: Sequence[Row], zone: ZoneInfo) -> list[dict[str, Any]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from keystoneauth1 import exceptions as auth_errors
@@ -18,6 +20,41 @@ from gpuyard.model.errors import UsageError
 WRONG = (sdk_errors.ConfigException, auth_errors.MissingRequiredOptions, auth_errors.MissingAuthPlugin)
 
 
+ELSEWHERE = "gpuyard"
+"""Key of a cloud in clouds.yaml."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Other clouds of the same clouds.yaml, for what the credentials of one are not good for. An application
+    credential is for one project, and never for the system."""
+
+    limits: str = ""
+    """Whose Keystone shows the limits of all projects; empty: this one's."""
+    projects: Mapping[str, str] = field(default_factory=dict)
+    """Project's id -> cloud."""
+    clouds_file: Path | None = None
+    """Where they are; None: where clouds are looked for."""
+
+    @classmethod
+    def of(cls, document: object, cloud: str | None, clouds_file: Path | None = None) -> Elsewhere:
+        """What a cloud's entry says. Raises UsageError."""
+        if document is None:
+            return cls()
+        if isinstance(document, dict) and document.keys() <= {"limits", "projects"}:
+            found = {"": document.get("limits", "")}, document.get("projects", {})
+            if all(isinstance(one, dict) and all(map(_is_text, (*one, *one.values()))) for one in found):
+                return cls(found[0][""], dict(found[1]), clouds_file)
+        raise UsageError(
+            f"cloud {cloud}: {ELSEWHERE!r} in clouds.yaml has 'limits', a cloud, and 'projects', clouds by the ids of "
+            "projects; 'gpuyard site bootstrap' writes it"
+        )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
 class NoCloudError(UsageError):
     """Nobody has named a cloud, and there is none to go by."""
 
@@ -30,7 +67,11 @@ def find_cloud(cloud: str | None, clouds_file: Path | None, timeout: float | Non
     also for the requests that get a token.
     """
     try:
-        config = OpenStackConfig(config_files=[str(clouds_file)] if clouds_file else None, load_envvars=not clouds_file)
+        # force_ipv4 is about addresses of servers, and we ask for none. Without it the SDK looks by netlink which ones
+        # this machine has, and the unit of the portal forbids netlink.
+        config = OpenStackConfig(
+            config_files=[str(clouds_file)] if clouds_file else None, load_envvars=not clouds_file, force_ipv4=True
+        )
         return config.get_one(cloud, app_name="gpuyard", api_timeout=timeout)
     except (*WRONG, AttributeError, TypeError) as error:  # the last two: what is no mapping where one should be
         refuse_broken(clouds_file)

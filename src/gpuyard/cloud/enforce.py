@@ -13,9 +13,14 @@ from gpuyard.cloud.api import CloudApi, CloudError
 from gpuyard.cloud.observe.reader import compute_service, region_of
 from gpuyard.cloud.people import shown
 from gpuyard.ledger.enforcement import Call, PlaceHold, ReleaseHold, SeenProvider, SetLimit
+from gpuyard.logs.errand import carried
+from gpuyard.model.gpu import is_unit
+from gpuyard.model.units import hold_of
 from gpuyard.model.world import DOMAIN
 
 PARALLEL = 4
+HOLD = "GPUYARD_HOLD"
+"""What a consumer that holds a unit is called in Placement."""
 NOT_FOUND = 404
 CONFLICT = 409
 
@@ -68,6 +73,10 @@ class Enforcer:
         match step:
             case SetLimit():
                 self._set_limit(step.project, step.resource, step.value)
+            case PlaceHold() if is_unit(step.provider):
+                self._take(step.provider, *provider)
+            case ReleaseHold() if is_unit(step.provider):
+                self._let_go(step.provider)
             case PlaceHold():
                 self._reserve(*provider, True, step.generation)
             case ReleaseHold():
@@ -110,12 +119,16 @@ class Enforcer:
         return self._where
 
     def look(self, providers: Mapping[str, tuple[str, str]]) -> dict[str, SeenProvider]:
-        """Name -> (id, resource class) in, what is reserved out. Providers that are gone are left out."""
+        """Name -> (id, resource class) in, what is reserved out. Providers that are gone are left out, and units that
+        cannot be held now: all of their device are taken."""
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="look") as pool:
-            found = pool.map(lambda key: self._seen(*key), providers.values())
+            found = pool.map(carried(self._seen), providers, providers.values())
             return {name: seen for name, seen in zip(providers, found, strict=True) if seen is not None}
 
-    def _seen(self, provider: str, resource_class: str) -> SeenProvider | None:
+    def _seen(self, name: str, which: tuple[str, str]) -> SeenProvider | None:
+        provider, resource_class = which
+        if is_unit(name):
+            return self._seen_unit(name, provider, resource_class)
         try:
             answer = self._inventories(provider)
         except CloudError as error:
@@ -126,6 +139,43 @@ class Enforcer:
         if inventory is None:
             return None
         return SeenProvider(inventory["reserved"] >= inventory["total"], answer["resource_provider_generation"])
+
+    def _seen_unit(self, name: str, provider: str, resource_class: str) -> SeenProvider | None:
+        """A unit is held by a consumer of its own (docs/adr/0047), so there is no generation that matters."""
+        if self._api.get("placement", f"/allocations/{hold_of(name)}")["allocations"]:
+            return SeenProvider(True, 0)
+        try:
+            inventory = self._inventories(provider)["inventories"].get(resource_class)
+            used = self._api.get("placement", f"/resource_providers/{provider}/usages")["usages"].get(resource_class, 0)
+        except CloudError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+        left = inventory is not None and inventory["total"] - inventory["reserved"] > used
+        return SeenProvider(False, 0) if left else None
+
+    def _take(self, name: str, provider: str, resource_class: str) -> None:
+        """Hold a unit: its consumer takes one of its device. Raises OvertakenError when none is left."""
+        body = {
+            "allocations": {provider: {"resources": {resource_class: 1}}},
+            "consumer_generation": None,
+            "consumer_type": HOLD,
+            "project_id": self._api.project,
+            "user_id": self._api.user,
+        }
+        try:
+            self._api.request("PUT", "placement", f"/allocations/{hold_of(name)}", body)
+        except CloudError as error:
+            if error.status in (CONFLICT, NOT_FOUND):
+                raise OvertakenError(str(error), error.status) from None
+            raise
+
+    def _let_go(self, name: str) -> None:
+        try:
+            self._api.request("DELETE", "placement", f"/allocations/{hold_of(name)}")
+        except CloudError as error:
+            if error.status != NOT_FOUND:  # somebody else has let it go
+                raise
 
     def _inventories(self, provider: str) -> dict[str, Any]:
         return self._api.get("placement", f"/resource_providers/{provider}/inventories")

@@ -79,6 +79,8 @@ class TokenFacts:
     """Given at the end of single sign-on, and for nothing yet: unscoped, and by no application credential or trust."""
     lent: bool = False
     """Of an application credential, a trust or OAuth."""
+    in_groups: bool = False
+    """Single sign-on has put its user into groups; whether Keystone knows of that without the token is another."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,10 @@ class People(Protocol):
 
     def token(self, token: str) -> TokenFacts | None:
         """None when it is not valid (any more)."""
+        ...
+
+    def spend(self, token: str) -> bool:
+        """Have a token be worth nothing from now on; False when it was already, as by somebody else a moment ago."""
         ...
 
     def revoked(self) -> Mapping[str, datetime]:
@@ -203,7 +209,19 @@ class KeystonePeople:
             _membership(project, roles) if project else None,
             "OS-FEDERATION" in facts["user"] and not NARROWED & facts.keys(),
             bool(LENT & facts.keys()),
+            bool(facts["user"].get("OS-FEDERATION", {}).get("groups")),
         )
+
+    def spend(self, token: str) -> bool:
+        # By itself: everybody may revoke what is his, and a service without that right need not have it.
+        headers = {"X-Auth-Token": token, "X-Subject-Token": token}
+        try:
+            self._api.request("DELETE", "identity", "/auth/tokens", headers=headers, personal=True, timeout=SOON)
+        except CloudError as error:
+            if error.status in (UNAUTHORIZED, NOT_FOUND):
+                return False
+            raise
+        return True
 
     def revoked(self) -> Mapping[str, datetime]:
         try:

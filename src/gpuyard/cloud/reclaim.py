@@ -67,10 +67,7 @@ class Reclaimer:
         """Give the image that shelving has made to the server's project. Nova makes it for whoever shelves, here the
         administrator, and shares it: its owner's users could not have it deleted when they unshelve the server."""
         if case.action is ReclaimAction.SHELVE:
-            made = self._api.get("image", "/images", instance_uuid=case.server_id, image_type="snapshot")["images"]
-            for image in made:
-                if image["name"] == f"{case.server}-shelved":
-                    self._give(image, case.project_id)
+            hand_over_shelved(self._api, case.server_id, case.server, case.project_id)
 
     def _next(self, case: Case, server: dict[str, Any]) -> str:
         status = server["status"]
@@ -103,7 +100,7 @@ class Reclaimer:
         images = self._api.get("image", "/images", name=name)["images"]
         usable = [image for image in images if image["status"] == "active"]
         if usable:
-            self._give(usable[0], case.project_id)
+            _give(self._api, usable[0], case.project_id)
             return self._delete(case)
         unfinished = [image for image in images if image["status"] in ("queued", "saving", "uploading", "importing")]
         if unfinished:
@@ -116,12 +113,6 @@ class Reclaimer:
         self._api.request("POST", "compute", f"/servers/{case.server_id}/action", body)
         return "createImage"
 
-    def _give(self, image: dict[str, Any], project: str) -> None:
-        if image["owner"] != project:
-            patch = [{"op": "replace", "path": "/owner", "value": project}]
-            headers = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
-            self._api.request("PATCH", "image", f"/images/{image['id']}", patch, headers=headers)
-
     def _try(self, method: str, path: str, body: dict[str, Any] | None, *allowed: int) -> bool:
         try:
             self._api.request(method, "compute", path, body)
@@ -130,3 +121,17 @@ class Reclaimer:
                 raise
             return False
         return True
+
+
+def hand_over_shelved(api: CloudApi, server_id: str, name: str, project: str) -> None:
+    """Give the image that shelving a server has made to the server's project."""
+    for image in api.get("image", "/images", instance_uuid=server_id, image_type="snapshot")["images"]:
+        if image["name"] == f"{name}-shelved":
+            _give(api, image, project)
+
+
+def _give(api: CloudApi, image: dict[str, Any], project: str) -> None:
+    if image["owner"] != project:
+        patch = [{"op": "replace", "path": "/owner", "value": project}]
+        headers = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
+        api.request("PATCH", "image", f"/images/{image['id']}", patch, headers=headers)

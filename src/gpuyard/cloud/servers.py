@@ -1,26 +1,33 @@
-"""Servers that gpuyard itself starts and deletes, for runners. They are in one project, and all have our tags.
+"""Servers that gpuyard itself starts and deletes: for runners, and to accept GPUs. Those of one kind are in one
+project, and all have our tags.
 
-What is not tagged by this site is never touched, whatever its name. Nova is asked in the runners' own project: either
+What is not tagged by this site is never touched, whatever its name. Nova is asked in their own project: either
 with the operator's credentials, scoped to it, or with some that are good for nothing else (`open_servers`).
 """
 
 from __future__ import annotations
 
 import base64
+import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from time import monotonic
 from typing import Any, Protocol
 
 from gpuyard.cloud.api import CloudApi, CloudError, connect
+from gpuyard.guest.cloud_config import MOST_BYTES
 from gpuyard.model.errors import UsageError
+from gpuyard.model.world import SITE_KEY as SITE_KEY  # others have it from here
 from gpuyard.runners.progress import SeenServer
 
+LOG = logging.getLogger(__name__)
 TAG = "gpuyard-runner"
-RUNNER_KEY, SITE_KEY, JOB_KEY = "gpuyard_runner", "gpuyard_site", "gpuyard_job"
+JOB_KEY = "gpuyard_job"
+YARD_KEY = "gpuyard_yard"
 NOT_FOUND, CONFLICT = 404, 409
 FORBIDDEN, TOO_LARGE, TOO_MANY = 403, 413, 429
 SERVER_FAULT = 500
@@ -29,8 +36,6 @@ DELETED = "DELETED"
 PAGE = 1000
 KNOWN = 60.0
 """Seconds for which ids of flavors, images and networks are believed. An image may be made anew under its name."""
-MOST_USER_DATA = 65_535
-"""Bytes, in base64: what Nova takes."""
 CONSOLE_LINES = 2_000
 """Most that is asked of a console: enough for a boot and a runner's log."""
 CONSOLE_BYTES = 512 * 1024
@@ -74,6 +79,8 @@ class ServerWish:
     user_data: str
     job: str = ""
     """Id of the job that it is made for."""
+    host: str = ""
+    """The hypervisor on which it must be, as nova-compute names it; empty: any. Nova takes that of admins only."""
 
 
 class RunnerServers(Protocol):
@@ -88,7 +95,7 @@ class RunnerServers(Protocol):
         ...
 
     def get(self, server_id: str) -> SeenServer | None:
-        """None when it is deleted for good, or was never there."""
+        """None when it is deleted for good, or was never there. It may be one that is not `ours` (any more)."""
         ...
 
     def console(self, server_id: str) -> str:
@@ -110,22 +117,30 @@ class NovaServers:
         network: str | None = None,
         security_groups: Sequence[str] = (),
         steady: Callable[[], float] = monotonic,
+        yard: str = "",
+        tag: str = TAG,
     ) -> None:
-        """`api` is scoped to the project. `network`: name, id, ``auto`` or ``none``; None is ``auto``."""
+        """`api` is scoped to the project. `tag`: what its servers are for. `network`: name, id, ``auto`` or ``none``;
+        None is ``auto``. `yard` tells apart sites of one name, which have databases of their own:
+        `RunnerStore.identity`."""
         self._api = api
         self._site = site
-        self._tags = [TAG, f"gpuyard-site:{site}"]
+        self._tag = tag
+        self._tags = [tag, f"gpuyard-site:{site}"]
         self._network = network or "auto"
         self._groups = [{"name": name} for name in security_groups]
         self._steady = steady
+        self._yard = yard
+        self._others: frozenset[str] = frozenset()
+        """Servers of another gpuyard that has a site of the same name, at the last look."""
         self._known: dict[tuple[str, str], tuple[float, str]] = {}
         self._lock = threading.Lock()
 
     def create(self, wish: ServerWish) -> str:
         data = base64.b64encode(wish.user_data.encode()).decode()
-        if len(data) > MOST_USER_DATA:
+        if len(data) > MOST_BYTES:
             raise ServerError(
-                f"server {wish.name}: its user data has {len(data)} bytes, and Nova takes {MOST_USER_DATA}",
+                f"server {wish.name}: its user data has {len(data)} bytes, and Nova takes {MOST_BYTES}",
                 None, ServerProblem.REFUSED,
             )  # fmt: skip
         body: dict[str, Any] = {
@@ -135,8 +150,14 @@ class NovaServers:
             "networks": self._networks(),
             "user_data": data,
             "config_drive": True,  # not every cloud has a metadata service that guests reach, and CVE-2024-6174
-            "metadata": {RUNNER_KEY: wish.name, SITE_KEY: self._site, **({JOB_KEY: wish.job} if wish.job else {})},
+            "metadata": {
+                self._tag.replace("-", "_"): wish.name,
+                SITE_KEY: self._site,
+                **({JOB_KEY: wish.job} if wish.job else {}),
+                **({YARD_KEY: self._yard} if self._yard else {}),
+            },
             "tags": self._tags,
+            **({"host": wish.host} if wish.host else {}),
         }
         if self._groups:
             body["security_groups"] = self._groups
@@ -149,11 +170,25 @@ class NovaServers:
                 "compute", "/servers/detail", "servers", tags=",".join(self._tags), limit=PAGE, deleted=False
             )
             # Nova lists one that it has just deleted for a moment more.
-            return [_seen(row) for row in rows if row["status"] != DELETED and self._is_ours(row)]
+            there = [row for row in rows if row["status"] != DELETED]
+        self._tell_others(frozenset(str(row["name"]) for row in there if not self._is_our_yards(row)))
+        return [_seen(row) for row in there if self._is_ours(row)]
+
+    def _tell_others(self, names: frozenset[str]) -> None:
+        if names - self._others:
+            LOG.error(
+                "tag %s: %d servers (%s ...) are of another gpuyard that calls its site %s, too, "
+                "on another database; they are left alone. Name one of the sites otherwise, or delete them if that "
+                "gpuyard is no more",
+                self._tag, len(names), min(names), self._site,
+            )  # fmt: skip
+        self._others = names
 
     def get(self, server_id: str) -> SeenServer | None:
         row = self._row(server_id)
-        return _seen(row) if row is not None and row["status"] != DELETED else None
+        if row is None or row["status"] == DELETED:
+            return None
+        return replace(_seen(row), ours=self._is_ours(row))
 
     def console(self, server_id: str) -> str:
         try:
@@ -180,7 +215,12 @@ class NovaServers:
                 raise
 
     def _is_ours(self, row: Mapping[str, Any]) -> bool:
-        return row.get("metadata", {}).get(SITE_KEY) == self._site and {*self._tags} <= {*row.get("tags", ())}
+        tagged = row.get("metadata", {}).get(SITE_KEY) == self._site and {*self._tags} <= {*row.get("tags", ())}
+        return tagged and self._is_our_yards(row)
+
+    def _is_our_yards(self, row: Mapping[str, Any]) -> bool:
+        """One that says nothing of it was made before servers did."""
+        return bool(row.get("metadata", {}).get(YARD_KEY, self._yard) == self._yard)
 
     def _row(self, server_id: str) -> dict[str, Any] | None:
         try:
@@ -206,7 +246,7 @@ class NovaServers:
             found = self._find(kind, name)
         if not found:
             raise ServerError(
-                f"cloud {self._api.name} has no {kind} {name!r} that the runners' project can see",
+                f"cloud {self._api.name} has no {kind} {name!r} that the project of its servers can see",
                 None, ServerProblem.REFUSED,
             )  # fmt: skip
         with self._lock:
@@ -228,15 +268,15 @@ class NovaServers:
             return self._api.request(method, "compute", path, body)
 
 
-class _told:  # noqa: N801
+@contextmanager
+def _told() -> Iterator[None]:
     """Errors of the cloud as ServerError."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, CloudError) and not isinstance(error, ServerError):
-            raise ServerError(str(error), error.status, problem_of(error)) from None
+    try:
+        yield
+    except ServerError:
+        raise
+    except CloudError as error:
+        raise ServerError(str(error), error.status, problem_of(error)) from None
 
 
 def problem_of(error: CloudError) -> ServerProblem:
@@ -264,14 +304,16 @@ def _seen(row: Mapping[str, Any]) -> SeenServer:
     )
 
 
-def open_runners_project(api: CloudApi, project: str, cloud: str | None) -> tuple[CloudApi, str]:
-    """A door to the project that runners are servers of, and the project's id. `api`: the operator's. `cloud` of
+def open_servers_project(
+    api: CloudApi, project: str, cloud: str | None = None, key: str = "runners"
+) -> tuple[CloudApi, str]:
+    """A door to the project that servers of ours are in, and the project's id. `api`: the operator's. `cloud` of
     clouds.yaml, whose credentials may be good for that project alone; None is the operator's own, which then need a
-    role there. Raises UsageError and CloudError."""
+    role there. `key`: where the site file names it. Raises UsageError and CloudError."""
     rows = [row for row in api.get("identity", "/projects", name=project)["projects"] if row["name"] == project]
     if not rows:
         raise UsageError(
-            f"runners.project: cloud {api.name} has no project {project!r}; 'openstack project create {project}' "
+            f"{key}.project: cloud {api.name} has no project {project!r}; 'openstack project create {project}' "
             "makes it, or name another one"
         )
     identity = str(rows[0]["id"])
@@ -280,7 +322,7 @@ def open_runners_project(api: CloudApi, project: str, cloud: str | None) -> tupl
     door = connect(cloud)
     if door.project != identity:
         raise UsageError(
-            f"runners.cloud: the credentials of cloud {cloud} are for another project than runners.project, "
+            f"{key}.cloud: the credentials of cloud {cloud} are for another project than {key}.project, "
             f"{project!r}: make an application credential there"
         )
     return door, identity

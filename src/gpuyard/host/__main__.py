@@ -15,7 +15,11 @@ from gpuyard.host.pci_ids import PciIds
 from gpuyard.host.preparation import pending
 from gpuyard.host.recording import check_facts, dumps, read_file, record
 from gpuyard.host.scan import scan
+from gpuyard.host.scrub_unit import ScrubOptions
+from gpuyard.host.scrub_unit import run as run_scrub
 from gpuyard.host.tree import open_tree
+from gpuyard.host.watch_loop import WatchOptions, seconds
+from gpuyard.host.watch_loop import run as run_watch
 from gpuyard.model.errors import GpuyardError
 
 INTERRUPTED = 130
@@ -25,6 +29,8 @@ HELP = {
     "apply": "change it",
     "verify": "prove that VMs can have the GPUs",
     "undo": "bring the machine back to what it was",
+    "look": "say how far the machine is on its way to a host of a cloud",
+    "reboot": "reboot it, if it is in that boot still",
 }
 
 
@@ -54,6 +60,10 @@ def execute(arguments: List[str]) -> int:
     elif options.verb == "record":
         made = record(tree, PciIds.of_this_machine(), options.note, parse_facts(options.fact))
         write(dumps(made), options.output)
+    elif options.verb == "watch":
+        return run_watch(_watch_options(options))
+    elif options.verb == "scrub":
+        return run_scrub(_scrub_options(options))
     else:
         return run_verb(options.verb, _options(options))
     return 0
@@ -69,14 +79,64 @@ def _parser() -> argparse.ArgumentParser:
     recorder.add_argument("-o", "--output", default="-", metavar="FILE", help="default: standard output")
     recorder.add_argument("--note", default="recorded on the machine itself", help="how this recording was made")
     recorder.add_argument("--fact", action="append", default=[], metavar="KEY=VALUE", help="replace a host fact")
+    _watch_parser(verbs.add_parser("watch", help="tell the portal, again and again, how the GPUs are"))
+    _scrub_parser(verbs.add_parser("scrub", help="reset and probe GPUs between two servers, as the portal asks"))
     for verb in VERBS:
         _verb_options(verb, verbs.add_parser(verb, help=HELP[verb]))
     return parser
 
 
+def _watch_parser(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="", help="the portal, as in https://gpus.example.org")
+    parser.add_argument("--token-file", default="", metavar="FILE", help="file with this host's token")
+    parser.add_argument("--ca-file", metavar="FILE", help="certificates to trust instead of the system's")
+    parser.add_argument("--host", default="", metavar="NAME", help="of this host in the site file (default: its own)")
+    parser.add_argument("--every", default="10s", metavar="TIME", help="between looks (default: 10s)")
+    parser.add_argument("--once", action="store_true", help="look once")
+    parser.add_argument("--json", action="store_true", help="with --once: print the look, and send nothing")
+    parser.add_argument("--unit", action="store_true", help="print the systemd unit that does it")
+
+
+def _watch_options(parsed: argparse.Namespace) -> WatchOptions:
+    return WatchOptions(
+        root=parsed.root,
+        url=parsed.url,
+        token_file=parsed.token_file,
+        ca_file=parsed.ca_file,
+        host=parsed.host,
+        every=seconds(parsed.every),
+        once=parsed.once,
+        json=parsed.json,
+        unit=parsed.unit,
+    )
+
+
+def _scrub_parser(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="", help="the portal, as in https://gpus.example.org")
+    parser.add_argument("--token-file", default="", metavar="FILE", help="has the token of this host for this purpose")
+    parser.add_argument("--ca-file", metavar="FILE", help="certificates to trust instead of the system's")
+    parser.add_argument("--host", default="", metavar="NAME", help="of this host in the site file (default: its own)")
+    parser.add_argument("--once", default="", metavar="ADDRESS", help="reset and probe this GPU's group now, by hand")
+    parser.add_argument("--json", action="store_true", help="with --once: print the result as JSON")
+    parser.add_argument("--unit", action="store_true", help="print the systemd unit that does it")
+
+
+def _scrub_options(parsed: argparse.Namespace) -> ScrubOptions:
+    return ScrubOptions(
+        root=parsed.root,
+        url=parsed.url,
+        token_file=parsed.token_file,
+        ca_file=parsed.ca_file,
+        host=parsed.host,
+        once=parsed.once,
+        json=parsed.json,
+        unit=parsed.unit,
+    )
+
+
 def _verb_options(verb: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object per line, the result last")
-    if verb in ("plan", "apply"):
+    if verb in ("plan", "apply", "look"):
         for name, text in (("keep", "leave this GPU to the host"), ("give", "give this GPU away again")):
             parser.add_argument(f"--{name}", action="append", default=[], metavar="ADDRESS", help=text)
         parser.add_argument("--only", metavar="ADDRESS,...", help="the GPUs to give away, instead of all that can be")
@@ -89,7 +149,7 @@ def _verb_options(verb: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--all", action="store_true", help="forget --keep, --give and --only of earlier calls")
     if verb in ("check", "plan"):
         parser.add_argument("--from", dest="source", metavar="FILE", help="look at what 'record' wrote instead")
-    if verb in ("plan", "apply", "undo"):
+    if verb in ("plan", "apply", "undo", "look"):
         text = "change drivers while the machine runs, or at the next boot only"
         parser.add_argument("--live", action=argparse.BooleanOptionalAction, default=None, help=text)
     if verb in ("apply", "undo"):
@@ -98,6 +158,8 @@ def _verb_options(verb: str, parser: argparse.ArgumentParser) -> None:
     if verb == "verify":
         parser.add_argument("--against", metavar="FILE", help="compare with what 'record' wrote before")
         parser.add_argument("--recording", action="store_true", help="with --json: give a recording of the host along")
+    if verb == "reboot":
+        parser.add_argument("--boot-id", default="", metavar="ID", help="as 'look' shows it")
     if verb == "undo":
         parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
 
@@ -128,6 +190,7 @@ def _options(parsed: argparse.Namespace) -> CommandOptions:
         replace_legacy=said.get("replace_legacy"),
         recording=said.get("recording", False),
         dry_run=said.get("dry_run", False),
+        boot_id=said.get("boot_id", ""),
         recorded=None if against is None else read_file(PurePath(against)),
         source=None if source is None else read_file(PurePath(source)),
     )

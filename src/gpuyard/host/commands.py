@@ -7,6 +7,7 @@ at the end ``{"event": "result", "verb": ..., "exit": ..., ...}``: the exit code
 from __future__ import annotations
 
 import json
+import os
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from gpuyard.host.preparation.preparation import Preparation
 from gpuyard.host.preparation.wishes import Wishes, full_address
 from gpuyard.host.recording import record, replay, replay_tree, says_how_it_boots
 from gpuyard.host.scan import scan
+from gpuyard.host.standing import HOST_NAME, INTERFACES, asks_for_a_reboot, boot_id, look_at_engine, reboot_soon
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
 from gpuyard.model.finding import Finding, Severity, worst
 from gpuyard.model.host import Inventory
@@ -63,6 +65,8 @@ class CommandOptions:
     """Give a recording of the host along, for whoever asked from afar to compare."""
     dry_run: bool = False
     """Only show what undo would do."""
+    boot_id: str = ""
+    """Reboot only if the machine is in this boot still."""
 
     def wishes(self, last: Wishes, inventory: Inventory) -> Wishes:
         """The last apply's, with the new ones. Raises UsageError for an address at which nothing of the sort is."""
@@ -258,6 +262,51 @@ def _verify(host: HostAccess, options: CommandOptions, output: Output) -> int:
     return _findings(findings, output, {"given": given, **({"recording": made} if made else {})})
 
 
+def _look_at_all(host: HostAccess, options: CommandOptions, output: Output) -> int:
+    """Everything that a deployment asks a host, in one answer: see docs/how-to/from-bare-machines-to-a-cloud.md."""
+    preparation = _look(host)
+    wishes = options.wishes(preparation.wishes, preparation.machine.inventory)
+    plan = preparation.plan(wishes)
+    waiting = pending.needs_reboot(pending.settings(preparation.machine, preparation.journal))
+    given = [entry.address for entry in read_list(host.tree)]
+    engine = look_at_engine()
+    data: Dict[str, Any] = {
+        "boot_id": boot_id(host.tree),
+        "name": host.tree.read(HOST_NAME) or "",
+        "interfaces": host.tree.names(INTERFACES),
+        "plan": plan_text.as_dict(plan),
+        "pending": [setting.after_a_boot for setting in waiting],
+        "restart": asks_for_a_reboot(host.tree),
+        "given": given,
+        "findings": [],
+        "engine": {"name": engine.name, "containers": list(engine.containers), "problem": engine.problem},
+        "recording": record(host.tree, PciIds.of_this_machine(), "by gpuyard deploy"),
+    }
+    if given and plan.empty and not waiting:  # else it is known to be unfinished, and each finding would say so
+        groups = preparation.journal.groups if preparation.journal else {}
+        found = verify(preparation.machine, read_list(host.tree), groups)
+        data["findings"] = [finding.as_dict() for finding in found]
+    output.result(0, data, [f"boot {data['boot_id']}", *plan_text.lines(data["plan"])])
+    return 0
+
+
+def _reboot(host: HostAccess, options: CommandOptions, output: Output) -> int:
+    """Said twice it is done once: a machine that is in another boot by now has rebooted."""
+    here = boot_id(host.tree)
+    if options.root != "/":
+        raise UsageError(f"reboot is for this machine, not for what is below {options.root}")
+    if not options.boot_id:
+        raise UsageError("say in which boot the machine is: --boot-id, as 'look' shows it")
+    if here != options.boot_id:
+        output.result(0, {"rebooting": False, "boot_id": here}, [f"it is in another boot already: {here}"])
+        return 0
+    if os.geteuid():
+        raise GpuyardError("only root may reboot this machine")
+    output.result(0, {"rebooting": True, "boot_id": here}, ["it reboots now"])
+    reboot_soon()
+    return 0
+
+
 def _findings(findings: List[Finding], output: Output, more: Optional[Dict[str, Any]] = None) -> int:
     code, data = exit_code(findings), [finding.as_dict() for finding in findings]
     output.result(code, {"findings": data, **(more or {})}, [line for one in findings for line in one.lines()])
@@ -300,7 +349,7 @@ def _unchanged(plan: Plan, agreed: Optional[str]) -> None:
         raise BlockedError("nothing was changed: the host is not as it was when the plan was shown; look at it again")
 
 
-CHANGING = ("apply", "undo")
+CHANGING = ("apply", "undo", "reboot")
 UNDONE = "nothing to undo: gpuyard has changed nothing on this host"
 NO_GPU = "nothing to give away: there is no GPU on the PCI bus; gpuyard host check says more"
 NOTHING = "nothing to do: the host is as it shall be"
@@ -310,4 +359,6 @@ VERBS: Dict[str, Callable[[HostAccess, CommandOptions, Output], int]] = {
     "apply": _apply,
     "verify": _verify,
     "undo": _undo,
+    "look": _look_at_all,
+    "reboot": _reboot,
 }

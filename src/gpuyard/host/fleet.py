@@ -68,6 +68,8 @@ class Ending(str, Enum):
     FAILED = "failed"
     """The verb ended without a result."""
     TIMED_OUT = "timed out"
+    NOT_TRIED = "not tried"
+    """Another host failed before it was this one's turn."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Outcome:
     host: str
     ending: Ending
     exit: int
-    """The verb's own exit code; 1 when there is none."""
+    """The verb's own exit code; 1 when there is none. Of one that was not tried, that of the host that failed."""
     reason: str = ""
     """Why there is no result, or what the verb says went wrong."""
     result: Mapping[str, Any] = field(default_factory=dict)
@@ -115,6 +117,10 @@ class FleetOptions:
     connect_seconds: int = 10
     seconds: float = 600
     """The most that one host may take, connecting included. Its connection is cut then; what it does may go on."""
+    canary: str = ""
+    """This host alone first, and no other one when it fails."""
+    stop: bool = False
+    """After one fails no other one begins; those at work go on to their end."""
 
 
 def run(
@@ -134,15 +140,23 @@ def run(
     for name in names:
         if not HOST_NAME.fullmatch(name):
             raise UsageError(f"{name!r} is no host that ssh can be given: write HOST, USER@HOST or an alias")
+    if options.canary and options.canary not in names:
+        raise UsageError(f"{options.canary} is none of the hosts: {', '.join(names)}")
     outcomes: Dict[str, Outcome] = {}
-    waiting = deque(names)
+    waiting = deque(sorted(names, key=lambda name: name != options.canary))
     running: List[_Connection] = []
     with tempfile.NamedTemporaryFile(prefix="gpuyard-") as payload, selectors.DefaultSelector() as selector:
         payload.write(BOOTSTRAP.encode() + (bundle.build() if zipapp is None else zipapp))
         payload.flush()
         try:
             while waiting or running:
-                while waiting and len(running) < options.at_once:
+                if failed := stopped_by(outcomes.values(), options):
+                    for host in waiting:
+                        reason = f"stopped after {failed.host} failed"
+                        outcomes[host] = Outcome(host, Ending.NOT_TRIED, failed.exit, reason)
+                        on_event(outcomes[host])
+                    waiting.clear()
+                while waiting and len(running) < _at_once(options, outcomes):
                     host = waiting.popleft()
                     words = [*verb, *(own or {}).get(host, ())]
                     running.append(_Connection(host, command(host, words, options), payload.name, selector))
@@ -160,6 +174,16 @@ def run(
             for connection in running:
                 connection.end()
     return {name: outcomes[name] for name in names}
+
+
+def stopped_by(outcomes: Iterable[Outcome], options: FleetOptions) -> Optional[Outcome]:
+    """The host after which no other one begins; None while all may."""
+    bad = (one for one in outcomes if one.exit and (options.stop or one.host == options.canary))
+    return next(bad, None)
+
+
+def _at_once(options: FleetOptions, outcomes: Mapping[str, Outcome]) -> int:
+    return 1 if options.canary and options.canary not in outcomes else options.at_once
 
 
 def worst(outcomes: Mapping[str, Outcome]) -> int:

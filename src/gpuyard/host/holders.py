@@ -22,11 +22,12 @@ NODE_CLASSES = {"/dev/dri": "drm", "/dev/snd": "sound", "/dev/vfio/devices": "vf
 
 DESKTOP = "systemctl isolate multi-user.target ends the desktop, systemctl set-default multi-user.target keeps it away"
 SOUND = "end the sound server, and keep it from starting again"
+FABRIC_MANAGER = "nv-fabricmanager"
 # What usually holds GPUs, and how to end it.
 USUAL_HOLDERS = {
     "nvidia-persistenced": "systemctl disable --now nvidia-persistenced",
     "nv-hostengine": "systemctl disable --now nvidia-dcgm",
-    "nv-fabricmanager": "systemctl disable --now nvidia-fabricmanager",
+    FABRIC_MANAGER: "systemctl disable --now nvidia-fabricmanager",
     "Xorg": DESKTOP,
     "gnome-shell": DESKTOP,
     "kwin_wayland": DESKTOP,

@@ -7,6 +7,7 @@ from typing import Iterable, List, Mapping, Sequence, Set, Tuple
 from gpuyard.model.host import Inventory
 from gpuyard.model.pci import CLASSES_CHIPSET, CLASSES_COMPANION, PciFunction
 from gpuyard.model.slot import Capacity, Slot, Verdict
+from gpuyard.model.text import counted
 
 PASSTHROUGH_DRIVERS = ("vfio-pci", "pci-stub")
 NO_IOMMU = "the IOMMU is off: gpuyard host check says what to switch on"
@@ -76,16 +77,27 @@ def _blocking(function: PciFunction, needed: Mapping[str, str]) -> Iterable[str]
         yield f"{what} is needed by the host: {needed[function.address]}"
     if function.boot_vga:
         yield f"{what} is the boot console: make another display the primary one in the firmware"
-    if function.sriov_num_vfs:
-        yield f"{what} has {function.sriov_num_vfs} virtual functions switched on: write 0 to its sriov_numvfs"
+    yield from sharing(function)
     if function.class_id in CLASSES_CHIPSET and function.driver not in (None, *PASSTHROUGH_DRIVERS):
         yield f"{what} is part of the chipset and in use by the host (driver {function.driver})"
+
+
+def sharing(function: PciFunction) -> Iterable[str]:
+    """Why a card that is cut into parts cannot be given away whole."""
+    what = f"{function.short_address} {function.model}"
+    if function.sriov_num_vfs:
+        yield f"{what} has {function.sriov_num_vfs} virtual functions switched on: write 0 to its sriov_numvfs"
+    if function.mdevs:
+        yield f"{what} has {counted(function.mdevs, 'mediated device')} (vGPU) on it: remove what is there first"
 
 
 def _notes(gpus: Sequence[PciFunction], strangers: Sequence[PciFunction]) -> Iterable[str]:
     models = sorted({gpu.model for gpu in gpus})
     if len(models) > 1:
         yield f"GPUs of different models share the group: {', '.join(models)}"
+    for gpu in gpus:
+        if gpu.mdev_types:
+            yield f"{gpu.short_address} can make vGPUs: keep it with the host (--keep) where servers are to share it"
     for function in strangers:
         if not function.stays_with_host:
             yield f"the host loses {function.short_address} {function.class_name}, which shares the group"

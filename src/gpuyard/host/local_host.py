@@ -73,8 +73,9 @@ class HostAccess(Protocol):
     def remove_folder(self, path: str) -> None:
         """Remove a folder if it is there and empty."""
 
-    def lock(self) -> ContextManager[None]:
-        """Keep every other gpuyard from changing the host meanwhile. Raises GpuyardError when one is at it."""
+    def lock(self, name: str = LOCK) -> ContextManager[None]:
+        """Keep every other gpuyard from changing the host meanwhile. Raises GpuyardError when one is at it. `name`:
+        of another lock than that, for what only one may do."""
 
     def digest(self, path: str) -> Optional[str]:
         """SHA-256 of a file's content in hex; None when there is no such file."""
@@ -181,11 +182,11 @@ class LocalHost:
                 raise GpuyardError(f"cannot remove /{path}: {error.strerror}") from None
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, name: str = LOCK) -> Iterator[None]:
         try:
-            descriptor = self._open_lock()
+            descriptor = self._open_lock(name)
         except OSError as error:
-            raise GpuyardError(f"cannot open /{LOCK_FOLDER}/{LOCK}: {error.strerror}; run this as root") from None
+            raise GpuyardError(f"cannot open /{LOCK_FOLDER}/{name}: {error.strerror}; run this as root") from None
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,7 +196,7 @@ class LocalHost:
         finally:
             os.close(descriptor)
 
-    def _open_lock(self) -> int:
+    def _open_lock(self, name: str) -> int:
         """Raises OSError, and GpuyardError when somebody else was there first."""
         path = self._path(LOCK_FOLDER)
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -207,7 +208,7 @@ class LocalHost:
             if owner != os.geteuid():
                 raise GpuyardError(f"/{LOCK_FOLDER} belongs to user {owner}, who could block gpuyard: remove it")
             os.fchmod(folder, 0o700)
-            return os.open(LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+            return os.open(name, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600, dir_fd=folder)
         finally:
             os.close(folder)
 

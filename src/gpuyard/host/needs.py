@@ -11,6 +11,7 @@ import posixpath
 import re
 from typing import Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
+from gpuyard.host.fabric import needed_switches
 from gpuyard.host.tree import Tree
 
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -26,12 +27,13 @@ VIRTUAL_DEVICE = "0:"  # major number 0: tmpfs, overlay, 9p and the like have no
 
 
 def needed_by_host(tree: Tree) -> Dict[str, str]:
-    """Address -> use, for every PCI function that a disk in use or a network port that is up hangs below.
+    """Address -> use, for every PCI function that a disk in use or a network port that is up hangs below, and for
+    NVSwitches that Fabric Manager runs for VMs.
 
     What is mounted, swap and the default route are named one by one. Of the rest, which may be many disks below one
     controller, the first is named, and only where nothing else needs the function.
     """
-    needed = _by_address(tree, [*_disks(tree), *_uplinks(tree)])
+    needed = _by_address(tree, [*_disks(tree), *_uplinks(tree), *needed_switches(tree)])
     rest = _by_address(tree, [*_used_disks(tree), *_busy_ports(tree)])
     shown = {address: ", ".join(uses) for address, uses in needed.items()}
     for address, uses in rest.items():

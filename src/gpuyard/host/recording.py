@@ -17,6 +17,7 @@ import posixpath
 from pathlib import PurePath
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
+from gpuyard.host import fabric
 from gpuyard.host.checks.acs import RECORDED as RECORDED_ACS
 from gpuyard.host.checks.acs import acs_of
 from gpuyard.host.checks.attached import frame_buffers, usb_devices
@@ -57,7 +58,7 @@ from gpuyard.host.preparation.distribution import (
 )
 from gpuyard.host.preparation.files import MARK, OUR_FILES
 from gpuyard.host.preparation.journal import JOURNAL_FILE
-from gpuyard.host.scan import DEVICES, scan
+from gpuyard.host.scan import DEVICES, MDEV_TYPES, VENDOR_VGPU, scan
 from gpuyard.host.tree import LINK, RecordedTree, Tree
 from gpuyard.model.errors import UsageError
 from gpuyard.model.host import HostFacts, Inventory
@@ -163,6 +164,7 @@ def record(tree: Tree, names: PciIds, made: str, facts: Optional[Mapping[str, ob
     _record_modules(recorder, inventory)
     _record_cards(recorder, inventory)
     _record_holders(recorder, inventory)
+    _record_fabric(recorder)
     known = {f.vendor_id: f.vendor_name for f in inventory.functions}
     known.update({f.ids: f.product_name for f in inventory.functions})
     return {
@@ -178,8 +180,9 @@ def _record_machine(recorder: Recorder) -> None:
     """Of the big files in procfs, only the lines that are read: the rest is nobody's business in a bug report."""
     processor = (recorder.tree.read("proc/cpuinfo") or "").splitlines()
     models = [line for line in processor if line.startswith("model name")]
+    widths = [line for line in processor if line.startswith("address sizes")]
     flags = {word for line in processor if line.startswith("flags") for word in line.split()} & CPU_FLAGS
-    recorder.file("proc/cpuinfo", [*models[:1], f"flags\t\t: {' '.join(sorted(flags))}"])
+    recorder.file("proc/cpuinfo", [*models[:1], *widths[:1], f"flags\t\t: {' '.join(sorted(flags))}"])
     memory = (recorder.tree.read("proc/meminfo") or "").splitlines()
     recorder.file("proc/meminfo", [li for li in memory if li.startswith(("MemTotal", "SwapTotal", "HugePages_Total"))])
     mounts = mount_lines(recorder.tree)
@@ -288,6 +291,15 @@ def _record_cards(recorder: Recorder, inventory: Inventory) -> None:
         recorder.link(f"sys/class/graphics/{buffer}")
 
 
+def _record_fabric(recorder: Recorder) -> None:
+    """Whether Fabric Manager is to run, and in which model."""
+    lines = (recorder.tree.read(fabric.CONFIGURATION) or "").splitlines()
+    stated = [line for line in lines if line.partition("=")[0].strip() == fabric.KEY]
+    if stated:
+        recorder.file(fabric.CONFIGURATION, stated)
+    recorder.link(fabric.WANTED)
+
+
 def _record_holders(recorder: Recorder, inventory: Inventory) -> None:
     """Which processes hold a GPU, and whether all could be looked at. Other processes are nobody's business."""
     seen = look(recorder.tree)
@@ -322,8 +334,19 @@ def _record_function(recorder: Recorder, address: str) -> None:
         recorder.file(f"{path}/{name}")
     for name in FUNCTION_LINKS:
         recorder.link(f"{path}/{name}")
+    recorder.file(f"{path}/{VENDOR_VGPU}")
+    _record_mdev_types(recorder, f"{path}/{MDEV_TYPES}")
     if recorder.tree.read(f"{path}/{OVERRIDE}") not in (None, "", NO_OVERRIDE):
         recorder.file(f"{path}/{OVERRIDE}")
+
+
+def _record_mdev_types(recorder: Recorder, folder: str) -> None:
+    """What its driver can make of a function, and how many there are."""
+    for kind in recorder.tree.names(folder):
+        for name in ("name", "description", "available_instances"):
+            recorder.file(f"{folder}/{kind}/{name}")
+        for device in recorder.tree.names(f"{folder}/{kind}/devices"):
+            recorder.put(f"{folder}/{kind}/devices/{device}", "")
 
 
 def _record_disks(recorder: Recorder) -> None:

@@ -11,6 +11,7 @@ from gpuyard.host.preparation.pending import Setting, State
 from gpuyard.model.host import HostFacts, Inventory
 from gpuyard.model.pci import PciFunction
 from gpuyard.model.slot import Capacity, Slot, Verdict
+from gpuyard.model.text import counted
 
 FORMAT = 1
 
@@ -133,13 +134,9 @@ def verdict_lines(inventory: Inventory) -> List[str]:
     if not inventory.gpus:
         return text or ["no GPU of NVIDIA, AMD or Intel is on the PCI bus"]
     gpus, singles, wholes = (
-        _count(room.gpus, "GPU"),
-        _count(room.single_gpu_vms, "VM"),
-        _count(room.whole_slot_vms, "VM"),
+        counted(room.gpus, "GPU"),
+        counted(room.single_gpu_vms, "VM"),
+        counted(room.whole_slot_vms, "VM"),
     )
     text.append(f"{gpus} can be given away: at once to {singles} with one GPU each, or to {wholes} with a group each")
     return text
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

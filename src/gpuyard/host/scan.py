@@ -5,13 +5,14 @@ from __future__ import annotations
 import posixpath
 import re
 from functools import lru_cache
+from itertools import islice
 from typing import Container, List, Mapping, Optional, Set, Tuple
 
 from gpuyard.host.needs import PCI_ADDRESS, mounted_devices, needed_by_host
 from gpuyard.host.pci_ids import PciIds
 from gpuyard.host.tree import BLANK, Folder, Tree, number
 from gpuyard.model.host import HostFacts, Inventory
-from gpuyard.model.pci import ADDRESS, DeviceType, PciFunction, address_key
+from gpuyard.model.pci import ADDRESS, DeviceType, MdevType, PciFunction, address_key
 
 DEVICES = "sys/bus/pci/devices"
 GROUPS = "sys/kernel/iommu_groups"
@@ -21,6 +22,14 @@ NODES = "sys/devices/system/node"
 HEX = re.compile(r"0x[0-9a-f]+", re.ASCII)
 REGION = re.compile(r"0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16})", re.ASCII)
 SECTOR = 512
+MDEV_TYPES = "mdev_supported_types"
+MOST_TYPES = 256
+"""Of one function; NVIDIA's drivers have some dozens."""
+MOST_UNITS = 256
+"""Of one type of one function that are believed; NVIDIA's drivers make 32 at most."""
+MDEV_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
+MOST_OF_A_CARD = re.compile(r"\bmax_instance=([0-9]{1,4})\b", re.ASCII)
+VENDOR_VGPU = "nvidia/current_vgpu_type"
 
 
 def scan(tree: Tree, names: PciIds, facts: Optional[Mapping[str, object]] = None, origin: str = "live") -> Inventory:
@@ -71,6 +80,25 @@ def _function(tree: Tree, address: str, names: PciIds, pretended: Container[Opti
         reset_methods=tuple((here.read("reset_method") or "").split()),
         bars=_bars(here.read("resource") or ""),
         parent=above[-1] if above else None,
+        mdev_types=mdev_types(tree, path),
+        vgpu_type=number(tree.read(f"{path}/{VENDOR_VGPU}")) if physical else None,
+    )
+
+
+def mdev_types(tree: Tree, path: str) -> Tuple[MdevType, ...]:
+    """What the driver of the function at a path can make of it, by name."""
+    found = (name for name in tree.names(f"{path}/{MDEV_TYPES}") if MDEV_TYPE.fullmatch(name))
+    return tuple(_mdev_type(tree, f"{path}/{MDEV_TYPES}/{name}", name) for name in islice(found, MOST_TYPES))
+
+
+def _mdev_type(tree: Tree, folder: str, name: str) -> MdevType:
+    most = MOST_OF_A_CARD.search(tree.read(f"{folder}/description") or "")
+    return MdevType(
+        name=name,
+        title=(tree.read(f"{folder}/name") or "").strip()[:100],
+        available=min(max(0, number(tree.read(f"{folder}/available_instances")) or 0), MOST_UNITS),
+        made=min(len(tree.names(f"{folder}/devices")), MOST_UNITS),
+        most=int(most.group(1)) if most else None,
     )
 
 
@@ -107,6 +135,7 @@ def _facts(tree: Tree, given: Mapping[str, object]) -> HostFacts:
         "kernel": tree.read("proc/sys/kernel/osrelease") or "",
         "command_line": tree.read("proc/cmdline") or "",
         "cpu_model": _value(tree.read("proc/cpuinfo") or "", "model name"),
+        "address_bits": number(_value(tree.read("proc/cpuinfo") or "", "address sizes").partition(" ")[0]) or 0,
         "cpus": count_list(tree.read("sys/devices/system/cpu/online") or ""),
         "memory_mib": (number(_value(tree.read("proc/meminfo") or "", "MemTotal").partition(" ")[0]) or 0) // 1024,
         "disk_gib": _root_disk_gib(tree),

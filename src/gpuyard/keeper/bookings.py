@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -18,9 +17,12 @@ from gpuyard.cloud.api import CloudApi, CloudError
 from gpuyard.cloud.enforce import Enforcer, OvertakenError
 from gpuyard.cloud.observe.snapshot import SnapshotTaker
 from gpuyard.cloud.reclaim import Reclaimer
+from gpuyard.history.tracks import LedgerSeen, lanes_of
 from gpuyard.keeper.cases import CaseKeeper
 from gpuyard.keeper.driver import Loop
+from gpuyard.keeper.problems import RunProblems
 from gpuyard.keeper.sightings import Sightings
+from gpuyard.keeper.turns import BOOKINGS
 from gpuyard.ledger.desk import GPUYARD
 from gpuyard.ledger.enforcement import (
     Controls,
@@ -30,6 +32,8 @@ from gpuyard.ledger.enforcement import (
     Remember,
     SeenProvider,
     SetLimit,
+    kept_lanes,
+    plan_kept_back,
     plan_pool,
     unclear,
 )
@@ -47,6 +51,7 @@ from gpuyard.model.world import Snapshot
 from gpuyard.nova.release import RELEASES
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import bookings_mark, gpu_resources, runner_flavors
+from gpuyard.site.schema import Pool
 
 LOG = logging.getLogger(__name__)
 ROUNDS = 6
@@ -60,7 +65,6 @@ GONE = (400, 404)
 """How Keystone says that there is no such project (any more)."""
 FORBIDDEN = 403
 """How Keystone says that there is no registered limit; also that somebody may not set one."""
-TURN = "bookings"
 
 
 class BookingsError(GpuyardError):
@@ -75,10 +79,18 @@ class BookingsKeeper:
     """Keeps one site's bookings and its cloud together. One run at a time."""
 
     def __init__(
-        self, api: CloudApi, compiled: CompiledSite, ledger: Ledger, taker: SnapshotTaker, now: Callable[[], datetime]
+        self,
+        api: CloudApi,
+        compiled: CompiledSite,
+        ledger: Ledger,
+        taker: SnapshotTaker,
+        now: Callable[[], datetime],
+        kept_back: Callable[[], Mapping[tuple[str, str], str]] = dict,
+        clean: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """`taker`: one of its own, not the one of the sync loop. `now`: UTC. Raises UsageError for a site whose GPUs
-        neither limits nor holds can reach."""
+        """`taker`: one of its own, not the one of the sync loop. `now`: UTC. `kept_back`: (host, address) of GPUs that
+        nobody is to get, each with why. `clean`: providers that may be released after a use, in one generation of each.
+        Raises UsageError for a site whose GPUs neither limits nor holds can reach."""
         site = compiled.site
         if not site.gpu_quotas or site.pci_in_placement != "on":
             raise UsageError(
@@ -89,14 +101,23 @@ class BookingsKeeper:
         self._compiled = compiled
         self._taker = taker
         self._now = now
+        self._kept_back, self._clean = kept_back, clean
+        self.sight: CloudSight | None = None
+        """The cloud as the last run saw it."""
+        self.on_look: Callable[[], None] = lambda: None
+        """Is called when `sight` is new."""
+        acceptance = site.health.acceptance if site.health else None
+        self._own = {acceptance.project} if acceptance and acceptance.project else set()
         self._enforcer = Enforcer(api, bookings_mark(site.site))
         self._resources = gpu_resources(site, compiled.limits)
         self._classes = {gpu.provider_name: gpu.resource_class for gpu in compiled.gpus}
         self._limits: Mapping[tuple[str, str], int] | None = None
-        self._cases = CaseKeeper(site, ledger, Reclaimer(api), now, self._require_turn)
+        self.cases = CaseKeeper(site, ledger, Reclaimer(api), now, self._require_turn)
         self._sightings = Sightings(compiled)
         self._lock = threading.Lock()
         self._words: LedgerWords = {}
+        self._ran = False
+        self._views: Mapping[str, PoolView] = {}
         self._known: set[str] = set()
         """Errors that nobody has thought of, of the last run."""
         self.waits: tuple[str, ...] = ()
@@ -121,43 +142,63 @@ class BookingsKeeper:
         """What the ledger says of GPUs, as of the last run: for `gpu_statuses`."""
         return self._words
 
+    def bookings_of(self, server_id: str) -> tuple[str, ...]:
+        """Ids of the bookings that a server draws on, as of the last run."""
+        return tuple(id for view in self._views.values() for id in view.matches.bookings_of.get(server_id, ()))
+
     def run(self) -> float | None:
         """One look, and what follows from it. Raises what went wrong, after the rest was done. Of several processes on
         one database one does this; another one goes on when that one ends. Returns in how many seconds another look
         is known to help."""
         with self._lock:
-            if not self._upkeep.turns.take_turn(TURN):
+            if not self._upkeep.turns.take_turn(BOOKINGS):
                 self.waits = ("another process on this database keeps the bookings",)
+                self._words = self._words_of_another()
                 return None
             self._require_its_database()
-            run = _Run(self._known)
-            with run.apart("the clock of bookings"):
+            run = _Run(RunProblems(self._known))
+            with run.problems.apart("the clock of bookings", TurnLostError):
                 self._upkeep.advance()
             snapshot = self._taker.take(self._now())
             projects = self._enforcer.projects()
             self._limits = None
             views: dict[str, PoolView] = {}
+            back = self._kept_back()
             for pool in self._ledger.book.pools:
-                with run.apart(f"pool {pool}"):
-                    views[pool] = self._view(pool, snapshot, projects)
-            with run.apart("what is wrong with GPUs"):
+                with run.problems.apart(f"pool {pool}", TurnLostError):
+                    views[pool] = self._view(pool, snapshot, projects, back)
+            self._views = views
+            self._show(snapshot, views)
+            with run.problems.apart("what is wrong with GPUs", TurnLostError):
                 self._tell_troubles(views, snapshot)
             for pool, view in views.items():
-                with run.apart(f"pool {pool}"):
+                with run.problems.apart(f"pool {pool}", TurnLostError):
                     self._tell_claims(view)
                     run.claims |= view.matches.claims
             for pool, view in views.items():
-                with run.apart(f"pool {pool}"):
+                with run.problems.apart(f"pool {pool}", TurnLostError):
                     self._keep(view, snapshot, run)
-            with run.apart("who is let in"):
+            with run.problems.apart("who is let in", TurnLostError):
                 self._require_turn()
                 self._upkeep.record_claims(run.claims, run.ready, run.usable)
             self.waits = tuple(run.waits)
-            self._words = ledger_words(self._compiled.gpus, self._ledger.lanes(), self._bookings_now(), run.kept)
-            self._known = run.odd
-            if run.problems:
-                raise BookingsError("; ".join(run.problems))
+            wrong = {lane: why for view in views.values() for lane, why in view.kept_back.items()}
+            self._words = ledger_words(self._compiled.gpus, self._ledger.lanes(), self._bookings_now(), run.kept, wrong)
+            self._ran = True
+            self._known = run.problems.odd
+            if run.problems.texts:
+                raise BookingsError("; ".join(run.problems.texts))
             return max(0.0, (min(run.again) - self._now()).total_seconds()) if run.again else None
+
+    def _words_of_another(self) -> LedgerWords:
+        """What the process that keeps the bookings says of GPUs, by what it has written down: a look that changes
+        nothing, so that whoever shows this process's map sees what is on the other one's."""
+        now, back = self._now(), self._kept_back()
+        snapshot, projects = self._taker.take(now), self._enforcer.projects()
+        views = [self._view(pool, snapshot, projects, back) for pool in self._ledger.book.pools]
+        kept = {lane: why for view in views for lane, why in kept_lanes(view, now, view.memory.opened).items()}
+        wrong = {lane: why for view in views for lane, why in view.kept_back.items()}
+        return ledger_words(self._compiled.gpus, self._ledger.lanes(), self._bookings_now(), kept, wrong)
 
     def _keep(self, view: PoolView, snapshot: Snapshot, run: _Run) -> None:
         """All that there is to do about a pool."""
@@ -176,17 +217,31 @@ class BookingsKeeper:
         run.ready |= plan.ready
         run.usable |= {one.id: one.id in plan.usable for one in running(view.bookings)}
         run.again += [plan.again] if plan.again else []
-        self._cases.look(lambda: self._with_bookings(view), snapshot.taken_at)
+        self.cases.look(lambda: self._with_bookings(view), snapshot.taken_at)
 
     def _require_turn(self) -> None:
         """Before each thing that must not be done by two: whoever has waited for an answer for a minute may have been
         taken for dead."""
-        if not self._upkeep.turns.has_turn(TURN):
+        if not self._upkeep.turns.has_turn(BOOKINGS):
             raise TurnLostError("this process has lost its turn to keep the bookings; the rest of this run is left out")
 
     # What is seen.
 
-    def _view(self, pool: str, snapshot: Snapshot, projects: Mapping[str, str]) -> PoolView:
+    def _show(self, snapshot: Snapshot, views: Mapping[str, PoolView]) -> None:
+        """To others, who need not look again. What was remembered of holds was read after the look, and none came off
+        in between: so a GPU that is reserved and not ours is so by somebody else."""
+        if len(views) == len(self._ledger.book.pools):
+            ours = frozenset(name for one in views.values() for name in one.memory.holds)
+            bookings = {booking.id: booking for one in views.values() for booking in one.bookings}
+            lanes = lanes_of(lane for one in views.values() for lane in one.lanes.values())
+            drawn = {server: self.bookings_of(server) for server in snapshot.servers}
+            words = self._words if self._ran else None
+            self.sight = CloudSight(snapshot, ours, LedgerSeen(bookings, drawn, lanes), words)
+            self.on_look()
+
+    def _view(
+        self, pool: str, snapshot: Snapshot, projects: Mapping[str, str], back: Mapping[tuple[str, str], str]
+    ) -> PoolView:
         site = self._compiled.site
         lanes = self._ledger.lanes(pool)
         unbooked = {
@@ -207,13 +262,22 @@ class BookingsKeeper:
             holders=(),
             rules=lambda project: site.rules(pool, project),
             reserved=snapshot.reserved,
+            clean={name: number for name, number in self._clean().items() if name in snapshot.reserved},
             memory=read_memory(self._upkeep.records.values(pool)),
             unbooked=unbooked,
             trusted=self._trusted(lanes, projects),
-            held_below=RELEASES[site.release].placement >= MOVES and not site.pools[pool].one_time_use,
+            own=frozenset({projects[name] for name in self._own if name in projects}),
+            held_below=self._held_below(site.pools[pool]),
+            once=site.pools[pool].one_time_use,
+            kept_back=lanes_back(lanes, back),
             taken_at=snapshot.taken_at,
         )
         return self._with_bookings(replace(view, holders=tuple(self._holders(view, snapshot))))
+
+    def _held_below(self, pool: Pool) -> bool:
+        """A unit that somebody has cannot be held too: its device has no more than it has."""
+        moves = RELEASES[self._compiled.site.release].placement >= MOVES
+        return moves and not pool.one_time_use and not pool.is_shared
 
     def _trusted(self, lanes: Iterable[Lane], projects: Mapping[str, str]) -> dict[str, int]:
         """The runners' project, where their flavors have GPUs of the lanes' pool, with as many as there are."""
@@ -286,7 +350,8 @@ class BookingsKeeper:
         # Of a pool that could not be looked at nothing is known, not even that all is well.
         unseen = {lane.id: lane.trouble for lane in self._ledger.lanes() if lane.pool not in views and lane.trouble}
         self._require_turn()
-        self._upkeep.set_troubles(unseen | troubles)
+        back = {lane: why for view in views.values() for lane, why in view.kept_back.items()}
+        self._upkeep.set_troubles(unseen | troubles | back)
 
     def _tell_claims(self, view: PoolView) -> None:
         """Which lanes bookings have by their servers, where that is news."""
@@ -325,7 +390,9 @@ class BookingsKeeper:
         gone: set[str] = set()
         for _ in range(ROUNDS):
             now, words = self._now(), self._upkeep.records.values(view.pool)
+            # What was remembered first: what somebody holds meanwhile is kept back already.
             view = replace(view, memory=read_memory(words))
+            view = replace(view, kept_back=lanes_back(view.lanes.values(), self._kept_back()))
             plan = plan_pool(view, self._controls(view, snapshot, now), now)
             steps = [step for step in plan.steps if not isinstance(step, SetLimit) or step.project not in gone]
             if not steps:
@@ -339,6 +406,21 @@ class BookingsKeeper:
             view = replace(view, reserved=view.reserved - released)
         left = ", ".join(map(str, plan.steps))
         raise BookingsError(f"after {ROUNDS} looks there is still something to change: {left}")
+
+    def hold_at_once(self) -> None:
+        """Hold what has come to be kept back, by what the last run saw: without the look at the whole cloud that a run
+        begins with, and beside one that is on. What does not go now, the next run does."""
+        sight, back = self.sight, self._kept_back()
+        if sight is None or not back or not self._upkeep.turns.has_turn(BOOKINGS):
+            return
+        for pool, view in self._views.items():
+            words = self._upkeep.records.values(pool)
+            view = replace(view, memory=read_memory(words), kept_back=lanes_back(view.lanes.values(), back))
+            names = {name for lane in view.kept_back for name in view.providers.get(lane, ())}
+            new = names - view.memory.holds.keys() - view.reserved
+            if new:
+                controls = Controls((), {}, self._look(sight.snapshot, new))
+                self._carry_out(plan_kept_back(view, controls), sight.snapshot, words)
 
     def _controls(self, view: PoolView, snapshot: Snapshot, now: datetime) -> Controls:
         """Limits are read once for all pools, and again after a change."""
@@ -394,15 +476,36 @@ class BookingsKeeper:
         return set()
 
 
+def lanes_back(lanes: Iterable[Lane], back: Mapping[tuple[str, str], str]) -> dict[int, str]:
+    """The slots of GPUs that are kept back, each with why, and which GPU it is where not all are alike."""
+    found: dict[int, str] = {}
+    for lane in lanes:
+        wrong = [(address, back[lane.host, address]) for address in lane.addresses if (lane.host, address) in back]
+        if wrong:
+            words = {why for _, why in wrong}
+            alike = len(wrong) == lane.size and len(words) == 1
+            found[lane.id] = "; ".join(words if alike else [f"{address} is {why}" for address, why in wrong])
+    return found
+
+
+@dataclass(frozen=True)
+class CloudSight:
+    """What a run saw."""
+
+    snapshot: Snapshot
+    ours: frozenset[str]
+    """Providers that are reserved by us."""
+    ledger: LedgerSeen = field(default_factory=LedgerSeen)
+    """What the ledger said then."""
+    words: LedgerWords | None = None
+    """The same of GPUs, as of the run before: what that did is what was seen. None in the first run."""
+
+
 @dataclass
 class _Run:
     """What comes together in one run."""
 
-    known: Collection[str]
-    """What `odd` was in the run before."""
-    problems: list[str] = field(default_factory=list)
-    odd: set[str] = field(default_factory=set)
-    """Those of the problems that nobody has thought of."""
+    problems: RunProblems
     waits: list[str] = field(default_factory=list)
     kept: dict[int, str] = field(default_factory=dict)
     claims: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -412,23 +515,6 @@ class _Run:
     usable: dict[str, bool] = field(default_factory=dict)
     """Whether the owner of a booking that is on can start a server."""
     again: list[datetime] = field(default_factory=list)
-
-    @contextmanager
-    def apart(self, what: str) -> Iterator[None]:
-        """An error in here is written down, and what comes after it is done all the same; not without the turn."""
-        try:
-            yield
-        except TurnLostError:
-            raise
-        except GpuyardError as problem:
-            LOG.debug("%s", what, exc_info=True)
-            self.problems.append(f"{what}: {problem}")
-        except Exception as problem:  # a mistake of ours: it may concern one booking only, and there are others
-            text = f"{what}: {type(problem).__name__}: {problem}"
-            self.problems.append(text)
-            self.odd.add(text)
-            if text not in self.known:  # it comes at every run, and is told once with where it came from
-                LOG.exception("%s", text)
 
 
 def bookings_loop(keeper: BookingsKeeper, period: float) -> Loop:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
 from gpuyard.cloud.errors import CloudError
 from gpuyard.cloud.reclaim import Reclaimer
+from gpuyard.keeper.addresses import Addresses
 from gpuyard.ledger.desk import GPUYARD
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.matching import may_use
 from gpuyard.ledger.pool_view import PoolView
-from gpuyard.ledger.reclaim import MEANS, RULES, CaseStep, Do, plan_cases, reasons, warning
+from gpuyard.ledger.reclaim import IDLE, MEANS, RULES, CaseStep, Do, idle_ones, plan_cases, reasons, warning
 from gpuyard.ledger.records import AuditEntry, Case, Event, Query
 from gpuyard.ledger.shortage import shortage
 from gpuyard.model.booking import BookingState, ReclaimAction
+from gpuyard.model.counts import Counts
 from gpuyard.site.schema import Site
 
 LOG = logging.getLogger(__name__)
 STALE = timedelta(seconds=60)
 """Nothing is done about a server that was seen longer ago."""
-FRESH = timedelta(minutes=10)
-"""Keystone is asked again for an address that was asked for longer ago."""
+OUTCOMES = ("done", "failed")
 OVER = frozenset({BookingState.ENDED, BookingState.NO_SHOW})
 
 
@@ -45,8 +47,13 @@ class CaseKeeper:
         self._reclaimer = reclaimer
         self._now = now
         self._require_turn = require_turn
-        self._addresses: dict[str, tuple[datetime, str]] = {}
-        """User -> when Keystone was asked, and what it said."""
+        self.counted = Counts((do.value, rule, outcome) for do in Do for rule in RULES for outcome in OUTCOMES)
+        """(step, rule, outcome) of what was tried."""
+        self.idle: Callable[[], Collection[str]] = frozenset
+        """Servers that do nothing with their GPUs, as their guests say (keeper/agent_desk.py)."""
+        rules = site.health.idle if site.health else None
+        self._only_warn = frozenset({IDLE}) if rules is not None and rules.action == "warn" else frozenset()
+        self.addresses = Addresses(reclaimer.address, ledger, now)
 
     def look(self, view_now: Callable[[], PoolView], taken_at: datetime) -> None:
         """What is due for the servers of a pool, as they were seen at `taken_at`. `view_now`: with the bookings as they
@@ -60,13 +67,17 @@ class CaseKeeper:
             if abs(now - taken_at) > STALE:
                 break
             cases = [case for case in self._records.open_cases() if case.pool == view.pool]
-            steps = plan_cases(view, self._reasons(view), cases, booking.dry_run, now)
+            steps = plan_cases(view, self._reasons(view), cases, booking.dry_run, now, self._only_warn)
             for step in steps:
                 self._require_turn()
+                outcome = "failed"
                 try:
                     self._carry_out(step, view_now, taken_at)
+                    outcome = "done"
                 except CloudError as problem:
                     problems.append(f"server {step.case.server} ({step.case.server_id}): {problem}")
+                finally:
+                    self.counted.add(step.do.value, step.case.rule, outcome)
             if problems or not any(step.do is Do.OPEN for step in steps):
                 break
         if problems:
@@ -82,7 +93,8 @@ class CaseKeeper:
             for one in view.bookings
         )
         view = replace(view, bookings=begun)
-        return reasons(view, self._ended(view), shortage(view, now).yielding)
+        idle = idle_ones(view, self.idle())
+        return {**idle, **reasons(view, self._ended(view), shortage(view, now).yielding)}
 
     def _carry_out(self, step: CaseStep, view_now: Callable[[], PoolView], taken_at: datetime) -> None:
         case = step.case
@@ -95,6 +107,8 @@ class CaseKeeper:
         LOG.info("server %s (%s): %s, %s", case.server, case.server_id, step.do, case.rule)
         if step.do is Do.ACT:
             self._act(step, still)
+        elif step.do is Do.WARN:
+            self._warn(step, view_now().matches.bookings_of.get(case.server_id, ()))
         else:
             getattr(self, f"_{step.do.value}")(step)
 
@@ -112,12 +126,15 @@ class CaseKeeper:
     def _open(self, step: CaseStep) -> None:
         self._records.put_case(step.case)
 
-    def _warn(self, step: CaseStep) -> None:
+    def _warn(self, step: CaseStep, bookings: Sequence[str]) -> None:
+        """`bookings`: ids of those that the server draws on, which only one that is idle has."""
         case = step.case
         text = warning(case)
         if not case.dry_run:
             self._reclaimer.warn(case.server_id, text)
-        self._tell(case, "reclaim.warned", "server.warn", text)
+        give_back = "; ".join(f"gpuyard booking end {id}" for id in bookings)
+        kind, more = ("server.idle", {"give_back": give_back}) if case.rule == IDLE else ("reclaim.warned", {})
+        self._tell(case, kind, "server.warn", text, more)
         self._records.put_case(case)
 
     def _act(self, step: CaseStep, still: Callable[[], bool]) -> None:
@@ -149,7 +166,9 @@ class CaseKeeper:
         self._note(case, "server.clear", "there is no reason for it any more")
         self._records.put_case(case)
 
-    def _tell(self, case: Case, kind: str, action: str, text: str) -> None:
+    def _tell(
+        self, case: Case, kind: str, action: str, text: str, more: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """An event and its audit entry, once for each case and kind."""
         now = self._now()
         details = {
@@ -160,12 +179,13 @@ class CaseKeeper:
             "why": RULES[case.rule],
             "action": case.action.value,
             "text": text,
+            **more,
         }
         if case.due is not None:
             details["due"] = case.due.isoformat()
         if case.dry_run:
             details["dry_run"] = "true"
-        email = self._email(case)
+        email = self.addresses.of(case.user_id, case.pool)
         event = Event(kind, now, "", case.user_id, email, details)
         entries = [_entry(case, action, text, now)]
         if not email:
@@ -178,16 +198,6 @@ class CaseKeeper:
         """An audit entry, once for each case and text: what is tried again at every look is not a new thing."""
         entry = _entry(case, action, text, self._now())
         self._ledger.upkeep.note_once(case.pool, _subject(case), f"{action} {text}", None, entry)
-
-    def _email(self, case: Case) -> str:
-        """Where the owner is told, by Keystone, or else by the last booking; empty when neither knows."""
-        now = self._now()
-        asked, email = self._addresses.get(case.user_id, (now - FRESH, ""))
-        if now - asked >= FRESH:
-            email = self._reclaimer.address(case.user_id)
-            self._addresses[case.user_id] = (now, email)
-        bookings = () if email else self._ledger.find(Query(pool=case.pool, user_id=case.user_id))
-        return email or next((booking.email for booking in reversed(bookings) if booking.email), "")
 
 
 def _subject(case: Case) -> str:

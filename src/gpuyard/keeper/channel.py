@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Protocol
 
 from gpuyard.ledger.records import Event
@@ -13,6 +14,10 @@ from gpuyard.model.errors import GpuyardError
 
 PREFIX = "gpu."
 """Before the kinds of the ledger's events, where programs get them beside those of others."""
+
+
+GIVE_UP = timedelta(days=7)
+"""What could not be told to people for so long is not news any more."""
 
 
 class NotNowError(GpuyardError):
@@ -49,6 +54,10 @@ class Channel(Protocol):
     @property
     def batch(self) -> int:
         """How many messages it can surely try within a minute."""
+
+    @property
+    def patience(self) -> timedelta | None:
+        """An event that could not be told for so long is given up; None: never."""
 
     def wants(self, event: Event) -> bool:
         """Whether the event is for it; others count as told."""

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 
+from gpuyard.logs.errand import carried
+
 LOG = logging.getLogger(__name__)
 
 
@@ -32,7 +34,7 @@ class Crew:
                 return False
             self._busy.add(name)
         try:
-            self._executor.submit(self._run, name, work)
+            self._executor.submit(carried(self._run), name, work)
         except BaseException:
             self._end(name)
             raise

@@ -14,9 +14,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 
+from gpuyard.logs.errand import Errand, new_request_id, working_for
+
 LOG = logging.getLogger(__name__)
 JUMP = 5.0
 """Seconds by which the clock must differ from one that only goes forward to have jumped. More than it is slewed."""
+STUCK = 15 * 60.0
+"""Seconds after which a run is taken for one that never ends. Each call in it gives up after a minute or two."""
 BACKOFF_LIMIT = 30.0
 """Seconds between tries of a loop that keeps failing."""
 
@@ -74,7 +78,14 @@ class Loop:
         self._wake = threading.Event()
         self._reason = "start"
         self._lock = threading.Lock()
+        self._began: float | None = None
         self._status = LoopStatus(name, description, period)
+
+    @property
+    def running(self) -> float:
+        """Seconds since the run began that goes on; 0 between two."""
+        began = self._began
+        return 0.0 if began is None else self._steady() - began
 
     @property
     def status(self) -> LoopStatus:
@@ -94,6 +105,14 @@ class Loop:
 
     def run_once(self, reason: str) -> bool:
         """One run, with its outcome in the status. False when it failed."""
+        self._began = self._steady()
+        try:
+            with working_for(Errand(new_request_id(), self._status.name)):
+                return self._run_once(reason)
+        finally:
+            self._began = None
+
+    def _run_once(self, reason: str) -> bool:
         began, jump, mark = self._steady(), self._jump(), (self._now(), self._steady())
         error = ""
         if jump:
@@ -165,8 +184,16 @@ class Driver:
             thread.start()
             self._threads.append(thread)
 
-    def stop(self, timeout: float = 10.0) -> None:
-        """Let running loops finish their run, for at most `timeout` seconds in all."""
+    def stuck(self, longest: float = STUCK) -> list[str]:
+        """Names of the loops that do not go on any more: a run of theirs lasts for longer than `longest` seconds, or
+        their thread has ended."""
+        if self._stop.is_set():
+            return []
+        ended = {thread.name for thread in self._threads if not thread.is_alive()}
+        return [loop.status.name for loop in self.loops if loop.status.name in ended or loop.running > longest]
+
+    def stop(self, timeout: float = 10.0) -> list[str]:
+        """Let running loops finish their run, for at most `timeout` seconds in all; names of those that have not."""
         self._stop.set()
         for loop in self.loops:
             loop.wake("stop")
@@ -174,3 +201,4 @@ class Driver:
         deadline = monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, deadline - monotonic()))
+        return [thread.name for thread in self._threads if thread.is_alive()]

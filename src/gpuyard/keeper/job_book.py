@@ -28,7 +28,7 @@ WORDS = {
 
 
 class JobBook:
-    """Jobs of one store. Safe to use from several threads; of several processes only one changes jobs (see TURN)."""
+    """Jobs of one store. Safe to use from several threads; of several processes one changes jobs (see turns.py)."""
 
     def __init__(
         self, store: RunnerStore, now: Callable[[], datetime], changed: Callable[[], None] = lambda: None

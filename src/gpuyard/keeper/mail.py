@@ -6,14 +6,14 @@ import smtplib
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.errors import MessageError
 from email.headerregistry import Address
 from email.message import EmailMessage
 from email.utils import format_datetime
 from zoneinfo import ZoneInfo
 
-from gpuyard.keeper.channel import ChannelDownError, Message, NeverError, NotNowError
+from gpuyard.keeper.channel import GIVE_UP, ChannelDownError, Message, NeverError, NotNowError
 from gpuyard.ledger.records import Event
 from gpuyard.model.booking import Booking
 from gpuyard.model.errors import UsageError
@@ -30,10 +30,14 @@ DETAILS = {
     "trouble": "Trouble",
     "server": "Server",
     "server_id": "Id",
+    "project": "Project",
     "pool": "Pool",
     "why": "Why",
     "text": "What",
     "due": "When",
+    "next": "Next",
+    "give_back": "Then",
+    "report": "Tell us",
 }
 """Details of events that a mail shows, with their labels. The others are in the booking already."""
 
@@ -43,6 +47,7 @@ class MailChannel:
 
     name = "mail"
     batch = 50
+    patience: timedelta | None = GIVE_UP
 
     def __init__(self, mail: Mail, zone: ZoneInfo, environment: Mapping[str, str], portal: str = "") -> None:
         """Raises UsageError for settings that would not work, or would show the password to others."""
@@ -132,8 +137,9 @@ def subject_of(message: Message, zone: ZoneInfo) -> str:
     booking = message.booking
     if booking is None or not message.event.kind.startswith("booking."):
         dry = "Dry run: " if message.event.details.get("dry_run") else ""
-        server = message.event.details.get("server", "")
-        return f"{dry}{said}{f': {server}' if server else ''}"
+        details = message.event.details
+        about = details.get("server") or details.get("project") or details.get("month", "")
+        return f"{dry}{said}{f': {about}' if about else ''}"
     start = booking.ask.start.astimezone(zone)
     return f"GPU booking {booking.ask.gpus} x {booking.ask.pool} from {start:%a %Y-%m-%d %H:%M} {said}"
 

@@ -1,8 +1,8 @@
 """Tells people and programs what happens to bookings: the ledger's events, by mail and webhooks.
 
 An event is written together with the change that it tells of, and told at least once to every channel, those of one
-booking in their order. A message that cannot be told is tried again later and later, and given up after GIVE_UP. Each
-channel has a loop of its own, so one that is dead holds up no other.
+booking in their order. A message that cannot be told is tried again later and later, and given up when the channel's
+patience is over. Each channel has a loop of its own, so one that is dead holds up no other.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gpuyard.ledger.desk import GPUYARD
 from gpuyard.ledger.ledger import Ledger, NoBookingError
 from gpuyard.ledger.records import AuditEntry, Event
 from gpuyard.ledger.store import Delivery
+from gpuyard.model.counts import Counts
 from gpuyard.model.errors import UsageError
 from gpuyard.site.schema import Site
 
@@ -27,8 +28,8 @@ PERIOD = 5.0
 """Seconds between looks for events."""
 FIRST_PAUSE = timedelta(seconds=10)
 LONGEST_PAUSE = timedelta(hours=1)
-GIVE_UP = timedelta(days=7)
-"""An event that could not be told for so long is not news any more."""
+OUTCOMES = ("told", "put_off", "given_up")
+"""Of tries to tell an event; one that is put off is tried again."""
 
 
 def message_loops(
@@ -39,12 +40,19 @@ def message_loops(
     *,
     portal: str = "",
     period: float = PERIOD,
+    told: Counts | None = None,
+    more: Sequence[Channel] = (),
 ) -> list[Loop]:
-    """One loop for each channel that the site file has. `environment` has the secrets; `portal`: its address as people
-    reach it, for links. Raises UsageError for a channel that cannot work as it is set up."""
-    channels = channels_of(site, environment, portal)
+    """One loop for each channel that the site file has, and for `more`. `environment` has the secrets; `portal`: its
+    address as people reach it, for links. `told` counts (channel, one of OUTCOMES). Raises UsageError for a channel
+    that cannot work as it is set up."""
+    channels = [*channels_of(site, environment, portal), *more]
     ledger.upkeep.outbox.keep_channels([channel.name for channel in channels])
-    return [_loop(ledger, channel, site.site, now, period) for channel in channels]
+    counts = told or Counts()
+    for channel in channels:
+        for outcome in OUTCOMES:
+            counts.know(channel.name, outcome)
+    return [_loop(Courier(ledger, channel, site.site, now, counts), channel, period) for channel in channels]
 
 
 def channels_of(site: Site, environment: Mapping[str, str], portal: str = "") -> list[Channel]:
@@ -63,8 +71,7 @@ def channels_of(site: Site, environment: Mapping[str, str], portal: str = "") ->
     return channels
 
 
-def _loop(ledger: Ledger, channel: Channel, site: str, now: Callable[[], datetime], period: float) -> Loop:
-    courier = Courier(ledger, channel, site, now)
+def _loop(courier: Courier, channel: Channel, period: float) -> Loop:
     return Loop(
         f"messages to {channel.name}", "Tells people or programs what happens to bookings.", period, courier.run
     )
@@ -73,7 +80,11 @@ def _loop(ledger: Ledger, channel: Channel, site: str, now: Callable[[], datetim
 class Courier:
     """Carries the events of one channel."""
 
-    def __init__(self, ledger: Ledger, channel: Channel, site: str, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, ledger: Ledger, channel: Channel, site: str, now: Callable[[], datetime], told: Counts | None = None
+    ) -> None:
+        """`told` counts (channel, one of OUTCOMES)."""
+        self._told = told or Counts()
         self._ledger, self._outbox = ledger, ledger.upkeep.outbox
         self._channel = channel
         self._site = site
@@ -137,13 +148,16 @@ class Courier:
                 self._behind[about] = (one.event.id, retry)
         else:
             self._outbox.mark_delivered(self._channel.name, one.event.id, self._now())
+            self._told.add(self._channel.name, "told")
 
     def _put_off(self, one: Delivery, retry: datetime, why: str) -> bool:
         """Whether it will be tried again."""
-        if self._now() - one.event.at > GIVE_UP:
+        patience = self._channel.patience
+        if patience is not None and self._now() - one.event.at > patience:
             self._give_up(one, why)
             return False
         self._outbox.put_off(self._channel.name, one.event.id, retry)
+        self._told.add(self._channel.name, "put_off")
         return True
 
     def _give_up(self, one: Delivery, why: str) -> None:
@@ -152,6 +166,7 @@ class Courier:
         target = one.event.booking or one.event.user_id
         self._ledger.upkeep.records.write_audit(AuditEntry(self._now(), GPUYARD, "message.given_up", target, "", text))
         self._outbox.put_off(self._channel.name, one.event.id, None)
+        self._told.add(self._channel.name, "given_up")
 
     def _message(self, event: Event) -> Message:
         try:

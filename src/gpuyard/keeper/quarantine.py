@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from datetime import datetime
 
+from gpuyard.health.records import Observation
+from gpuyard.keeper.health_desk import HealthDesk
 from gpuyard.ledger.desk import GPUYARD
 from gpuyard.ledger.errors import RefusedError
 from gpuyard.ledger.ledger import Ledger
@@ -22,14 +24,22 @@ OURS = Person("", GPUYARD, "", "", frozenset({"admin"}))
 
 
 class Quarantine:
-    def __init__(self, ledger: Ledger, now: Callable[[], datetime]) -> None:
-        self._ledger, self._now = ledger, now
+    def __init__(self, ledger: Ledger, now: Callable[[], datetime], desk: HealthDesk | None = None) -> None:
+        """`desk`: of a site with `health`, whose rules say what follows. Without, they are held in the ledger."""
+        self._ledger, self._now, self._desk = ledger, now, desk
 
     def hold(self, runner: Runner) -> None:
         """Hold the GPUs of a runner, once, if that is not too much of the pool. Raises LedgerError."""
         pool, why = runner.choice.pool, f"runner {runner.name}: {runner.reason}"
         if not runner.gpus:
             LOG.warning("%s; which GPU that was is not known, and none is held", why)
+            return
+        if self._desk is not None:
+            places = [name.partition("/") for name in runner.gpus]
+            now = self._now()
+            self._desk.observe(
+                [Observation(host, address, "job-check", now, why[:500], runner.name) for host, _, address in places]
+            )
             return
         held = self._held(pool)
         if any(one.ask.comment.startswith(f"runner {runner.name}:") for one in held):

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from gpuyard.keeper.crew import Crew
+from gpuyard.keeper.live_records import LiveReader
 from gpuyard.keeper.runner_sights import RunnerSights
 from gpuyard.keeper.runner_site import RunnerSite
 from gpuyard.runners.github.answers import RegisteredRunner
@@ -31,9 +32,16 @@ class Registrations:
     """One look at a time, in one process."""
 
     def __init__(
-        self, site: RunnerSite, sights: RunnerSights, store: RunnerStore, crew: Crew, now: Callable[[], datetime]
+        self,
+        site: RunnerSite,
+        sights: RunnerSights,
+        store: RunnerStore,
+        live: LiveReader,
+        crew: Crew,
+        now: Callable[[], datetime],
     ) -> None:
         self._site, self._sights, self._store, self._crew, self._now = site, sights, store, crew, now
+        self._live = live
         self._last: dict[Place, datetime] = {}
         self._first: dict[tuple[Place, int], datetime] = {}
         """A registration that belongs to nothing -> when it was first seen so."""
@@ -52,7 +60,7 @@ class Registrations:
     def _expected(self) -> dict[Place, list[str]]:
         """Place -> names of ours that should be registered there."""
         found: dict[Place, list[str]] = {}
-        for runner in self._store.runners():
+        for runner in self._live.records().runners:
             if runner.state is not RunnerState.REQUESTED and runner.scope in self._sights.clients:
                 found.setdefault((runner.scope, runner.repository), []).append(runner.name)
         return found
@@ -77,7 +85,7 @@ class Registrations:
 
     def _sweep(self, place: Place, now: datetime) -> None:
         """Delete what is ours, offline, without a job, and belongs to no runner, at the second look."""
-        live = {runner.name for runner in self._store.runners()}
+        live = {runner.name for runner in self._live.records().runners}
         mine = [
             one
             for one in self._sights.registered.get(place, {}).values()

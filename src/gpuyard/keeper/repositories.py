@@ -89,6 +89,22 @@ class Repositories:
             answer = resolve(job, self._site, configuration, facts)
         return answer.ruling, with_answer(job, answer)
 
+    def cancelled(self, job: Job) -> str:
+        """Cancel the run of a refused job of a scale set, which would wait at GitHub for a day; what came of it, in
+        words. Empty for other jobs, of which a status at their commit tells."""
+        client = self._clients[job.scope]
+        if not job.scale_set or not job.run_id:
+            return ""
+        if not client.enrolment.cancel_refused:
+            return "its run is left to itself at GitHub, as the site file says"
+        try:
+            client.cancel_run(job.repository, job.run_id)
+        except GitHubError as error:
+            if error.kind in (GitHubTrouble.CONFLICT, GitHubTrouble.MISSING):
+                return "its run is over at GitHub"
+            return f"its run goes on at GitHub, where it could not be cancelled: {error}"
+        return "its run was cancelled at GitHub"
+
     def configuration(self, scope: str, repository: str) -> Configuration:
         """What a repository's files say. Raises GitHubError."""
         return self._files_of(self._clients[scope], repository)
@@ -99,7 +115,8 @@ class Repositories:
 
     def known(self) -> dict[tuple[str, str], Configuration]:
         """(enrolment, ``owner/name``) -> what its files said when they were last read; in order."""
-        return dict(sorted(self._known.items()))
+        with self._lock:
+            return dict(sorted(self._known.items()))
 
     def _files_of(self, client: GitHubClient, repository: str) -> Configuration:
         if not client.enrolment.cirun:
@@ -115,7 +132,10 @@ class Repositories:
 
         found = self._read.get(key, timedelta(0), understood)[1]
         with self._lock:
+            self._known.pop((client.enrolment.name, repository), None)
             self._known[client.enrolment.name, repository] = found
+            while len(self._known) > MOST:  # the one that was read the longest ago
+                del self._known[next(iter(self._known))]
         return found
 
     def _text(self, client: GitHubClient, repository: str, path: str, ref: str = "") -> str | None:

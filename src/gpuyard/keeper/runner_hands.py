@@ -42,6 +42,8 @@ class _Removal:
     logged: bool = False
     asked: datetime | None = None
     """When Nova was asked to delete its server."""
+    strange: datetime | None = None
+    """When its server was first seen without our tags."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ class RunnerHands:
             self._give_up(runner, Cause.GITHUB_ERROR, f"GitHub did not register it: {error}")
             return
         registered = replace(become(runner, S.CREATING, tools.now()), github_id=jit.id)
-        self.write(registered, "registered at GitHub; Nova is asked for its server")
+        if not self.write(registered, "registered at GitHub; Nova is asked for its server"):
+            LOG.warning("runner %s: another process has ended it meanwhile; Nova is not asked for it", runner.name)
+            return
         try:
             text = user_data(runner.name, jit.encoded, runner.choice.gpus)
             flavor = tools.flavor(runner)
@@ -163,7 +167,12 @@ class RunnerHands:
             if runner.cause is Cause.GPU_CHECK:
                 tools.broken(runner)
             runner = replace(runner, lease="")  # from now on it has no GPU, whatever GitHub still thinks
-            self.write(runner, "its server is gone and its GPU free")
+            words = "its server is gone and its GPU free"
+            if removal.strange:
+                words = f"its server {runner.server_id} has gpuyard's tags no more: it is left alone, with its GPU"
+                LOG.error("runner %s: %s; delete it, or give it a booking", runner.name, words)
+                runner = replace(runner, cause=Cause.NOT_OURS, reason=words)
+            self.write(runner, words)
         if not removal.unregistered and tools.now() - runner.changed < FORGETFUL:
             return
         self.write(become(runner, S.GONE, tools.now()), "nothing is left of it")
@@ -195,7 +204,8 @@ class RunnerHands:
         return True
 
     def _server_gone(self, runner: Runner, removal: _Removal) -> bool:
-        """Whether Nova has no server of it, for good: its GPU is free only then."""
+        """Whether Nova has no server of it, for good: its GPU is free only then. Or has one that is not ours any more:
+        the ledger sees by Nova who has that GPU."""
         tools, now = self.tools, self.tools.now()
         if not runner.server_id:
             with self._lock:
@@ -206,13 +216,19 @@ class RunnerHands:
         if removal.asked is None or now - removal.asked >= AGAIN:
             tools.servers.delete(runner.server_id)
             removal.asked = now
-        return tools.servers.get(runner.server_id) is None
+        server = tools.servers.get(runner.server_id)
+        if server is None or server.ours:
+            removal.strange = None
+            return server is None
+        removal.strange = removal.strange or now
+        return now - removal.strange >= AGAIN  # it will not be deleted by us; who waits for that waits for ever
 
-    def write(self, runner: Runner, text: str) -> None:
-        """Down, with a line for its timeline, if there is something to say. What its end means for its job comes first:
-        should we be killed between the two, it is found to end again."""
+    def write(self, runner: Runner, text: str) -> bool:
+        """Down, with a line for its timeline, if there is something to say; False when it has come further already, by
+        another process. What its end means for its job comes first: should we be killed between the two, it is found to
+        end again."""
         if runner.state is S.DELETING and runner.cause in FAILURES and not runner.job and runner.lease:
             self.tools.failed(runner)
         job = runner.job or runner.for_job
         lines = [RunnerEvent(self.tools.now(), runner.name, job, text)] if text else []
-        self.tools.store.put_runner(runner, *lines)
+        return self.tools.store.put_runner(runner, *lines)

@@ -9,8 +9,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from gpuyard.keeper.job_book import JobBook
+from gpuyard.keeper.live_records import LiveReader
 from gpuyard.keeper.repositories import Repositories
 from gpuyard.keeper.runner_site import RunnerSite
+from gpuyard.logs.errand import carried
 from gpuyard.runners.github.errors import GitHubError
 from gpuyard.runners.jobs import JobUpdate, merge
 from gpuyard.runners.records import DONE, HookDelivery, Job, JobState, Runner
@@ -34,26 +36,32 @@ class JobIntake:
         site: RunnerSite,
         store: RunnerStore,
         book: JobBook,
+        live: LiveReader,
         repositories: Repositories,
         executor: Executor,
         now: Callable[[], datetime],
+        heard: Callable[[str, str, bool | None], None] = lambda scope, repository, private: None,
     ) -> None:
-        """`executor`: GitHub is asked about several jobs at once."""
-        self._site, self._store, self._book = site, store, book
-        self._repositories, self._executor, self._now = repositories, executor, now
+        """`executor`: GitHub is asked about several jobs at once. `heard`: told of the enrolment and repository of each
+        job that is new, and whether that is private, where that came with the job."""
+        self._site, self._store, self._book, self._live = site, store, book, live
+        self._repositories, self._executor, self._now, self._heard = repositories, executor, now, heard
         self._again: dict[str, tuple[int, datetime]] = {}
         """Job -> how often GitHub could not be asked about it, and when to try again."""
+        self._fits: dict[str, str] = {}
+        """Job that runs -> the runner of which it is known that the job may have it."""
 
     def run(self) -> float | None:
         """Everything that can be worked on now. Returns in how many seconds another look helps."""
         while deliveries := self._store.deliveries(self._now(), MANY):
-            for _ in self._executor.map(self._deliver, deliveries):
+            for _ in self._executor.map(carried(self._deliver), deliveries):
                 pass
-        live = frozenset({JobState.QUEUED, JobState.RUNNING})
-        open_jobs = [job for job in self._store.jobs(live) if job.wanted is None and self._is_to_decide(job)]
+        begun = [job for job in self._live.records().jobs if job.state is not JobState.HELD]
+        self._fits = {job.id: job.runner for job in begun if self._fits.get(job.id) == job.runner != ""}
+        open_jobs = [job for job in begun if (self._is_to_decide(job) if job.wanted is None else self._is_astray(job))]
         now = self._now()
         due = [job for job in open_jobs if self._again.get(job.id, (0, now))[1] <= now]
-        for _ in self._executor.map(self._settle, due):
+        for _ in self._executor.map(carried(self._settle), due):
             pass
         self._again = {job.id: self._again[job.id] for job in open_jobs if job.id in self._again}
         waits = [at for _, at in self._again.values()]
@@ -99,6 +107,8 @@ class JobIntake:
         if not enrolment.includes(update.repository) and self._taken(update) is None:
             return "not enrolled", None, None
         update = self._of_its_own(update)
+        if update.private is not None and enrolment.includes(update.repository):
+            self._heard(update.scope, update.repository, update.private)
         if self._store.job(update.id) is not None:
             return "", update, None
         job = self._new(update)
@@ -119,9 +129,22 @@ class JobIntake:
         ruling, settled = self._settled(job)
         if ruling is Ruling.NOT_OURS:
             return None
+        if update.private is None:
+            self._heard(job.scope, job.repository, None)
         # What is over, or runs elsewhere, is only written down: nobody decides about it any more.
         waits = job.state not in DONE and job.state is not JobState.RUNNING
         return settled if waits or self._taken(job) else job
+
+    def _is_astray(self, job: Job) -> bool:
+        """Whether GitHub gave a job that may have one kind of runner to one of another kind: to one with more labels,
+        that others may have."""
+        if job.state is not JobState.RUNNING or job.scale_set or self._fits.get(job.id) == job.runner:
+            return False
+        runner = self._taken(job)
+        if runner is None or job.wanted is None or runner.wanted.kind != job.wanted.kind:
+            return runner is not None
+        self._fits[job.id] = job.runner
+        return False
 
     def _is_to_decide(self, job: Job) -> bool:
         return job.state is JobState.QUEUED or self._taken(job) is not None
@@ -148,6 +171,10 @@ class JobIntake:
         return Ruling.REFUSED, replace(job, state=JobState.REFUSED, reason=reason)
 
     def _settle(self, job: Job) -> None:
+        astray = job.wanted is not None
+        enrolment = self._site.enrolment(job.scope)
+        if enrolment is not None and enrolment.includes(job.repository):
+            self._heard(job.scope, job.repository, None)
         try:
             ruling, settled = self._settled(job)
             why = "" if ruling is not Ruling.UNKNOWN else settled.reason
@@ -159,15 +186,21 @@ class JobIntake:
             times = self._again.get(job.id, (0, self._now()))[0]
             self._again[job.id] = times + 1, self._now() + min(AGAIN * 2 ** min(times, 10), LONGEST)
         reason = why or settled.reason
+        if ruling is Ruling.REFUSED:  # before it is written: after a kill in between it is cancelled again
+            reason = "; ".join(filter(None, (reason, self._repositories.cancelled(settled))))
+
+        if ruling is Ruling.GRANTED:
+            self._fits[job.id] = job.runner
 
         def decided(now: Job) -> Job:
-            if now.wanted is not None or now.state in DONE or not self._is_to_decide(now):
+            moved = (now.state, now.runner) != (job.state, job.runner)
+            if now.state in DONE or not self._is_to_decide(now) or (now.wanted is not None and (moved or not astray)):
                 return now
             state = JobState.REFUSED if ruling is Ruling.REFUSED else now.state
             return replace(
                 now,
                 state=state,
-                wanted=settled.wanted,
+                wanted=settled.wanted if ruling is not Ruling.UNKNOWN else now.wanted,
                 reason=reason,
                 event=settled.event,
                 actor=settled.actor,

@@ -9,14 +9,16 @@ from functools import partial
 
 from gpuyard.cloud.api import CloudApi
 from gpuyard.cloud.guarded_servers import GuardedServers
-from gpuyard.cloud.servers import NovaServers, open_runners_project
+from gpuyard.cloud.servers import NovaServers, open_servers_project
 from gpuyard.keeper.crew import Crew
 from gpuyard.keeper.driver import Loop
+from gpuyard.keeper.health_desk import HealthDesk
 from gpuyard.keeper.registrations import Registrations
 from gpuyard.keeper.repositories import Repositories
+from gpuyard.keeper.repository_visibility import RepositoryVisibility
 from gpuyard.keeper.runner_intake import JobIntake
 from gpuyard.keeper.runner_recovery import Recovery
-from gpuyard.keeper.runner_site import RunnerSite
+from gpuyard.keeper.runner_site import RunnerSite, random_letters
 from gpuyard.keeper.runners import A_JOB, Doors, RunnersKeeper
 from gpuyard.keeper.set_listener import SetListener
 from gpuyard.ledger.ledger import Ledger
@@ -68,12 +70,19 @@ class Runners:
         self.site, self.doors = site, doors
         repositories = Repositories(site.compiled.site, doors.clients, now)
         self.keeper.configurations = repositories.known
-        self.intake = JobIntake(site, doors.store, self.keeper.book, repositories, self._executors[1], now)
+        visibility = RepositoryVisibility(doors.clients, doors.store, now)
+        self.intake = JobIntake(
+            site, doors.store, self.keeper.book, self.keeper.live, repositories, self._executors[1], now,
+            visibility.heard,
+        )  # fmt: skip
         period = timedelta(seconds=RECOVERY_PERIOD)
         self.recovery = Recovery(
-            doors.clients, doors.store, self.keeper.book, self.intake, repositories, self._hooked, now, period
+            doors.clients, doors.store, self.keeper.book, self.intake, repositories, self._hooked, now, period,
+            visibility,
+        )  # fmt: skip
+        self.registrations = Registrations(
+            site, self.keeper.sights, doors.store, self.keeper.live, self.keeper.crew, now
         )
-        self.registrations = Registrations(site, self.keeper.sights, doors.store, self.keeper.crew, now)
         self._announcer = Announcer(
             {name: one for name, one in doors.clients.items() if one.enrolment.statuses},
             partial(doors.store.value, ANNOUNCED), partial(doors.store.set_value, ANNOUNCED), now,
@@ -91,7 +100,7 @@ class Runners:
         enrolment = self.site.enrolment(scope)
         assert enrolment is not None  # the site file was checked
         return SetListener(
-            scope, label, enrolment.runner_group, enrolment.url.partition("://")[2], self.doors.sets[scope],
+            scope, label, enrolment.runner_group, enrolment.url, self.doors.sets[scope],
             self.doors.store, self.keeper.book,
             capacity=lambda: self.keeper.plan.capacity.get(label, 0),
             known=lambda number: self.keeper.set_ids.__setitem__((scope, label), number),
@@ -110,6 +119,7 @@ class Runners:
                 intake.wake(reason)
 
         keeper.wake = wake
+        keeper.after_plan = self._capacities_changed
         self.wake_intake = lambda: intake.wake("a webhook")
         found = [
             main,
@@ -127,6 +137,10 @@ class Runners:
             what = "Listens to a runner scale set."
             found.append(Loop(f"set {label}", what, SET_PERIOD, listener.run, halt=listener.stop))
         return found
+
+    def _capacities_changed(self) -> None:
+        for listener in self.listeners:
+            listener.capacity_changed()
 
     wake_intake: Callable[[], None] = staticmethod(lambda: None)
     """To be called after a webhook was written down."""
@@ -151,7 +165,7 @@ class Runners:
     def announce(self) -> None:
         if self.keeper.has_turn:
             store = self.doors.store
-            jobs = [*store.jobs(), *store.latest_jobs({JobState.REFUSED, JobState.FAILED})]
+            jobs = [*self.keeper.live.records().jobs, *store.latest_jobs({JobState.REFUSED, JobState.FAILED})]
             self._announcer.run(jobs, self.keeper.plan.queue, store.job)
 
     def close(self) -> None:
@@ -169,14 +183,17 @@ def open_runners(
     now: Callable[[], datetime],
     client: Callable[[Enrolment], GitHubClient] = GitHubClient,
     portal: str = "",
+    health: HealthDesk | None = None,
 ) -> Runners:
     """The runners of a site that has some. `portal`: its address, if it has one that others know. Raises GpuyardError:
     a file of secrets that is missing, a project that is not there, credentials that are for another one."""
     runners = compiled.site.runners
     assert runners is not None
-    door, project_id = open_runners_project(api, runners.project, runners.cloud)
-    servers = NovaServers(door, compiled.site.site, runners.network, runners.security_groups)
+    door, project_id = open_servers_project(api, runners.project, runners.cloud)
+    store = RunnerStore(ledger.database)
+    yard = store.identity(random_letters())
+    servers = NovaServers(door, compiled.site.site, runners.network, runners.security_groups, yard=yard)
     clients: Mapping[str, GitHubClient] = {one.name: client(one) for one in runners.enrolments}
     sets = {name: ScaleSetClient(one) for name, one in clients.items()}
-    doors = Doors(RunnerStore(ledger.database), ledger, GuardedServers(servers), clients, sets)
-    return Runners(RunnerSite(compiled, project_id), doors, now, portal=portal)
+    doors = Doors(store, ledger, GuardedServers(servers), clients, sets, health)
+    return Runners(RunnerSite(compiled, project_id, yard=yard), doors, now, portal=portal)

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 from gpuyard.keeper.job_book import JobBook
 from gpuyard.keeper.repositories import Answers, Repositories
+from gpuyard.keeper.repository_visibility import RepositoryVisibility
 from gpuyard.keeper.runner_intake import JobIntake
 from gpuyard.runners.github.answers import HookAttempt, Repository
 from gpuyard.runners.github.client import GitHubClient
@@ -51,15 +52,18 @@ class Recovery:
         hooked: Callable[[str], bool],
         now: Callable[[], datetime],
         period: timedelta,
+        visibility: RepositoryVisibility,
     ) -> None:
         """`hooked`: whether jobs of an enrolment come by webhook. `period`: between two runs."""
         self._clients, self._store, self._book = clients, store, book
         self._intake, self._repositories, self._hooked = intake, repositories, hooked
-        self._now, self._period = now, period
+        self._now, self._period, self._visibility = now, period, visibility
         self._lists = Answers(now)
         self._again: dict[str, int] = {}
         """Webhook -> how often it was asked for again."""
         self._asked: dict[str, datetime] = {}
+        self._missing: set[str] = set()
+        """Jobs that GitHub did not know when last asked."""
         self._next: dict[str, int] = {}
         """Enrolment -> place in its list of repositories."""
 
@@ -68,7 +72,7 @@ class Recovery:
         problems: list[GitHubError] = []
         for scope, client in self._clients.items():
             left = self._budget(client)
-            for look in (self._truth, self._redeliver, self._poll):
+            for look in (self._truth, self._redeliver, self._poll, self._see):
                 try:
                     left = look(scope, client, left)
                 except GitHubError as error:
@@ -88,12 +92,25 @@ class Recovery:
     def _truth(self, scope: str, client: GitHubClient, left: int) -> int:
         live = {runner.name for runner in self._store.runners()}
         now = self._now()
-        jobs = [job for job in self._store.jobs() if job.scope == scope and self._is_silent(job, live, now)]
-        for job in jobs[: max(0, left)]:
-            left -= 1
+        known = self._store.jobs()
+        self._missing &= {job.id for job in known}
+        jobs = [job for job in known if job.scope == scope and self._is_silent(job, live, now)]
+        problem: GitHubError | None = None
+        for job in jobs:
+            if left <= 0:
+                break
+            left -= 2 if job.scale_set else 1
             self._asked[job.id] = now
-            self._ask(client, job)
+            try:
+                self._ask(client, job)
+            except GitHubError as error:
+                self._asked[job.id] = now - SILENT + SOON
+                problem = problem or error
+                if error.kind is GitHubTrouble.LIMITED:
+                    break
         self._asked = {id: at for id, at in self._asked.items() if now - at < SILENT}
+        if problem is not None:
+            raise problem
         return left
 
     def _is_silent(self, job: Job, live: set[str], now: datetime) -> bool:
@@ -102,31 +119,39 @@ class Recovery:
         return now - last >= (SOON if alone else SILENT) and (alone or job.runner not in live)
 
     def _ask(self, client: GitHubClient, job: Job) -> None:
-        number = job.id.rpartition("/")[2]
-        if not job.scale_set:
-            told = client.job(job.repository, int(number))
-            if told is not None:
-                self._book.update([replace(told, id=job.id)])
-                return
-        elif job.run_id and not self._run_is_over(client, job):
+        if job.scale_set:
+            self._ask_of_run(client, job)
             return
-        elif job.run_id:
-            over = JobUpdate(job.id, job.repository, job.scope, JobState.COMPLETED, conclusion=UNKNOWN)
-            self._book.update([over])
-            return
-        else:
-            return
-        reason = "GitHub does not know it any more"
-        self._book.change(job.id, lambda one: replace(one, state=JobState.FAILED, reason=reason), reason)
+        told = client.job(job.repository, int(job.id.rpartition("/")[2]))
+        if told is not None:
+            self._missing.discard(job.id)
+            self._book.update([replace(told, id=job.id)])
+        elif self._missed_before(job):
+            reason = "GitHub does not know it any more"
+            self._book.change(job.id, lambda one: replace(one, state=JobState.FAILED, reason=reason), reason)
 
-    @staticmethod
-    def _run_is_over(client: GitHubClient, job: Job) -> bool:
+    def _ask_of_run(self, client: GitHubClient, job: Job) -> None:
+        """Nothing else tells of a job of a scale set; and a run is not over as long as any of its jobs waits."""
+        if not job.run_id:
+            return
         try:
-            return client.run(job.repository, job.run_id).status == "completed"
+            told = None if client.run(job.repository, job.run_id).status != "completed" else UNKNOWN
         except GitHubError as error:
-            if error.kind is GitHubTrouble.MISSING:
-                return True
-            raise
+            if error.kind is not GitHubTrouble.MISSING:
+                raise
+            told = UNKNOWN if self._missed_before(job) else None
+        else:
+            told = told or _conclusion(job, client.jobs_of(job.repository, job.run_id))
+        if told is not None:
+            self._book.update([JobUpdate(job.id, job.repository, job.scope, JobState.COMPLETED, conclusion=told)])
+
+    def _missed_before(self, job: Job) -> bool:
+        """Whether GitHub does not know it for the second time: one 404 may be a mistake, so it is asked again soon."""
+        if job.id in self._missing:
+            return True
+        self._missing.add(job.id)
+        self._asked[job.id] = self._now() - SILENT + SOON
+        return False
 
     # Webhooks that failed
 
@@ -172,6 +197,26 @@ class Recovery:
             if self._next[scope] >= len(names):
                 break
         return left
+
+    # Repositories that may have become private
+
+    def _see(self, scope: str, client: GitHubClient, left: int) -> int:
+        for name in self._visibility.stale(scope, left):
+            self._visibility.ask(scope, name)
+            left -= 1
+        return left
+
+
+def _conclusion(job: Job, of_run: Sequence[JobUpdate]) -> str | None:
+    """How a job of a scale set has ended, by the jobs of its run; None while it may not have. It has another number
+    there: it is the one that its runner had, and before it has a runner any that could have one of its scale set."""
+    if job.runner:
+        mine = [one for one in of_run if one.runner == job.runner]
+    else:
+        mine = [one for one in of_run if job.scale_set.lower() in {label.lower() for label in one.labels}]
+    if not mine or any(one.state is not JobState.COMPLETED for one in mine):
+        return None
+    return mine[0].conclusion if len(mine) == 1 else UNKNOWN
 
 
 def _failed(attempts: Sequence[HookAttempt]) -> list[HookAttempt]:

@@ -7,7 +7,7 @@ right after a restart.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -71,19 +71,17 @@ class RunnerSights:
             self.nova = NovaLook(began, servers, before.number + 1 if before else 1)
             return before is None or before.servers != servers
 
-    def confirm_gone(self, runners: Iterable[Runner]) -> None:
-        """Ask for the servers that the last look at Nova did not have: a list may be late, a 404 is not."""
-        for runner in runners:
-            look = self.nova
-            if (
-                look is None
-                or not runner.server_id
-                or runner.server_id in look.servers
-                or runner.server_id in self._gone
-            ):
-                continue
-            if look.at > runner.changed + TICK and self.servers.get(runner.server_id) is None:
-                self._gone.add(runner.server_id)
+    def is_missing(self, runner: Runner) -> bool:
+        """Whether the last look at Nova did not have its server, though it should."""
+        look, server = self.nova, runner.server_id
+        if look is None or not server or server in look.servers or server in self._gone:
+            return False
+        return look.at > runner.changed + TICK
+
+    def confirm_gone(self, runner: Runner) -> None:
+        """Ask for a server that is missing: a list may be late, a 404 is not. Raises ServerError."""
+        if self.servers.get(runner.server_id) is None:
+            self._gone.add(runner.server_id)
 
     def look_at_github(self, where: Mapping[tuple[str, str], Collection[str]]) -> list[str]:
         """The registrations of these enrolments and repositories (with the names of ours that should be there); what
@@ -109,13 +107,13 @@ class RunnerSights:
             self._words[runner.name] = _Word(began, found)
 
     def wants_console(self, runner: Runner) -> bool:
-        """Whether its console can say something that nobody else says: while it starts, and when it has gone off before
-        anybody knew of a job."""
+        """Whether its console can say something that nobody else says: while it starts, and when it has gone off and
+        nobody knows of a job, or of its end."""
         with self._lock:
             server = self.nova.servers.get(runner.server_id) if self.nova else None
         off = server is not None and server.status in OFF
         return bool(runner.server_id) and (
-            runner.state is RunnerState.REGISTERING or (runner.state is RunnerState.IDLE and off)
+            runner.state is RunnerState.REGISTERING or (runner.state in (RunnerState.IDLE, RunnerState.BUSY) and off)
         )
 
     def look_at_console(self, runner: Runner) -> bool:
@@ -163,8 +161,10 @@ class RunnerSights:
     def looked_at_nova(self) -> datetime | None:
         return self.nova.at if self.nova else None
 
-    def forget(self, live: Collection[str]) -> None:
+    def forget(self, runners: Collection[Runner]) -> None:
         """All that is known of runners but these."""
+        live, servers = {one.name for one in runners}, {one.server_id for one in runners}
         with self._lock:
+            self._gone &= servers
             self._words = {name: word for name, word in self._words.items() if name in live}
             self._consoles = {name: said for name, said in self._consoles.items() if name in live}

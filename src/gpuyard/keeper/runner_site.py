@@ -6,6 +6,8 @@ import hashlib
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import cached_property
 
 from gpuyard.model.booking import Lane
 from gpuyard.model.errors import UsageError
@@ -31,8 +33,11 @@ def random_letters() -> str:
 class RunnerSite:
     """One site's. Pure, but for the names."""
 
-    def __init__(self, compiled: CompiledSite, project_id: str, letters: Callable[[], str] = random_letters) -> None:
-        """`project_id`: of the runners' project. Raises UsageError for a site without runners."""
+    def __init__(
+        self, compiled: CompiledSite, project_id: str, letters: Callable[[], str] = random_letters, yard: str = ""
+    ) -> None:
+        """`project_id`: of the runners' project. `yard`: `RunnerStore.identity`. Raises UsageError for a site without
+        runners."""
         if compiled.site.runners is None:
             raise UsageError(f"site {compiled.site.site} has no 'runners:'")
         self.compiled = compiled
@@ -40,9 +45,15 @@ class RunnerSite:
         self.project_id = project_id
         self._letters = letters
         self._flavors = {flavor.name: flavor for flavor in compiled.flavors}
-        # Two sites may serve one organisation, and neither shall take the other's registrations for its own.
-        self._mark = hashlib.sha256(compiled.site.site.encode()).hexdigest()[:6]
+        # Two sites may serve one organisation, and neither shall take the other's registrations for its own; nor shall
+        # one that has its name, as a copy for tests has.
+        self._mark = hashlib.sha256(f"{compiled.site.site}\0{yard}".encode()).hexdigest()[:6]
         self._ours = re.compile(rf"gpuyard-[a-z0-9._-]{{1,{POOL}}}-{self._mark}-[{LETTERS}]{{{RANDOM}}}")
+
+    @cached_property
+    def boots(self) -> Mapping[str, timedelta]:
+        """Flavor, as jobs ask for it -> how long its server may take to be ACTIVE."""
+        return {name: self._boot(name) for name, one in self.compiled.site.flavors.items() if one.gpus}
 
     @property
     def name(self) -> str:
@@ -59,9 +70,11 @@ class RunnerSite:
 
     def patience(self, runner: Runner) -> Patience:
         """A server with much memory takes longer: all of it is pinned before it starts."""
-        ram = max((self._flavors[name].ram for name in self._variants(runner.choice.flavor)), default=0)
-        boot = self.runners.boot * (1 + ram // MIB_PER_STEP)
-        return Patience(boot, self.runners.register_within)
+        return Patience(self._boot(runner.choice.flavor), self.runners.register_within)
+
+    def _boot(self, flavor: str) -> timedelta:
+        ram = max((self._flavors[name].ram for name in self._variants(flavor)), default=0)
+        return self.runners.boot * (1 + ram // MIB_PER_STEP)
 
     def nova_flavor(self, choice: ServerChoice, lanes: Sequence[Lane]) -> str:
         """Nova's name for a choice's flavor: one that takes a whole IOMMU group has one for each kind of group."""
@@ -88,12 +101,18 @@ class RunnerSite:
         """Name of the enrolment of a scale set."""
         return self.runners.sets[label].enrolment or self.runners.enrolments[0].name
 
-    def demands(self, states: Sequence[ScaleSetState]) -> list[SetDemand]:
-        """What GitHub says of the scale sets that the site has."""
+    def demands(self, states: Sequence[ScaleSetState], turned_down: Mapping[tuple[str, str], int]) -> list[SetDemand]:
+        """What GitHub says of the scale sets that the site has. `turned_down`: `RunnerStore.turned_down`."""
         assigned: Mapping[tuple[str, str], int] = {(one.scope, one.name): one.assigned for one in states}
         scopes = {label: self.set_scope(label) for label in self.runners.sets}
         return [
-            SetDemand(label, scope, self.set_wanted(label), assigned.get((scope, label), 0))
+            SetDemand(
+                label,
+                scope,
+                self.set_wanted(label),
+                assigned.get((scope, label), 0),
+                turned_down.get((scope, label), 0),
+            )
             for label, scope in scopes.items()
         ]
 

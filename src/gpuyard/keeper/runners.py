@@ -17,12 +17,16 @@ from functools import partial
 from gpuyard.cloud.guarded_servers import GuardedServers
 from gpuyard.cloud.servers import ServerError, ServerProblem
 from gpuyard.keeper.crew import Crew
+from gpuyard.keeper.health_desk import HealthDesk
 from gpuyard.keeper.job_book import LATELY, JobBook
+from gpuyard.keeper.live_records import LiveReader
+from gpuyard.keeper.problems import RunProblems
 from gpuyard.keeper.quarantine import Quarantine
 from gpuyard.keeper.registrar import Registrar
 from gpuyard.keeper.runner_hands import LATE, RunnerHands, Tools
 from gpuyard.keeper.runner_sights import RunnerSights
 from gpuyard.keeper.runner_site import RunnerSite
+from gpuyard.keeper.turns import RUNNERS
 from gpuyard.ledger.errors import NoBookingError, RefusedError
 from gpuyard.ledger.leases import PoolRoom
 from gpuyard.ledger.ledger import Ledger
@@ -39,7 +43,7 @@ from gpuyard.runners.placing import TEARDOWN
 from gpuyard.runners.planner import plan, retry_after
 from gpuyard.runners.progress import OFF, Seen, progress
 from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerEvent, RunnerState, ServerChoice
-from gpuyard.runners.resolve import Configuration
+from gpuyard.runners.resolve import Configuration, IdleRunners
 from gpuyard.runners.store import RunnerStore
 from gpuyard.runners.view import (
     ChangeLease,
@@ -53,7 +57,6 @@ from gpuyard.runners.view import (
 
 LOG = logging.getLogger(__name__)
 S = RunnerState
-TURN = "runners"
 A_JOB = "a job changed"
 """A reason to wake up."""
 GENTLE = frozenset({Cause.NOT_NEEDED, Cause.BOOKING, Cause.REGISTRATION_TIMEOUT})
@@ -62,12 +65,17 @@ PAUSE, LONGEST_PAUSE = timedelta(seconds=30), timedelta(minutes=15)
 """After Nova had no room in a pool, nothing is started there for so long; twice as long each time."""
 HISTORY = timedelta(days=60)
 """Use that is older counts for nothing in fair shares."""
+GIVEN_UP = timedelta(hours=24)
+"""GitHub gives up a job that has waited for so long."""
 ASKED = timedelta(seconds=15)
 """GitHub is asked about one runner no more often."""
 
 
 REST = timedelta(seconds=2)
 """Between two looks at what is left of a runner that is to go."""
+
+
+PRIVATE = "a private repository"
 
 
 class RunnersError(GpuyardError):
@@ -84,14 +92,22 @@ class Doors:
     clients: Mapping[str, GitHubClient]
     """By the names of enrolments; so are the next."""
     sets: Mapping[str, ScaleSetClient]
+    health: HealthDesk | None = None
+    """Of a site that watches its GPUs."""
+
+
+IdleKind = tuple[str, str, str, str]
+"""Enrolment, repository, scale set and kind."""
 
 
 @dataclass
 class _Pauses:
-    """Pools in which Nova had no room, and enrolments for which GitHub does nothing."""
+    """Pools in which Nova had no room, enrolments for which GitHub does nothing, idle runners that fail."""
 
     pools: dict[str, tuple[int, datetime, str]] = field(default_factory=dict)
     scopes: dict[str, tuple[datetime, str]] = field(default_factory=dict)
+    idle: dict[IdleKind, tuple[int, datetime]] = field(default_factory=dict)
+    """Kinds of which runners failed that were to wait for jobs: how many in a row, and when the next may be made."""
 
 
 class RunnersKeeper:
@@ -109,15 +125,18 @@ class RunnersKeeper:
         self.site, self.doors, self._now, self._late = site, doors, now, late
         self.wake: Callable[[str], None] = lambda reason: None
         """Set by whoever runs the loop."""
+        self.after_plan: Callable[[], None] = lambda: None
+        """The same; called after each plan, when what scale sets can have may have changed."""
         self.yard = RunnerYard()
         self.book = JobBook(doors.store, now, lambda: self.wake(A_JOB))
+        self.live = LiveReader(doors.store, now)
         self.set_ids: dict[tuple[str, str], int] = {}
         """(enrolment, name) -> GitHub's number of a scale set; its listener says it."""
         registrar = Registrar(doors.clients, doors.sets, lambda scope, name: self.set_ids.get((scope, name), 0))
         self.sights = RunnerSights(doors.servers, registrar, doors.clients, now)
         self.crew = crew(lambda: self.wake("some work is done"))
         self._leases = doors.ledger.leases
-        self._quarantine = Quarantine(doors.ledger, now)
+        self._quarantine = Quarantine(doors.ledger, now, doors.health)
         self.hands = RunnerHands(
             Tools(
                 store=doors.store, leases=self._leases, servers=doors.servers, registrar=registrar,
@@ -132,6 +151,8 @@ class RunnersKeeper:
         """Runners that are to go -> when it was last looked at what is left of them."""
         self._twice: dict[str, int] = {}
         """What is ours and belongs to nothing -> number of the look at which it was first seen so."""
+        self._odd: set[str] = set()
+        """Errors that nobody has thought of, of the last run."""
         self._lock = threading.Lock()
         self.plan = RunnerPlan()
         self.planned = False
@@ -145,48 +166,59 @@ class RunnersKeeper:
 
     @property
     def has_turn(self) -> bool:
-        return self.doors.ledger.upkeep.turns.has_turn(TURN)
+        return self.doors.ledger.upkeep.turns.has_turn(RUNNERS)
 
     def take_turn(self) -> bool:
-        return self.doors.ledger.upkeep.turns.take_turn(TURN)
+        return self.doors.ledger.upkeep.turns.take_turn(RUNNERS)
 
     def run(self) -> None:
         """One look, and what follows from it. Raises what went wrong, after the rest was done."""
         with self._lock:
             if not self.take_turn():
                 self.waits = "another process on this database keeps the runners"
+                self.live.forget()
                 return
             self.waits = ""
             if self.sights.nova is None:  # before anything is decided
                 self.sights.look_at_nova()
-            problems: list[str] = []
+            problems = RunProblems(self._odd)
             now = self._now()
             # In this order: a worker that ends meanwhile has written what is read next, and leases come last, so that
             # a runner without one is one that made way.
             busy = self.crew.busy()
-            runners = self.doors.store.runners()
-            jobs = self.doors.store.jobs()
-            over = self.book.over(
-                {id for one in runners for id in (one.job, one.for_job) if id}, {r.name for r in runners}
-            )
+            read = self.live.records()
+            mine = {id for one in read.runners for id in (one.job, one.for_job) if id}
+            over = self.book.over(mine - {job.id for job in read.jobs}, {one.name for one in read.runners})
+            jobs = [*read.jobs, *over]
             leases = {lease.id: lease for lease in self._leases.current()}
-            runners = self._advanced(runners, [*jobs, *over], leases, busy, now, problems)
-            self.plan = plan(self._view(runners, [*jobs, *over], leases), now)
+            runners = self._advanced(read.runners, jobs, leases, busy, now, problems)
+            view = self._view(runners, jobs, leases)
+            # As of now: the ledger says what is free from the moment at which it was asked, and reading took its time.
+            self.plan = plan(view, self._now())
             self.planned = True
+            self.after_plan()
             by_name = {runner.name: runner for runner in runners}
             for step in self.plan.steps:
-                with _apart(problems, str(step)[:200]):
+                self._require_turn()
+                with problems.apart(str(step)[:200]):
                     self._act(step, by_name, busy, now)
             for runner in runners:
                 if runner.state is S.DELETING and runner.name not in busy and self._is_due(runner.name, now):
                     self.crew.start(runner.name, partial(self._remove, runner.name))
-            with _apart(problems, "what belongs to nothing"):
+            with problems.apart("what belongs to nothing"):
                 self._sweep(runners, leases)
             names = {runner.name for runner in runners}
             self._removed = {name: at for name, at in self._removed.items() if name in names}
+            self._asked = {name: at for name, at in self._asked.items() if name in names}
             self._publish(now)
-            if problems:
-                raise RunnersError("; ".join(problems))
+            self._odd = problems.odd
+            if problems.texts:
+                raise RunnersError("; ".join(problems.texts))
+
+    def _require_turn(self) -> None:
+        """Whoever was stopped in the middle of a run finds another process at work on its plan."""
+        if not self.has_turn:
+            raise RunnersError("this process has lost its turn to keep the runners; the rest of this run is left out")
 
     def _is_due(self, name: str, now: datetime) -> bool:
         """Whether to ask again what is left of a runner: the end of each look wakes this loop, which would ask on."""
@@ -200,7 +232,7 @@ class RunnersKeeper:
 
     def _advanced(
         self, runners: Sequence[Runner], jobs: Sequence[Job], leases: Mapping[str, Booking], busy: frozenset[str],
-        now: datetime, problems: list[str],
+        now: datetime, problems: RunProblems,
     ) -> list[Runner]:  # fmt: skip
         """Each runner as far as it has come, written down."""
         given: dict[str, Job] = {}
@@ -211,7 +243,7 @@ class RunnersKeeper:
         for runner in runners:
             after = runner
             if runner.name not in busy:
-                with _apart(problems, f"runner {runner.name}"):
+                with problems.apart(f"runner {runner.name}"):
                     after = self._advance(runner, given.get(runner.name), leases.get(runner.lease), now)
             found.append(after)
         return found
@@ -245,8 +277,11 @@ class RunnersKeeper:
         if runner.gpus or lease is None or lease.claimed is None:
             return runner
         lanes = {lane.id: lane for lane in self.doors.ledger.lanes(lease.ask.pool)}
+        # A server without its whole group has the leader: peers are another class (docs/adr/0002).
+        most = None if runner.choice.same_group else 1
         mine = [lanes[id] for id in lease.lanes if id in lanes]
-        return replace(runner, gpus=tuple(f"{lane.host}/{address}" for lane in mine for address in lane.addresses))
+        gpus = (f"{lane.host}/{address}" for lane in mine for address in lane.addresses[:most])
+        return replace(runner, gpus=tuple(gpus))
 
     def _hangs_on_github(self, runner: Runner, seen: Seen, now: datetime) -> bool:
         """Whether what is to be done about it hangs on a word of GitHub's about it alone."""
@@ -269,6 +304,8 @@ class RunnersKeeper:
         if runner.state is S.DELETING and runner.cause is Cause.NO_CAPACITY:
             self._no_room(runner.choice.pool, runner.reason)
         elif runner.active is not None:
+            if runner.online is not None:
+                self._pauses.idle.pop(_idle_kind(runner), None)
             self._note_job(runner)
             self._pauses.pools.pop(runner.choice.pool, None)
 
@@ -284,11 +321,19 @@ class RunnersKeeper:
             leases=leases,
             rooms=self._rooms(now),
             used=decayed(used, now, site.half_life),
-            idle=idle_runners(self.site.compiled.site, self.configurations(), self._last_job, now),
-            sets=self.site.demands(self.doors.store.scale_sets()),
+            idle=self._idle(now),
+            boots=self.site.boots,
+            sets=self.site.demands(self.doors.store.scale_sets(), self.doors.store.turned_down(now - GIVEN_UP)),
             stopped=self._stopped(now),
             since=self.plan.since,
         )
+
+    def _idle(self, now: datetime) -> list[IdleRunners]:
+        wished = idle_runners(self.site.compiled.site, self.configurations(), self._last_job, now)
+        kinds = {(one.scope, one.repository, one.scale_set, one.wanted.kind): one for one in wished}
+        self._pauses.idle = {kind: pause for kind, pause in self._pauses.idle.items() if kind in kinds}
+        pauses = {kind: until for kind, (_, until) in self._pauses.idle.items()}
+        return [replace(one, not_before=pauses.get(kind)) for kind, one in kinds.items()]
 
     def _last_job(self, repository: str, kind: str) -> datetime | None:
         if self._last_jobs is None:
@@ -331,11 +376,15 @@ class RunnersKeeper:
         """Lease, intent, and then the crew. A lease without its runner is ended by the next run; a runner that was not
         begun by a living process is ended, too."""
         name, site = self.site.new_name(step.choice.pool), self.site
-        whose = step.for_repository or step.repository or step.scope
-        lease = self._leases.take(
-            step.choice.pool, step.choice.gpus, step.choice.same_group, step.end, name, site.project_id,
-            site.runners.project, f"runner {name} of {whose}", yields=step.yields,
-        )  # fmt: skip
+        whose = self._shown(step.for_repository or step.repository, now) or step.scope
+        try:
+            lease = self._leases.take(
+                step.choice.pool, step.choice.gpus, step.choice.same_group, step.end, name, site.project_id,
+                site.runners.project, f"runner {name} of {whose}", yields=step.yields,
+            )  # fmt: skip
+        except RefusedError as refused:  # the ledger knows better than the plan: the next one is made with that
+            LOG.info("no runner for %s: %s", whose, refused)
+            return
         runner = Runner(
             name=name, state=S.REQUESTED, scope=step.scope, repository=step.repository, labels=step.labels,
             wanted=step.wanted, choice=step.choice, created=now, changed=now, for_repository=step.for_repository,
@@ -343,6 +392,11 @@ class RunnersKeeper:
         )  # fmt: skip
         self.doors.store.add_runner(runner, RunnerEvent(now, name, step.for_job, f"runner {name}: {step.reason}"))
         self.crew.start(name, partial(self.hands.make, runner))
+
+    def _shown(self, repository: str, now: datetime) -> str:
+        """A repository for the comment of a lease, which the map, the calendar and feeds show."""
+        all_shown = not repository or self.site.runners.private_repositories == "names"
+        return repository if all_shown or repository.lower() in self.doors.store.public_repositories(now) else PRIVATE
 
     def _end(self, runner: Runner, cause: Cause, reason: str) -> None:
         if runner.state is S.DELETING:
@@ -375,8 +429,10 @@ class RunnersKeeper:
     # What goes wrong
 
     def _job_goes_on(self, runner: Runner) -> None:
-        """A runner that was made for a job has failed: when the next one may be made, and whether it counts."""
+        """A runner has failed: when the next one may be made for its job, or to wait for one, and whether it counts."""
         if not runner.for_job:
+            times = self._pauses.idle.get(_idle_kind(runner), (0, self._now()))[0] + 1
+            self._pauses.idle[_idle_kind(runner)] = times, self._now() + retry_after(times)
             return
         counts = runner.cause is not Cause.NO_CAPACITY and not self._stopped(self._now())
 
@@ -442,11 +498,8 @@ class RunnersKeeper:
         enrolments = tuple(
             EnrolmentStatus(name, client.usage(), trouble.get(name, "")) for name, client in self.doors.clients.items()
         )
-        store = self.doors.store
-        board = RunnerBoard(
-            now, tuple(store.jobs()), tuple(store.runners()), self.plan.queue, tuple(store.scale_sets()), enrolments
-        )
-        self.yard.publish(board)
+        live, sets = self.live.records(), tuple(self.doors.store.scale_sets())
+        self.yard.publish(RunnerBoard(now, live.jobs, live.runners, self.plan.queue, sets, enrolments))
 
     # What is looked at beside it
 
@@ -455,21 +508,39 @@ class RunnersKeeper:
         if not self.has_turn:
             return
         changed = self.sights.look_at_nova()
-        runners = self.doors.store.runners()
-        self.sights.confirm_gone(runner for runner in runners if runner.state is not S.DELETING)
-        self.sights.forget({runner.name for runner in runners})
+        runners = self.live.records().runners
+        doubtful = [one for one in runners if one.state is not S.DELETING and self.sights.is_missing(one)]
+        self.sights.forget(runners)
         if changed:
             self.wake("servers changed")
+        _ask_of_each("server", doubtful, self.sights.confirm_gone)
 
     def look_at_consoles(self) -> None:
         """For a loop of its own."""
         if not self.has_turn:
             return
-        news = [
-            self.sights.look_at_console(one) for one in self.doors.store.runners() if self.sights.wants_console(one)
-        ]
-        if any(news):
-            self.wake("a runner said something")
+        speaking = [one for one in self.live.records().runners if self.sights.wants_console(one)]
+
+        def look(runner: Runner) -> None:
+            if self.sights.look_at_console(runner):
+                self.wake("a runner said something")
+
+        _ask_of_each("console", speaking, look)
+
+
+def _ask_of_each(what: str, runners: Sequence[Runner], look: Callable[[Runner], None]) -> None:
+    """One server that Nova cannot say anything of, since its host is down, keeps nobody from the others. Raises
+    RunnersError when it is so of all."""
+    problems = RunProblems()
+    for runner in runners:
+        with problems.apart(f"{what} of {runner.name}"):
+            look(runner)
+    if problems.texts and len(problems.texts) == len(runners):
+        raise RunnersError("; ".join(problems.texts)[:1000])
+
+
+def _idle_kind(runner: Runner) -> IdleKind:
+    return runner.scope, runner.for_repository, runner.scale_set, runner.wanted.kind
 
 
 def _told(before: Runner, after: Runner) -> str:
@@ -484,24 +555,3 @@ def _told(before: Runner, after: Runner) -> str:
     if after.server_id != before.server_id:
         return f"its server is {after.server_id}"
     return f"Nova gave it {', '.join(after.gpus)}" if after.gpus != before.gpus else ""
-
-
-class _apart:  # noqa: N801
-    """An error in here is written down, and what comes after it is done all the same."""
-
-    def __init__(self, problems: list[str], what: str) -> None:
-        self._problems, self._what = problems, what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        if isinstance(error, RefusedError):  # the ledger knows better than the plan: the next one is made with that
-            LOG.info("%s: %s", self._what, error)
-            return True
-        if not isinstance(error, GpuyardError):
-            LOG.exception("%s", self._what)
-        self._problems.append(f"{self._what}: {error}")
-        return True

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from time import monotonic
 
 from gpuyard.keeper.job_book import JobBook
 from gpuyard.runners.github.answers import RunnerSet
@@ -20,17 +22,19 @@ from gpuyard.runners.records import ScaleSetState
 from gpuyard.runners.store import RunnerStore
 
 LOG = logging.getLogger(__name__)
+APART = 1.0
+"""Seconds from the beginning of a poll that was broken off to the next one: what a set can have may go to and fro."""
 
 
 class SetListener:
-    """Of one scale set. `run` in a loop; `stop` from any thread."""
+    """Of one scale set. `run` in a loop; `capacity_changed` and `stop` from any thread."""
 
     def __init__(
         self,
         scope: str,
         label: str,
         group: str,
-        host: str,
+        url: str,
         client: ScaleSetClient,
         store: RunnerStore,
         book: JobBook,
@@ -38,37 +42,62 @@ class SetListener:
         known: Callable[[int], None],
         now: Callable[[], datetime],
         may: Callable[[], bool],
+        steady: Callable[[], float] = monotonic,
     ) -> None:
-        """`host` of GitHub, for the ids of jobs. `capacity`: jobs that the set can have now. `known` is told GitHub's
-        number of the set. `may`: whether this process keeps the runners."""
-        self._scope, self._label, self._group, self._host = scope, label, group, host
+        """`url` of GitHub, for the ids and links of jobs. `capacity`: jobs that the set can have now. `known` is told
+        GitHub's number of the set. `may`: whether this process keeps the runners. `steady`: seconds that only go
+        forward."""
+        self._scope, self._label, self._group, self._url = scope, label, group, url
         self._client, self._store, self._book = client, store, book
         self._capacity, self._known, self._now, self._may = capacity, known, now, may
         self._session: SetSession | None = None
         self._set: RunnerSet | None = None
         self._stopped = False
+        self._steady = steady
+        self._lock = threading.Lock()
+        self._said, self._full = 0, True
+        """The capacity that the last poll went out with, and whether the set has as many jobs."""
 
     def run(self) -> float | None:
         """Open a session, or one poll, of up to a minute, and what follows from it. Raises GitHubError."""
         if self._stopped or not self._may():
             return None if self._stopped else 1.0
+        began = self._steady()
         try:
             session = self._session
             if session is None:  # a run of its own: that we listen is known before the first poll is over
                 self._open()
                 return 0.0
             state = self._state()
-            message = session.poll(state.last_message, max(0, self._capacity()))
+            message = session.poll(state.last_message, self._say(state))
             if message is not None:
                 self._take(session, state, message)
             else:
                 self._store.put_message(replace(state, seen=self._now(), error=""))
         except PollEndedError:
-            return None
+            return self._until_next(began)
         except GitHubError as error:
             self._lost(error)
             raise
         return 0.0
+
+    def capacity_changed(self) -> None:
+        """Break off a poll that went out with a capacity by which GitHub would now give too little or too much: it
+        would be held for up to 50 s."""
+        with self._lock:
+            now, session = max(0, self._capacity()), self._session
+            if session is not None and (now < self._said or (now > self._said and self._full)):
+                session.interrupt()
+
+    def _say(self, state: ScaleSetState) -> int:
+        """The capacity for the next poll. Under the lock, so that no change after it is missed."""
+        with self._lock:
+            self._said = max(0, self._capacity())
+            self._full = self._said <= state.assigned
+            return self._said
+
+    def _until_next(self, began: float) -> float | None:
+        return None if self._stopped else max(0.0, APART - (self._steady() - began))
 
     def stop(self) -> None:
         """End a poll that is under way, and the session."""
@@ -112,7 +141,7 @@ class SetListener:
         anywhere in between the message comes again."""
         assert self._set is not None
         now, assigned = self._now(), message.statistics.assigned
-        updates = job_updates(message, self._set, self._scope, self._host)
+        updates = job_updates(message, self._set, self._scope, self._url)
         done = replace(state, last_message=message.id, assigned=assigned, seen=now, error="")
         wanted = message.available  # GitHub offers no more than the capacity that it was told, and offers each once
         self._book.message(replace(done, last_message=state.last_message) if wanted else done, updates)

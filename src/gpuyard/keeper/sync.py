@@ -30,6 +30,7 @@ def sync_loop(
 
     def run() -> None:
         snapshot = taker.take(now())
-        yard.publish(snapshot.taken_at, gpu_statuses(compiled.gpus, snapshot, words() if words else NOTHING))
+        statuses = gpu_statuses(compiled.gpus, snapshot, words() if words else NOTHING)
+        yard.publish(snapshot.taken_at, statuses, snapshot.services)
 
     return Loop("sync", "Looks at Placement and Nova and publishes the state of every GPU.", period, run, REST)

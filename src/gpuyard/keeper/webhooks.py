@@ -10,12 +10,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
 from gpuyard import __version__
-from gpuyard.keeper.channel import PREFIX, ChannelDownError, Message, NotNowError
+from gpuyard.keeper.channel import GIVE_UP, PREFIX, ChannelDownError, Message, NotNowError
 from gpuyard.ledger.records import Event
 from gpuyard.model.booking import Booking
 from gpuyard.model.errors import UsageError
@@ -30,6 +30,7 @@ class WebhookChannel:
 
     batch = 5
     """Each may take TIMEOUT, and the store keeps a batch for one process for a minute."""
+    patience: timedelta | None = GIVE_UP
 
     def __init__(self, hook: Webhook, environment: Mapping[str, str]) -> None:
         """Raises UsageError without a secret: an unsigned message could be anybody's."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpuyard.model.gpu import GpuStatus
+from gpuyard.model.world import HostService
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class YardView:
     taken_at: datetime
     """UTC: when the cloud was last looked at, also when nothing had changed."""
     statuses: tuple[GpuStatus, ...]
+    services: Mapping[str, HostService] = field(default_factory=dict)
+    """The nova-compute of each host, by its name; empty where nobody looked at them."""
 
 
 class Yard:
@@ -33,13 +36,15 @@ class Yard:
         with self._changed:
             return self._view
 
-    def publish(self, taken_at: datetime, statuses: Sequence[GpuStatus]) -> YardView:
+    def publish(
+        self, taken_at: datetime, statuses: Sequence[GpuStatus], services: Mapping[str, HostService] | None = None
+    ) -> YardView:
         """Put a new view in place; readers are woken only when a status differs from the last view."""
         with self._changed:
             old, new = self._view, tuple(statuses)
             same = old is not None and old.statuses == new
             generation = old.generation + (not same) if old else 1
-            self._view = YardView(generation, taken_at, new)
+            self._view = YardView(generation, taken_at, new, services or {})
             if not same:
                 self._changed.notify_all()
             return self._view

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuyard.model.errors import GpuyardError, UsageError
+from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,25 @@ def read_text(path: Path) -> str | None:
         raise UsageError(f"{path}: byte {error.start} is not UTF-8; Ansible could not read it either") from None
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def plan_tree(files: Mapping[str, str], folder: Path, ours: str, patterns: Sequence[str]) -> tuple[Change, ...]:
+    """What must change so that a folder has these files (path below it -> text), and none of ours besides. `ours`: how
+    they begin, `patterns`: where they may be. Raises BlockedError when a file in their place is not ours."""
+    changes = []
+    for name, text in files.items():
+        before = read_text(folder / name)
+        if before is not None and not before.startswith(ours):
+            raise BlockedError(f"{folder / name} was not written by gpuyard; move it away, or name another folder")
+        if before != text:
+            changes.append(Change(folder / name, before, text))
+    for path in sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}):
+        if str(path.relative_to(folder)) in files:
+            continue
+        before = read_text(path)
+        if before is not None and before.startswith(ours):
+            changes.append(Change(path, before, None))
+    return tuple(changes)
 
 
 def diff(changes: Iterable[Change]) -> Iterator[str]:

@@ -50,7 +50,7 @@ def read_folder(path: Path) -> KollaFolder:
     path = path.absolute()
     if read_text(path / "globals.yml") is None:
         raise UsageError(f"{path} has no globals.yml; --kolla wants Kolla's configuration folder, usually /etc/kolla")
-    variables = read_variables(_variable_files(path))
+    variables = read_variables(variable_files(path))
     custom = Path(custom_config(variables, str(path)))
     return KollaFolder(
         path=path,
@@ -61,8 +61,8 @@ def read_folder(path: Path) -> KollaFolder:
     )
 
 
-def _variable_files(path: Path) -> Iterator[tuple[str, str]]:
-    """As kolla-ansible passes them, without gpuyard's own."""
+def variable_files(path: Path) -> Iterator[tuple[str, str]]:
+    """Name and text of each, as kolla-ansible passes them, but for what 'site render' wrote. Raises UsageError."""
     more = (file for file in sorted((path / "globals.d").glob("*")) if file.suffix in (".yml", ".yaml", ".json"))
     for file in (path / "globals.yml", *more):
         text = read_text(file)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpuyard.kolla.files import Change, read_text
-from gpuyard.model.errors import BlockedError
+from gpuyard.kolla.files import Change, plan_tree
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.options import file_name, render_ini
 from gpuyard.site.provider_config import render_provider_config
@@ -30,15 +29,4 @@ def plain_files(compiled: CompiledSite) -> dict[str, str]:
 
 def plan_plain(files: Mapping[str, str], folder: Path) -> tuple[Change, ...]:
     """What must change in a folder. Raises BlockedError when a file there is not gpuyard's."""
-    changes = []
-    for name, text in files.items():
-        before = read_text(folder / name)
-        if before is not None and not before.startswith(OURS):
-            raise BlockedError(f"{folder / name} was not written by gpuyard; move it away, or name another folder")
-        if before != text:
-            changes.append(Change(folder / name, before, text))
-    for path in sorted({path for pattern in PATTERNS for path in folder.glob(pattern)}):
-        before = read_text(path)
-        if before is not None and before.startswith(OURS) and str(path.relative_to(folder)) not in files:
-            changes.append(Change(path, before, None))
-    return tuple(changes)
+    return plan_tree(files, folder, OURS, PATTERNS)

@@ -22,6 +22,7 @@ from gpuyard.kolla.layers import OLD_NAMES, neighbours, override
 from gpuyard.kolla.site_words import in_the_site
 from gpuyard.kolla.variables import Variables
 from gpuyard.nova.ini import IniSetting
+from gpuyard.nova.release import RELEASES
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.options import Option
 from gpuyard.site.provider_config import ProviderConfig, render_provider_config
@@ -47,6 +48,11 @@ ROLE_NOTE = (
     "openstack role add --user nova --user-domain default --system all reader"
 )
 OWN_LIMIT_NOTE = "limits: [oslo_limit] is set by {place}, and left as it is"
+OLD_LIMIT_NOTE = (
+    "limits: Nova of OpenStack {release} must be told the id of its own endpoint, which only your cloud knows, so "
+    "[oslo_limit] is not written; write it into {place}: auth_type, auth_url, username, password, user_domain_id, "
+    "system_scope = all, and endpoint_id, which 'openstack endpoint list --service compute --interface internal' says"
+)
 NAMES_NOTE = (
     "host names were not compared with an inventory, and Kolla ignores override files of a host that it does not know "
     "by exactly that name; --inventory FILE compares them"
@@ -148,6 +154,9 @@ def _add_limits(
                 if setting.section.lower() == "oslo_limit":
                     place = f"{folder.custom / path} line {halves[path].line(setting.line)}"
                     return [ROLE_NOTE, OWN_LIMIT_NOTE.format(place=place)]
+    if not RELEASES[compiled.site.release].limits_lookup:
+        own = folder.custom / "nova.conf"
+        return [ROLE_NOTE, OLD_LIMIT_NOTE.format(release=compiled.site.release, place=own)]
     path = override("nova", None)
     templates = tuple(Option("oslo_limit", key, value, LIMIT_REASON) for key, value in OSLO_LIMIT.items())
     wanted[path] = _Wanted(wanted.get(path, _Wanted()).options, templates)

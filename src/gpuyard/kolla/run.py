@@ -79,8 +79,13 @@ def run_program(
     log: Path,
     redact: Redactor,
     on_task: Callable[[str], None],
+    variables: Mapping[str, str] | None = None,
+    held: Sequence[int] = (),
 ) -> Finished:
     """Run it to its end. SIGINT and SIGTERM go on to it and what it started; a third one kills it.
+
+    `variables` of the environment come before those of this process. `held`: descriptors that it shall have too, so
+    that a lock is held for as long as it lives, also when this process is killed.
 
     Raises UsageError when the log cannot be written, GpuyardError when the program does not start.
     """
@@ -93,19 +98,22 @@ def run_program(
             f"{log}: cannot be written: {error.strerror}; name a folder for the output with --logs"
         ) from None
     with os.fdopen(descriptor, "w", encoding="utf-8", buffering=1) as stream, _signals() as signals:
-        child = _start(program, words)
+        child = _start(program, words, variables or {}, held)
         signals.go_to(child.pid)
         assert child.stdout is not None
-        for raw in child.stdout:
-            line = redact(raw.decode(errors="replace").rstrip("\r\n"))
-            stream.write(line + "\n")
-            if reader.feed(line):
-                on_task(reader.task)
+        with child.stdout as output:
+            for raw in output:
+                line = redact(raw.decode(errors="replace").rstrip("\r\n"))
+                stream.write(line + "\n")
+                if reader.feed(line):
+                    on_task(reader.task)
         code = child.wait()
     return Finished(code, reader.why() if code else (), len(signals.seen))
 
 
-def _start(program: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start(
+    program: Path, words: Sequence[str], variables: Mapping[str, str], held: Sequence[int]
+) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             [str(program), *words],
@@ -113,7 +121,8 @@ def _start(program: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # or a terminal would interrupt it once more
-            env=environment(program, os.environ),
+            env=environment(program, {**os.environ, **variables}),
+            pass_fds=held,
         )
     except OSError as error:
         raise GpuyardError(f"{program}: {error.strerror}") from None

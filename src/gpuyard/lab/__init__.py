@@ -12,6 +12,7 @@ a driver that reports the CPUs, memory, disk and PCI functions of a recorded hos
 ``postgres``   the embedded database; ``databases`` the databases on it or on another server
 ``identity``   what must exist in Keystone; ``readiness`` when a lab is up; ``http`` how both ask
 ``services/``  the code that runs inside the service processes
+``releases/``  other releases of OpenStack than the lab's own: which there are, and how one is installed
 ``exercise``   puts a lab's GPUs to the proof; ``site.yaml`` and ``recordings/`` the hosts that it has by default
 
 The lab leans on parts of the services that are not API (each place says which), so their versions are pinned exactly.

@@ -10,9 +10,11 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from gpuyard.cloud.config import ELSEWHERE
 from gpuyard.lab.catalog import REGION
 from gpuyard.lab.credentials import ADMIN, DEMO, passwords
 from gpuyard.lab.files import write_private
+from gpuyard.lab.releases.catalogue import OWN
 from gpuyard.lab.settings import Lab
 
 ADMIN_CLOUD = "gpuyard-lab"
@@ -40,8 +42,12 @@ def clouds(lab: Lab) -> dict[str, Any]:
             "identity_api_version": 3,
         }
 
+    admin = cloud(ADMIN, {"project_name": "admin", "project_domain_id": "default"})
+    if lab.release != OWN:
+        # Keystone of before 2026.1 shows limits of other projects to a token of the system only.
+        admin[ELSEWHERE] = {"limits": SYSTEM_CLOUD}
     return {
-        ADMIN_CLOUD: cloud(ADMIN, {"project_name": "admin", "project_domain_id": "default"}),
+        ADMIN_CLOUD: admin,
         SYSTEM_CLOUD: cloud(ADMIN, {"system_scope": "all"}),
         DEMO_CLOUD: cloud(DEMO, {"project_name": "demo", "project_domain_id": "default"}),
     }
@@ -51,6 +57,7 @@ def openrc(lab: Lab) -> str:
     """For ``. openrc``: after it, ``openstack`` and ``gpuyard`` talk to the lab."""
     variables = {
         "GPUYARD_LAB_STATE": str(lab.state),
+        "GPUYARD_DATABASE": lab.portal_database,
         "OS_CLIENT_CONFIG_FILE": str(lab.clouds_file),
         "OS_CLOUD": ADMIN_CLOUD,
     }

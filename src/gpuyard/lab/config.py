@@ -7,15 +7,17 @@ is added at the end of a file, so it wins over what the lab sets.
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Mapping
-from importlib.metadata import files as distribution_files
+from importlib.metadata import distributions
 from pathlib import Path
 
-from gpuyard.lab.catalog import ADDRESS, REGION
+from gpuyard.lab.catalog import ADDRESS, APIS, REGION
 from gpuyard.lab.credentials import credential_keys, fernet_keys, key_repositories, passwords
 from gpuyard.lab.errors import LabError
 from gpuyard.lab.files import private_folder, write_private
 from gpuyard.lab.plan import LabHost, LabPlan
+from gpuyard.lab.releases.catalogue import OWN
 from gpuyard.lab.settings import Lab
 from gpuyard.model.errors import how_to_install
 
@@ -25,6 +27,7 @@ Sections = dict[str, Section]
 # Never an agent, never another machine: RPC stays within the process (Nova's services all live in one).
 NO_MESSAGE_BUS = "fake://"
 
+PACKAGES = "lib/python3.*/site-packages"
 SHARED_NODE_ID = "3d2f9d4e-5e39-4f0e-9a53-9f1f6a3f2a11"
 
 
@@ -42,7 +45,7 @@ def write_config(lab: Lab, plan: LabPlan) -> None:
     for host in plan.hosts:
         _write(lab, f"nova/hosts/{host.name}.conf", host.config + _provider_config(lab, host))
     for service, name in (("glance", "glance-api-paste.ini"), ("neutron", "api-paste.ini"), ("nova", "api-paste.ini")):
-        _write(lab, f"{service}/{name}", shipped(service, name).read_text())
+        _write(lab, f"{service}/{name}", shipped(lab, service, name).read_text())
     for folder in _folders(lab):
         private_folder(folder)
     # Nova refuses a host that it knows and that has lost its identity file. The hosts of the lab cannot lose theirs,
@@ -91,17 +94,27 @@ def from_site(text: str) -> str:
     return f"\n# From the site.\n{text}" if text else ""
 
 
-def shipped(distribution: str, name: str) -> Path:
-    """A data file that a service's wheel installed, wherever this installation has put it."""
-    for file in distribution_files(distribution) or ():
-        if file.name == name:
-            return Path(str(file.locate()))
-    raise LabError(f"{distribution} is installed without its {name}; install the lab again: {how_to_install('lab')}")
+def shipped(lab: Lab, distribution: str, name: str) -> Path:
+    """A data file that a service's wheel installed, wherever the installation that runs the lab has put it."""
+    path = sys.path if lab.release == OWN else [str(folder) for folder in lab.python.parents[1].glob(PACKAGES)]
+    for found in distributions(name=distribution, path=path):
+        for file in found.files or ():
+            if file.name == name:
+                return Path(str(file.locate()))
+    again = f"install the lab again: {how_to_install('lab')}"
+    if lab.release != OWN:
+        again = f"remove {lab.python.parents[1]}, and it is installed again"
+    raise LabError(f"{distribution} is installed without its {name}; {again}")
+
+
+PROXY_HEADERS: Section = {"enable_proxy_headers_parsing": True}
+"""Of [oslo_middleware], as Kolla has it: what services say of where they are is what a gateway says."""
 
 
 def keystone(lab: Lab) -> Sections:
     return {
         "DEFAULT": {"log_options": False},
+        "oslo_middleware": PROXY_HEADERS,
         "database": _database(lab, "keystone"),
         "cache": {"enabled": True, "backend": "oslo_cache.dict"},
         "fernet_tokens": {"key_repository": fernet_keys(lab)},
@@ -117,6 +130,7 @@ def keystone(lab: Lab) -> Sections:
 def placement(lab: Lab, secrets: Mapping[str, str]) -> Sections:
     return {
         "DEFAULT": {"log_options": False},
+        "oslo_middleware": PROXY_HEADERS,
         "placement_database": _database(lab, "placement"),
         "api": {"auth_strategy": "keystone"},
         "keystone_authtoken": _token_check(lab, "placement", secrets),
@@ -133,6 +147,7 @@ def glance(lab: Lab, secrets: Mapping[str, str]) -> Sections:
             "worker_self_reference_url": lab.url("glance"),
             "transport_url": NO_MESSAGE_BUS,
         },
+        "oslo_middleware": PROXY_HEADERS,
         "database": _database(lab, "glance"),
         "keystone_authtoken": _token_check(lab, "glance", secrets),
         "paste_deploy": {"flavor": "keystone", "config_file": lab.etc / "glance" / "glance-api-paste.ini"},
@@ -159,6 +174,7 @@ def neutron(lab: Lab, secrets: Mapping[str, str]) -> Sections:
             "notify_nova_on_port_data_changes": False,
             "dhcp_agent_notification": False,
         },
+        "oslo_middleware": PROXY_HEADERS,
         "database": _database(lab, "neutron"),
         "keystone_authtoken": _token_check(lab, "neutron", secrets),
         "ml2": {
@@ -186,6 +202,7 @@ def nova(lab: Lab, secrets: Mapping[str, str]) -> Sections:
             # The hosts of a lab do not change, and the update has a race with deletions: docs/adr/0006.
             "update_resources_interval": -1,
         },
+        "oslo_middleware": PROXY_HEADERS,
         "api": {"auth_strategy": "keystone"},
         "api_database": _database(lab, "nova_api"),
         "database": _database(lab, "nova_cell1"),
@@ -202,7 +219,7 @@ def nova(lab: Lab, secrets: Mapping[str, str]) -> Sections:
         "pci": {"report_in_placement": True},
         "quota": {"driver": "nova.quota.UnifiedLimitsDriver"},
         "oslo_limit": _system_login(lab, "nova", secrets)
-        | {"endpoint_service_type": "compute", "endpoint_region_name": REGION},
+        | {"endpoint_service_type": "compute", "endpoint_region_name": REGION, "endpoint_interface": "public"},
         "conductor": {"workers": 1},
         "wsgi": {"api_paste_config": lab.etc / "nova" / "api-paste.ini"},
         "oslo_concurrency": _locks(lab),
@@ -242,4 +259,6 @@ def _token_check(lab: Lab, user: str, secrets: Mapping[str, str]) -> Section:
         "www_authenticate_uri": lab.endpoint("keystone"),
         "service_token_roles": "service",
         "service_token_roles_required": True,
+        # Without it nobody gets in with credentials that have access rules, as those of 'gpuyard site bootstrap' do.
+        "service_type": next(api.type for api in APIS if api.name == user),
     }

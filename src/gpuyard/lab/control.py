@@ -7,27 +7,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from gpuyard.lab import processes
 from gpuyard.lab.databases import check_template
 from gpuyard.lab.errors import LabError, LabSettingsError
+from gpuyard.lab.example import plain_example
 from gpuyard.lab.files import private_folder
-from gpuyard.lab.plan import EXAMPLE_SITE, LabPlan, plan_of_site
+from gpuyard.lab.plan import LabPlan, plan_of_site
+from gpuyard.lab.releases.catalogue import OWN, lab_release
+from gpuyard.lab.releases.install import Say, ensure_release
 from gpuyard.lab.settings import EXAMPLE, Lab, LabSettings, resolve
 from gpuyard.lab.start import Report, Start
-from gpuyard.lab.status import LabStatus, Phase, look
+from gpuyard.lab.status import LabStatus, look
 
 MISREAD = set("$%#\n")
 """In the path of a file these mean something else to OpenStack's configuration, in places that are out of our reach."""
 
 
-def up(settings: LabSettings, plan: LabPlan | None = None, report: Report | None = None) -> LabStatus:
+def up(
+    settings: LabSettings, plan: LabPlan | None = None, report: Report | None = None, say: Say | None = None
+) -> LabStatus:
     """Bring a lab up, whatever state an earlier command has left it in; return when it can be used.
 
     Without a plan, its hosts are those of the site file, else those of the last start. A lab that is up as it should be
     is left alone (the status has no phases then); one that is up with other hosts, ports or options is started again.
-    ``report`` hears of each phase as it ends. Raises LabSettingsError before anything is started, LabError when
-    something does not start; then nothing is left running.
+    ``report`` hears of each phase as it ends, ``say`` how far an installation is. Raises LabSettingsError before
+    anything is started, LabError when something does not start; then nothing is left running.
     """
     _require_lab_folder(settings.state)
     private_folder(settings.state)
@@ -37,6 +43,9 @@ def up(settings: LabSettings, plan: LabPlan | None = None, report: Report | None
         if not plan.hosts:
             raise LabSettingsError("a lab needs a host; name a site that has one with --site")
         _require_usable(lab, before, settings.fresh)
+        _require_for(lab, plan)
+        if lab.release != OWN:
+            ensure_release(lab_release(lab.release), lab.releases, say or _nothing)
         if not settings.fresh and before and _same(lab, before) and plan == _plan_of(lab):
             now = look(settings.state)
             if now.healthy:
@@ -65,7 +74,7 @@ def _same(lab: Lab, before: Lab) -> bool:
     return replace(lab, site=before.site) == before
 
 
-def _nothing(phase: Phase) -> None:
+def _nothing(heard: object) -> None:
     pass
 
 
@@ -78,7 +87,10 @@ def _plan_of(lab: Lab) -> LabPlan | None:
 
 def _plan_for(lab: Lab, settings: LabSettings) -> LabPlan:
     """From the site file, read again each time; a lab whose site file is gone keeps the hosts it had."""
-    file = EXAMPLE_SITE if lab.site == EXAMPLE else lab.site_file
+    if lab.site == EXAMPLE:
+        with TemporaryDirectory() as folder:
+            return plan_of_site(plain_example(lab.release, Path(folder)))
+    file = lab.site_file
     if file and (file == settings.site or file.exists()):
         return plan_of_site(file)
     return LabPlan.load(lab.plan_file)
@@ -89,6 +101,22 @@ def _require_usable(lab: Lab, before: Lab | None, fresh: bool) -> None:
         check_template(lab.database)
     if before and before.complete and before.database != lab.database and not fresh:
         raise LabSettingsError("a lab keeps the database that it was started with; start over with --fresh")
+    if lab.release != OWN:
+        lab_release(lab.release)  # is there one?
+    if before and before.complete and before.release != lab.release and not fresh:
+        raise LabSettingsError(
+            f"this lab runs OpenStack {before.release}, and keeps what it has in that release's databases; start over "
+            "with --fresh, or choose another folder with --state"
+        )
+
+
+def _require_for(lab: Lab, plan: LabPlan) -> None:
+    """Raise LabSettingsError when a lab of another release is to run a site that is not of that release."""
+    if lab.release != OWN and plan.release not in ("", lab.release):
+        raise LabSettingsError(
+            f"{lab.site} is a site of OpenStack {plan.release}, and the lab is to run {lab.release}: write "
+            f'release: "{lab.release}" in it, or start the lab with --release {plan.release} --fresh'
+        )
 
 
 def _require_lab_folder(state: Path) -> None:

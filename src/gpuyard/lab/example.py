@@ -10,12 +10,22 @@ from pathlib import Path
 
 from gpuyard.lab.files import write_private
 from gpuyard.lab.plan import EXAMPLE_SITE
+from gpuyard.lab.releases.catalogue import OWN, lab_release
 from gpuyard.lab.settings import EXAMPLE, Lab
 
 RUNNERS = EXAMPLE_SITE.with_name("runners.yaml")
 HEAD = f"""# Written by 'gpuyard lab up' of {EXAMPLE_SITE}
 # and {RUNNERS.name} beside it: what is changed here is lost. Copy it, and name the copy with --site.
 """
+
+
+def plain_example(release: str, folder: Path) -> Path:
+    """Write the site that comes with gpuyard, for a release, into a folder. Its file. Raises LabSettingsError."""
+    if release != OWN:
+        lab_release(release)  # else the site would be blamed, in a file that nobody knows
+    file = folder / EXAMPLE_SITE.name
+    file.write_text(_of(release, EXAMPLE_SITE.read_text(encoding="utf-8")), encoding="utf-8")
+    return file
 
 
 def write_example(lab: Lab) -> None:
@@ -26,11 +36,16 @@ def write_example(lab: Lab) -> None:
     for path in (lab.github_token, lab.github_secret):
         if not path.exists():
             write_private(path, secrets.token_hex(20) + "\n")
-    text = HEAD + EXAMPLE_SITE.read_text(encoding="utf-8") + RUNNERS.read_text(encoding="utf-8")
-    text = text.replace("recordings/", f"{EXAMPLE_SITE.parent}/recordings/")
+    text = HEAD + _of(lab.release, EXAMPLE_SITE.read_text(encoding="utf-8")) + RUNNERS.read_text(encoding="utf-8")
     text = text.replace("{url}", lab.github_url).replace("{state}", str(lab.state))
     if not _is(lab.site_file, text):
         write_private(lab.site_file, text)
+
+
+def _of(release: str, text: str) -> str:
+    """The example for a release, to be read from anywhere."""
+    text = text.replace("recordings/", f"{EXAMPLE_SITE.parent}/recordings/")
+    return text.replace(f'release: "{OWN}"', f'release: "{release}"')
 
 
 def _is(path: Path, text: str) -> bool:

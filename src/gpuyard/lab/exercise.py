@@ -16,6 +16,7 @@ from typing import Any
 
 from gpuyard.cloud.api import CloudApi, CloudError
 from gpuyard.cloud.observe.snapshot import SnapshotTaker
+from gpuyard.lab.plan import IMAGE
 from gpuyard.ledger.state import gpu_statuses
 from gpuyard.model.errors import BlockedError, GpuyardError
 from gpuyard.model.gpu import GpuState, GpuStatus
@@ -23,7 +24,6 @@ from gpuyard.nova.alias_spec import asked_devices
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.nova import alias, leader_alias
 
-IMAGE = "tiny"
 USER_PROJECT = "demo"
 PREFIX = "gpuyard-exercise-"
 POLL = 0.2
@@ -71,8 +71,11 @@ class Exercise:
             raise ExerciseError(f"cloud {self._user.name} has no image {IMAGE!r} to boot servers from")
         return str(images[0]["id"])
 
-    def boot(self, flavor: str) -> Boot:
-        """Ask for a server and wait for its end, good or bad. Raises CloudError when Nova refuses the request."""
+    def boot(self, flavor: str, image: str | None = None) -> Boot:
+        """Ask for a server and wait for its end, good or bad. `image`: the id of another one than the lab's.
+
+        Raises CloudError when Nova refuses the request.
+        """
         if flavor not in self._flavors:
             raise ExerciseError(f"cloud {self._user.name} has no flavor {flavor!r}; run 'gpuyard site apply'")
         began = monotonic()
@@ -80,7 +83,7 @@ class Exercise:
         wanted = {
             "name": name,
             "flavorRef": self._flavors[flavor],
-            "imageRef": self._image,
+            "imageRef": image or self._image,
             "networks": "none",
         }
         server = self._user.request("POST", "compute", "/servers", {"server": wanted})["server"]

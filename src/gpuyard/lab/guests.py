@@ -1,4 +1,4 @@
-"""The guests of the lab: each server with a runner's user data is played, as long as its folder is there."""
+"""The guests of the lab: each server with user data of gpuyard's is played, as long as its folder is there."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
+from gpuyard.lab.acceptance_guest import AcceptGuest, places_of
 from gpuyard.lab.github.faults import Faults
 from gpuyard.lab.github.guest import BOOT, Answer, Guest, UserDataUnreadError
-from gpuyard.lab.machine import CONSOLE, OFF, USER_DATA
+from gpuyard.lab.machine import CONSOLE, OFF, PLACE, USER_DATA
 
 LOOK_S = 0.1
+HOSTS = "hosts"
 TIMEOUT_S = 5.0
 MOST_CONSOLE = 8 * 1024 * 1024
 _OPENER = build_opener(ProxyHandler({}))
@@ -38,10 +40,14 @@ def ask_over_http(method: str, url: str, token: str, body: dict[str, Any] | None
 class Guests:
     """Plays all servers of a folder."""
 
-    def __init__(self, folder: Path, faults: Faults | None = None, boot: timedelta = BOOT) -> None:
+    def __init__(
+        self, folder: Path, faults: Faults | None = None, boot: timedelta = BOOT, hosts: Path | None = None
+    ) -> None:
+        """`hosts`: where the trees of the lab's hosts are; beside the folder when left out."""
         self.folder, self.faults, self.boot = folder, faults or Faults(), boot
-        self._guests: dict[str, Guest | None] = {}
-        """By id of the server; None: not a runner's, or over."""
+        self._hosts = hosts or folder.with_name(HOSTS)
+        self._guests: dict[str, Guest | AcceptGuest | None] = {}
+        """By id of the server; None: nobody's that is known here, or over."""
 
     def step(self, now: datetime) -> None:
         """Take up servers that are new, forget those that are gone, move the others on."""
@@ -57,7 +63,7 @@ class Guests:
                     self._guests[id] = None
                     self._touch_off(id)
 
-    def _taken_up(self, id: str, now: datetime) -> Guest | None:
+    def _taken_up(self, id: str, now: datetime) -> Guest | AcceptGuest | None:
         folder = self.folder / id
         if (folder / OFF).exists():
             return None
@@ -70,8 +76,11 @@ class Guests:
 
         try:
             user_data = (folder / USER_DATA).read_text(encoding="utf-8")
-            return Guest(user_data, now, ask_over_http, write, self.faults, self.boot)
-        except (UserDataUnreadError, FileNotFoundError, UnicodeDecodeError):
+            with suppress(UserDataUnreadError):
+                return Guest(user_data, now, ask_over_http, write, self.faults, self.boot)
+            place = json.loads((folder / PLACE).read_text(encoding="utf-8"))
+            return AcceptGuest(user_data, now, places_of(place, self._hosts), write, self.boot)
+        except (UserDataUnreadError, FileNotFoundError, UnicodeDecodeError, ValueError):
             return None
 
     def _touch_off(self, id: str) -> None:

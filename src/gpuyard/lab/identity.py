@@ -6,7 +6,7 @@ change of ports puts the new addresses into the catalogue.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,8 +102,9 @@ class Keystone:
             self._call("POST", "/registered_limits", {"registered_limits": missing})
 
 
-def ensure_identity(lab: Lab, token: str) -> None:
-    """Accounts of the services and of the demo user, the catalogue, and base limits."""
+def ensure_identity(lab: Lab, token: str) -> str:
+    """Accounts of the services and of the demo user, the catalogue, and base limits. Returns the id of Nova's public
+    endpoint, which limits are kept by."""
     keystone = Keystone(lab, token)
     roles = {role["name"]: role["id"] for role in keystone.all("role")}
     secrets = passwords(lab)
@@ -123,6 +124,9 @@ def ensure_identity(lab: Lab, token: str) -> None:
         keystone.ensure_endpoint(service, lab.endpoint(api.name))
         if api.name == "nova":
             keystone.ensure_limits(service)
+            compute = service
+    found = keystone.get(f"/endpoints?service_id={compute}&interface=public")["endpoints"]
+    return str(found[0]["id"])
 
 
 def ensure_portal(lab: Lab, token: str, url: str) -> None:
@@ -132,12 +136,14 @@ def ensure_portal(lab: Lab, token: str, url: str) -> None:
     keystone.ensure_endpoint(service, url)
 
 
-def ensure_projects(lab: Lab, token: str, names: Iterable[str], member: str = DEMO) -> None:
-    """Projects with these names, and a user as a member of each."""
+def ensure_projects(
+    lab: Lab, token: str, names: Iterable[str], member: str = DEMO, roles_there: Sequence[str] = ("member", "reader")
+) -> None:
+    """Projects with these names, and a user with roles in each."""
     keystone = Keystone(lab, token)
     roles = {role["name"]: role["id"] for role in keystone.all("role")}
     user = keystone.ensure("user", member)
     for name in names:
         project = keystone.ensure("project", name, domain_id=DOMAIN)
-        for role in ("member", "reader"):
+        for role in roles_there:
             keystone.put(f"/projects/{project}/users/{user}/roles/{roles[role]}")

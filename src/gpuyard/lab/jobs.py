@@ -131,6 +131,10 @@ def push_job(lab: Lab, repository: str, label: str, seconds: float) -> int:
     """Start a run with one job; its id. Raises LabError."""
     body = {"repository": repository, "jobs": [{"labels": [label], "seconds": seconds, "name": "train"}]}
     try:
+        rows = call("GET", f"{lab.github_url}/_fake/state").body["repositories"]
+        known = [f"{row['owner']}/{row['name']}" for row in rows]
+        if repository not in known:
+            raise LabError(f"the lab's GitHub has no repository {repository!r}; it has {', '.join(known)}")
         answer = call("POST", f"{lab.github_url}/_fake/jobs", body).body
     except Unreachable:
         raise LabError(f"no GitHub runs beside the lab in {lab.state}; start it with 'gpuyard lab up'") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,19 @@ from gpuyard.model.pci import PciFunction
 EXAMPLE_SITE = Path(__file__).parent / "site.yaml"
 """The site of a lab that was never told another."""
 
+IMAGE = "tiny"
+"""What the lab's own servers are started from."""
 SILENT = "\n[pci]\nreport_in_placement = false\n"
+
+
+@dataclass(frozen=True)
+class LabMdevType:
+    """A kind of vGPU that a function can make: how many itself, and how many its whole card (None: not said)."""
+
+    name: str
+    title: str
+    units: int
+    most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -29,6 +41,7 @@ class LabDevice:
     numa_node: int | None = None
     parent_addr: str | None = None
     """The physical function of a virtual one."""
+    mdev_types: tuple[LabMdevType, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,10 @@ class LabPlan:
     scheduler: str = ""
     """For nova-scheduler alone."""
     placement: str = ""
+    image: dict[str, Any] = field(default_factory=dict)
+    """How the site defines the image that servers are started from, as JSON; {} when it does not."""
+    release: str = ""
+    """The release of OpenStack that the site is of; empty when a program handed its hosts in."""
 
     def save(self, path: Path) -> None:
         write_json(path, asdict(self))
@@ -82,7 +99,12 @@ class LabPlan:
 
 def _host(values: dict[str, Any]) -> LabHost:
     pci = values.pop("pci")
-    return LabHost(pci=tuple(LabDevice(**device) for device in pci), **values)
+    return LabHost(pci=tuple(_device(device) for device in pci), **values)
+
+
+def _device(values: dict[str, Any]) -> LabDevice:
+    types = values.pop("mdev_types", ())  # a plan of before has none
+    return LabDevice(mdev_types=tuple(LabMdevType(**kind) for kind in types), **values)
 
 
 def plan_of_site(path: Path) -> LabPlan:
@@ -115,6 +137,10 @@ def plan_of_site(path: Path) -> LabPlan:
         nova=ini("nova") + (SILENT if compiled.site.pci_in_placement == "off" else ""),
         scheduler=ini("nova-scheduler"),
         placement=ini("placement"),
+        image=site.site.images[IMAGE].model_dump(mode="json", exclude_defaults=True)
+        if IMAGE in site.site.images
+        else {},
+        release=site.site.release,
     )
 
 
@@ -141,4 +167,5 @@ def device(function: PciFunction) -> LabDevice:
         dev_type=function.device_type.value,
         numa_node=function.numa_node,
         parent_addr=function.physical_function,
+        mdev_types=tuple(LabMdevType(kind.name, kind.title, kind.units, kind.most) for kind in function.mdev_types),
     )

@@ -18,8 +18,9 @@ from gpuyard.lab.errors import LabError
 from gpuyard.lab.files import write_json
 from gpuyard.lab.http import answers
 from gpuyard.lab.identity import ensure_portal, ensure_projects, log_in
+from gpuyard.lab.images import ensure_image
 from gpuyard.lab.ports import require_free_port
-from gpuyard.lab.readiness import ensure_image, wait_for
+from gpuyard.lab.readiness import wait_for
 from gpuyard.lab.settings import Lab, LabSettings, remembered
 from gpuyard.lab.status import DOWN, SILENT, UP, ServiceStatus, memory_mib
 from gpuyard.model.errors import BlockedError
@@ -38,11 +39,15 @@ def apply_site(lab: Lab, loaded: LoadedSite) -> int:
     private += [flavor.projects for flavor in site.flavors.values() if not flavor.foreign]
     named = {*site.projects, *(project for projects in private for project in projects or ())}
     runners = {site.runners.project} if site.runners else set()
+    acceptance = site.health.acceptance if site.health else None
+    accepts = {acceptance.project} if acceptance and acceptance.project else set()
     token = log_in(lab)
-    ensure_projects(lab, token, sorted(named - runners))
-    ensure_projects(lab, token, sorted(runners), ADMIN)  # gpuyard's alone: the user is no member there
-    for name in site.images:
-        ensure_image(lab, token, name)
+    # Some are gpuyard's alone: the user is no member there.
+    ensure_projects(lab, token, sorted(named - runners - accepts))
+    ensure_projects(lab, token, sorted(runners), ADMIN)
+    ensure_projects(lab, token, sorted(accepts), ADMIN, ("member", "reader", "admin"))
+    for name, image in site.images.items():
+        ensure_image(lab, token, name, image)
     api = connect(ADMIN_CLOUD, lab.clouds_file)
     seen = read_objects(api, loaded.compiled)
     plan = plan_site(loaded.compiled, seen)
@@ -76,7 +81,7 @@ def serve(lab: Lab, loaded: LoadedSite, port: int) -> str:
         return url
     processes.end(lab.state, PORTAL)
     command = [sys.executable, "-P", "-m", "gpuyard.cli.main", "serve", "--site", str(loaded.path.resolve())]
-    command += ["--os-cloud", ADMIN_CLOUD, "--port", str(port), "--database", f"sqlite:///{lab.state / 'bookings.db'}"]
+    command += ["--os-cloud", ADMIN_CLOUD, "--port", str(port), "--database", lab.portal_database]
     environment = {**processes.clean_environment(), "OS_CLIENT_CONFIG_FILE": str(lab.clouds_file)}
     started = processes.start(lab.state, PORTAL, command, environment, lab.log_of(PORTAL))
     try:

@@ -77,7 +77,8 @@ def start(state: Path, name: str, command: list[str], environment: Mapping[str, 
 
 # Of a command's environment its processes get only this: not somebody's OS_* and PG* variables, and no proxy.
 KEPT_ENVIRONMENT = (
-    "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "TMPDIR", "TZ", "USER",
+    "GPUYARD_TEST_CLOCK", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "PATH", "PYTHONPATH",
+    "TMPDIR", "TZ", "USER",
 )  # fmt: skip
 
 

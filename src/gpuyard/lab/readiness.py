@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
 from gpuyard.lab.catalog import api
 from gpuyard.lab.errors import LabError
@@ -21,7 +19,6 @@ PATIENCE_S = 120.0
 TAIL_LINES = 25
 COMPUTE_VERSION = {"OpenStack-API-Version": "compute 2.96"}
 PLACEMENT_VERSION = {"OpenStack-API-Version": "placement 1.39"}
-IMAGE = "tiny"
 
 
 def require_alive(started: Sequence[Started]) -> None:
@@ -97,14 +94,3 @@ def hosts_ready(lab: Lab, token: str) -> bool:
     up = computes(lab, token)
     known = providers(lab, token)
     return all(up.get(host) and known.issuperset(names) for host, names in expected.items())
-
-
-def ensure_image(lab: Lab, token: str, name: str = IMAGE) -> None:
-    """A public image that servers can be booted from: a megabyte of nothing, since nothing will run it."""
-    images = f"{lab.url('glance')}/v2/images"
-    found: list[Any] = call("GET", f"{images}?name={quote(name)}", token=token).body["images"]
-    if any(image["status"] == "active" for image in found):
-        return
-    wanted = {"name": name, "disk_format": "raw", "container_format": "bare", "visibility": "public"}
-    image = call("POST", images, wanted, token=token).body
-    call("PUT", f"{images}/{image['id']}/file", bytes(1024 * 1024), token=token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,10 +13,14 @@ from pathlib import Path
 from gpuyard.lab.catalog import ADDRESS, DEFAULT_PORT_BASE, GITHUB_OFFSET, api
 from gpuyard.lab.errors import LabSettingsError
 from gpuyard.lab.files import write_json
+from gpuyard.lab.releases.catalogue import OWN, lab_release
+from gpuyard.lab.releases.plan import environment_of, python_in
 
 STATE_VARIABLE = "GPUYARD_LAB_STATE"
 PORT_BASE_VARIABLE = "GPUYARD_LAB_PORT_BASE"
 DATABASE_VARIABLE = "GPUYARD_LAB_DATABASE"
+RELEASE_VARIABLE = "GPUYARD_LAB_RELEASE"
+RELEASE_CACHE_VARIABLE = "GPUYARD_LAB_RELEASE_CACHE"
 
 EXAMPLE = "example"
 """In place of a path: the site that comes with gpuyard, wherever it is installed."""
@@ -34,6 +39,10 @@ class LabSettings:
     """The site file whose hosts the lab is to have."""
     fresh: bool = False
     """Throw away what the lab has and start over; settings are kept."""
+    release: str | None = None
+    """The release of OpenStack that it is to run."""
+    release_cache: Path | None = None
+    """Where releases other than the lab's own are installed."""
 
     @classmethod
     def of(
@@ -43,6 +52,8 @@ class LabSettings:
         database: str | None = None,
         site: Path | None = None,
         fresh: bool = False,
+        release: str | None = None,
+        release_cache: Path | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> LabSettings:
         """Settings from arguments and, where they are missing, from the environment."""
@@ -54,13 +65,27 @@ class LabSettings:
             database = environment.get(DATABASE_VARIABLE) or None
         if port_base is not None:
             port_base = _port_base(str(port_base))
-        return cls(state.expanduser().resolve(), port_base, database, site.resolve() if site else None, fresh)
+        release = release or environment.get(RELEASE_VARIABLE) or None
+        if release_cache is None and environment.get(RELEASE_CACHE_VARIABLE):
+            release_cache = Path(environment[RELEASE_CACHE_VARIABLE])
+        release_cache = _folder(release_cache) if release_cache else None
+        return cls(_folder(state), port_base, database, site.resolve() if site else None, fresh, release, release_cache)
 
 
 def default_state(environment: Mapping[str, str]) -> Path:
     """``$XDG_STATE_HOME/gpuyard/lab``, where XDG_STATE_HOME is ``~/.local/state`` unless it is set."""
     home = environment.get("XDG_STATE_HOME") or Path(environment.get("HOME") or Path.home()) / ".local" / "state"
     return Path(home) / "gpuyard" / "lab"
+
+
+def default_release_cache(environment: Mapping[str, str] = os.environ) -> Path:
+    """``$XDG_CACHE_HOME/gpuyard/releases``, where XDG_CACHE_HOME is ``~/.cache`` unless it is set."""
+    home = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home()) / ".cache"
+    return Path(home) / "gpuyard" / "releases"
+
+
+def _folder(path: Path) -> Path:
+    return path.expanduser().resolve()
 
 
 def _port_base(text: str) -> int:
@@ -89,6 +114,10 @@ class Lab:
     """Whether a start has ever come to its end. What an unfinished first start left is thrown away by the next one."""
     own_databases: tuple[str, ...] = ()
     """Databases on a server that is not ours which this lab made, and so may drop."""
+    release: str = OWN
+    """The release of OpenStack that it runs."""
+    release_cache: str = ""
+    """Where that release is installed, when it is not the lab's own; empty for the default."""
 
     @property
     def site_file(self) -> Path | None:
@@ -96,6 +125,28 @@ class Lab:
         if self.site == EXAMPLE:
             return self.state / "site.yaml"
         return Path(self.site) if self.site else None
+
+    @property
+    def portal_database(self) -> str:
+        """URL of what its portal keeps: bookings, jobs, health, history."""
+        return f"sqlite:///{self.state / 'bookings.db'}"
+
+    @property
+    def releases(self) -> Path:
+        """Where releases other than the lab's own are installed."""
+        return Path(self.release_cache) if self.release_cache else default_release_cache()
+
+    @property
+    def python(self) -> Path:
+        """What runs its services: the Python that runs this, or that of another release."""
+        if self.release == OWN:
+            return Path(sys.executable)
+        return python_in(environment_of(self.releases, lab_release(self.release)))
+
+    @property
+    def code(self) -> Path:
+        """For the Python of another release: a folder to import this package from, and nothing that is beside it."""
+        return self.run / "code"
 
     @property
     def etc(self) -> Path:
@@ -119,13 +170,23 @@ class Lab:
 
     @property
     def identity_ready(self) -> Path:
-        """There when Keystone knows the services, so that they may talk to each other."""
+        """There when Keystone knows the services, so that they may talk to each other: the id of Nova's endpoint."""
         return self.run / "identity"
 
     @property
     def hosts_ready(self) -> Path:
         """Written when all of Nova's services run. JSON: host -> names of the GPU providers to be expected of it."""
         return self.run / "hosts.json"
+
+    @property
+    def hosts_wanted_off(self) -> Path:
+        """JSON: names of the hosts whose nova-compute is to be off."""
+        return self.run / "off-wanted.json"
+
+    @property
+    def hosts_off(self) -> Path:
+        """The same, of those that are."""
+        return self.run / "off.json"
 
     @property
     def started(self) -> Path:
@@ -141,6 +202,11 @@ class Lab:
     def guests(self) -> Path:
         """A folder for each server that has user data: what is between its hypervisor and itself (guests.py)."""
         return self.data / "guests"
+
+    @property
+    def hosts(self) -> Path:
+        """A folder for each host: what it shows of its GPUs (host_trees.py), where the site follows their health."""
+        return self.data / "hosts"
 
     @property
     def postgresql(self) -> Path:
@@ -242,6 +308,10 @@ def resolve(settings: LabSettings) -> tuple[Lab, Lab | None]:
         lab = replace(lab, port_base=settings.port_base)
     if settings.database is not None:
         lab = replace(lab, database=settings.database)
+    if settings.release is not None:
+        lab = replace(lab, release=settings.release)
+    if settings.release_cache is not None:
+        lab = replace(lab, release_cache=str(settings.release_cache))
     if settings.site is not None:
         lab = replace(lab, site=str(settings.site))
     return lab, before

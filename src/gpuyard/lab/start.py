@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,25 +15,25 @@ from gpuyard.lab.config import write_config
 from gpuyard.lab.databases import NAMES, DatabaseServer
 from gpuyard.lab.errors import LabSettingsError
 from gpuyard.lab.example import write_example
-from gpuyard.lab.files import private_folder
+from gpuyard.lab.files import private_folder, write_private
 from gpuyard.lab.http import Unreachable
 from gpuyard.lab.identity import ensure_identity, log_in
-from gpuyard.lab.plan import LabPlan
+from gpuyard.lab.images import ensure_image
+from gpuyard.lab.plan import IMAGE, LabPlan
 from gpuyard.lab.ports import require_free
 from gpuyard.lab.postgres import start_postgresql
-from gpuyard.lab.readiness import (
-    ensure_image,
-    healthy,
-    hosts_ready,
-    remove_other_hosts,
-    require_alive,
-    wait_for,
-)
+from gpuyard.lab.readiness import healthy, hosts_ready, remove_other_hosts, require_alive, wait_for
+from gpuyard.lab.releases.catalogue import OWN
+from gpuyard.lab.releases.code import with_code, write_code
 from gpuyard.lab.settings import Lab
 from gpuyard.lab.status import Phase
+from gpuyard.model.text import counted
+from gpuyard.site.schema import Image
 
 Report = Callable[[Phase], None]
 
+KEPT_SETTINGS = ("port_base", "database", "site", "release", "release_cache")
+"""Of a lab that starts over."""
 KEEP_LOGS_BELOW = 10 * 1024 * 1024
 
 
@@ -97,7 +96,8 @@ class Start:
             if entry != self.lab.lock_file:
                 had_something = True
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        self.lab = Lab(self.lab.state, self.lab.port_base, self.lab.database, self.lab.site)
+        kept = {name: getattr(self.lab, name) for name in KEPT_SETTINGS}
+        self.lab = Lab(self.lab.state, **kept)
         if had_something:
             self._done("threw away what was there")
 
@@ -117,11 +117,14 @@ class Start:
         self._done("files written")
 
     def _start_services(self) -> None:
+        environment = self._environment
+        if self.lab.release != OWN:
+            environment = with_code(environment, write_code(self.lab.code))
         for name in PROCESSES:
             # -P: the folder that 'lab up' was called from is no place to import modules from.
-            command = [sys.executable, "-P", "-m", "gpuyard.lab.services", name, str(self.lab.state)]
+            command = [str(self.lab.python), "-P", "-m", "gpuyard.lab.services", name, str(self.lab.state)]
             log = self.lab.log_of(name)
-            self._started.append(processes.start(self.lab.state, name, command, self._environment, log))
+            self._started.append(processes.start(self.lab.state, name, command, environment, log))
 
     def _start_databases(self) -> None:
         lab = self.lab
@@ -152,18 +155,17 @@ class Start:
     def _wait_for_identity(self) -> str:
         self._wait_for("keystone", "placement")
         token = log_in(self.lab)
-        ensure_identity(self.lab, token)
-        self.lab.identity_ready.touch()
+        write_private(self.lab.identity_ready, ensure_identity(self.lab, token))
         self._done("accounts, catalogue and limits")
         return token
 
     def _wait_for_images(self, token: str) -> None:
         self._wait_for("glance")
-        ensure_image(self.lab, token)
+        ensure_image(self.lab, token, IMAGE, Image.model_validate(self.plan.image))
         self._done("image")
 
     def _wait_for_hosts(self, token: str) -> None:
         self._wait_for("nova")
         wait_for("Nova and Placement have every host and GPU", partial(hosts_ready, self.lab, token), self._started)
         remove_other_hosts(self.lab, token, [host.name for host in self.plan.hosts])
-        self._done(f"{len(self.plan.hosts)} hosts")
+        self._done(counted(len(self.plan.hosts), "host"))

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from gpuyard.ledger.admission import Movable, Placed, PoolLanes, admit, find_place, place, well_lanes
+from gpuyard.ledger.allowance import Allowance, BookedTime
 from gpuyard.ledger.life import EVENTS, TAKES_LANES, become
 from gpuyard.ledger.policy import Usage, booking_owner, broken_rules, months
 from gpuyard.ledger.records import AuditEntry, Event
@@ -38,6 +39,9 @@ class Book:
     """Time zone of quiet hours, as in ``Europe/Rome``."""
     knows: Callable[[str], bool] = lambda project: True
     """Whether the site is for a project (name): its people are let in."""
+    allowance: Callable[[str, str], Allowance | None] = lambda project_id, project: None
+    """The budget of a project (id, name), with what it has used; None: it has none. It is asked within transactions,
+    and must answer at once."""
 
     def rules_of(self, pool: str, project: str) -> Rules:
         """Also for pools that are no longer in the site file: nobody can book there, and what was booked ends."""
@@ -181,7 +185,14 @@ class Desk:
                 for month, following in months(ask.start, min(ask.end, ask.start + rules.longest))
             }
         started = without is not None and without.state is BookingState.ACTIVE
-        return Usage(self.look.active_count(who.user_id, old), booked, started)
+        return Usage(self.look.active_count(who.user_id, old), booked, started, self._over_budget(ask, who, rules, old))
+
+    def _over_budget(self, ask: Ask, who: Person, rules: Rules, without: str) -> Sequence[str]:
+        allowance = self.book.allowance(who.project_id, who.project)
+        if allowance is None or not ask.start < ask.end or ask.end - ask.start > rules.longest:
+            return ()
+        ahead = self.look.booked_ahead(who.project_id, allowance.counted_until, without)
+        return allowance.objections(BookedTime(seconds(ask.start), seconds(ask.end), ask.gpus), ahead)
 
     def broken(self, booking: Booking) -> list[Reason]:
         """Rules that speak against a booking by now, but for those on when it is made."""

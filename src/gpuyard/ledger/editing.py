@@ -44,7 +44,7 @@ def edit(desk: Desk, old: Booking, ask: Ask, who: Person, override: bool, new_id
 
 
 def _answer(desk: Desk, old: Booking, ask: Ask, who: Person, override: bool) -> Answer:
-    if _only_less(old.ask, ask):
+    if only_less(old.ask, ask):
         # It keeps what it has, whatever the rules say by now, and whatever is wrong with its GPU.
         wrong = malformed(ask, desk.now, started=True)
         return Answer(reasons=tuple(wrong)) if wrong else Answer(lanes=old.lanes[: ask.lanes])
@@ -79,7 +79,7 @@ def _given_back(desk: Desk, old: Booking, new: Booking, id: str) -> Booking:
     return replace(old, id=id, ask=ask, state=S.ENDED, lanes=gone, followed=0, reason=f"given back by booking {old.id}")
 
 
-def _only_less(old: Ask, new: Ask) -> bool:
+def only_less(old: Ask, new: Ask) -> bool:
     """Whether a change only gives back: nothing that a rule could have against it."""
     return new == replace(old, end=new.end, gpus=new.gpus, comment=new.comment) and (
         new.end <= old.end and new.gpus <= old.gpus and (new.gpus == old.gpus or not old.same_group)

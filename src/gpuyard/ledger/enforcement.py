@@ -4,6 +4,9 @@ Two means. A project's limit in Keystone says how many GPUs of a pool it may hav
 whose provider is reserved in Placement is given to nobody: a hold. Limits do not know GPUs, and holds do not know
 projects; docs/adr/0014 says how one is made of both.
 
+A GPU that is used once is reserved by Nova after each use. When it is clean again it is released here, or becomes a
+hold of ours where somebody has booked it: it is never anybody's between the two.
+
 Every prefix of a plan is safe: after a kill between any two steps the next plan goes on, nobody has got a GPU that is
 somebody else's, and a hold of somebody else (an operator's, one of a GPU that waits to be scrubbed) is never taken off.
 """
@@ -15,9 +18,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from math import inf
 
-from gpuyard.ledger.matching import on_now, running
+from gpuyard.ledger.matching import LET_IN, on_now, running
 from gpuyard.ledger.pool_view import SOON, PoolView
 from gpuyard.model.booking import Booking, BookingKind, BookingState
+from gpuyard.model.gpu import is_unit
 
 SETTLE = timedelta(seconds=5)
 """How long limits must have been down before a hold is taken off: a create that Nova had let in before is in its list
@@ -144,6 +148,7 @@ def plan_pool(view: PoolView, controls: Controls, now: datetime) -> PoolPlan:
     raising = [step for step in _limit_steps(view, controls, targets) if step.value > _has(controls, step)]
     holding, waits = _hold_steps(view, controls, kept)
     held = dict(view.memory.holds) | {step.provider: step.generation + 1 for step in holding}
+    held |= _taken_over(view, controls, kept)
     steps = (
         *_remember_holds(view, view.memory.holds, held),
         *holding,
@@ -203,7 +208,9 @@ def _blocked(view: PoolView, closing: Iterable[Booking], now: datetime) -> str:
         return ""
     ends = [window[1] for one in closing if (window := view.window(one, now))]
     until = f" until {max(ends).strftime('%H:%M:%S UTC')} or its server is there" if ends else ""
-    names = ", ".join(f"booking {one.id} of {one.user}" for one in closing)
+    names = ", ".join(
+        f"{one.ask.gpu}, {_whose(one)}" if one.kind is BookingKind.LOAN else _whose(one) for one in closing
+    )
     return f"GPUs of pool {view.pool} are released for {names}{until}" if names else ""
 
 
@@ -233,7 +240,7 @@ def limit_targets(
     let_in: dict[str, int] = {}
     waiting: set[str] = set()
     for booking in view.bookings:
-        if booking.kind is not BookingKind.BOOKING or booking.state is not BookingState.ACTIVE:
+        if booking.kind not in LET_IN or booking.state is not BookingState.ACTIVE:
             continue
         has = view.matches.gpus.get(booking.id, 0)
         may = has + (view.room(booking) if not view.exclusive(booking) or booking.id in opened else 0)
@@ -339,14 +346,67 @@ def kept_lanes(view: PoolView, now: datetime, opened: frozenset[str]) -> dict[in
             if not view.exclusive(booking) or booking.id in opened:
                 released |= set(lanes)
             else:
-                kept |= dict.fromkeys(lanes, f"booking {booking.id} of {booking.user}")
-            if view.exclusive(booking) and view.held_below:
-                # Under its server too: when that is deleted, the GPU is not everybody's until somebody notices.
-                kept |= dict.fromkeys(claimed, f"booking {booking.id} of {booking.user}")
+                kept |= dict.fromkeys(lanes, _whose(booking))
+            if view.exclusive(booking) and (not view.once if booking.kind is BookingKind.LOAN else view.held_below):
+                # Under its server too: when that is deleted, the GPU is not everybody's until somebody notices. Nobody
+                # moves the server of a loan, so that is held on releases that could not move it then.
+                kept |= dict.fromkeys(claimed, _whose(booking))
     for lane, why in _guarded(view, now):
         if lane not in released:
             kept.setdefault(lane, why)
+    kept |= _beside_loans(view, opened) | _out_of_use(view, opened)
     return {lane: why for lane, why in kept.items() if lane in view.providers}
+
+
+def _whose(booking: Booking) -> str:
+    if booking.kind is BookingKind.LOAN:
+        return f"lent to project {booking.project}: {booking.ask.comment}"
+    return f"booking {booking.id} of {booking.user}"
+
+
+def _out_of_use(view: PoolView, opened: frozenset[str]) -> dict[int, str]:
+    """Lanes that are kept back, but for what is released for the project that it is lent to: below a server too, where
+    that can be or was so before, so that nobody gets the GPU in the moment after its end. Below the server of a loan
+    Nova itself reserves what is used once: were it ours, it would come back without a scrub."""
+    lent = {lane for one in _loans(view) for lane in one.lanes}
+    released = {lane for one in _loans(view) if one.id in opened for lane in view.missing(one)}
+    below = view.held_below or view.once
+
+    def is_held(lane: int) -> bool:
+        if lane not in view.busy:
+            return lane not in released
+        if view.once and lane in lent:
+            return False
+        return below or any(name in view.memory.holds for name in view.providers.get(lane, ()))
+
+    return {lane: why for lane, why in view.kept_back.items() if is_held(lane)}
+
+
+def _beside_loans(view: PoolView, opened: frozenset[str]) -> dict[int, str]:
+    """All lanes on which the server of a loan could land instead, while it is let in: of its host where we start that
+    server ourselves, there and nowhere else, and of the whole pool where its project does. Also below servers that may
+    be deleted meanwhile, but where Nova reserves the GPU itself then."""
+    found: dict[int, str] = {}
+    for loan in _loans(view):
+        if loan.id in opened and (missing := view.missing(loan)):
+            hosts = {view.lanes[lane].host for lane in missing if lane in view.lanes}
+            near = (id for id, lane in view.lanes.items() if not loan.server or lane.host in hosts)
+            why = f"{loan.ask.gpu} is {_whose(loan)}, and its server must not land here"
+            found |= {lane: why for lane in near if lane not in loan.lanes and not (view.once and lane in view.busy)}
+    return found
+
+
+def _loans(view: PoolView) -> list[Booking]:
+    return [one for one in running(view.bookings) if one.kind is BookingKind.LOAN]
+
+
+def plan_kept_back(view: PoolView, controls: Controls) -> tuple[EnforcementStep, ...]:
+    """Only the holds of lanes that are kept back: they need not wait for the rest of a plan. What it finds held, it
+    leaves."""
+    kept = {lane: why for lane, why in _out_of_use(view, view.memory.opened).items() if lane in view.providers}
+    holding, _ = _hold_steps(view, controls, kept)
+    held = dict(view.memory.holds) | {step.provider: step.generation + 1 for step in holding}
+    return (*_remember_holds(view, view.memory.holds, held), *holding)
 
 
 def _guarded(view: PoolView, now: datetime) -> Iterable[tuple[int, str]]:
@@ -374,8 +434,11 @@ def unclear(view: PoolView, now: datetime) -> set[str]:
 
     most = names(kept_lanes(view, now, frozenset()))
     least = names(kept_lanes(view, now, view.memory.opened))
-    released = names(lane for booking in view.closing(now) for lane in booking.lanes)
-    return (most - view.reserved) | {name for name in view.memory.holds if name not in least or name in released}
+    closing = view.closing(now)
+    released = names(lane for booking in closing for lane in booking.lanes)
+    beside = names(_beside_loans(view, frozenset(booking.id for booking in closing)))
+    let_go = {name for name in view.memory.holds if name not in least or name in released}
+    return ((most | beside) - view.reserved) | let_go | view.clean.keys()
 
 
 def _hold_steps(view: PoolView, controls: Controls, kept: Mapping[int, str]) -> tuple[list[PlaceHold], tuple[str, ...]]:
@@ -388,26 +451,45 @@ def _hold_steps(view: PoolView, controls: Controls, kept: Mapping[int, str]) -> 
             if name in view.reserved or (seen is not None and seen.reserved):
                 continue  # ours already, or somebody else's, which is as good
             if seen is None:
-                waits.append(f"{name} is not in Placement and cannot be held: {kept[lane]}")
+                gone = "all units of its device are taken" if is_unit(name) else "it is not in Placement"
+                waits.append(f"{name} cannot be held ({gone}): {kept[lane]}")
             else:
                 steps.append(PlaceHold(view.pool, name, seen.generation, kept[lane]))
     return steps, tuple(waits)
 
 
+def _taken_over(view: PoolView, controls: Controls, kept: Mapping[int, str]) -> dict[str, int]:
+    """Clean ones that are to be kept, as holds of ours: they are reserved already."""
+    wanted = {name for lane in kept for name in view.providers[lane]}
+    return {name: number for name, number in _clean(view, controls).items() if name in wanted}
+
+
+def _clean(view: PoolView, controls: Controls) -> dict[str, int]:
+    """Providers that are reserved in the very generation in which they were found clean."""
+    found = {name: controls.providers.get(name) for name in view.clean}
+    return {
+        name: seen.generation
+        for name, seen in found.items()
+        if seen is not None and seen.reserved and seen.generation == view.clean[name]
+    }
+
+
 def _release_steps(
     view: PoolView, controls: Controls, kept: Mapping[int, str], held: Mapping[str, int]
 ) -> Iterable[EnforcementStep]:
-    """Holds of ours that are not wanted any more: peers before their leader, or a leader would be had without them.
-    `held`: what is remembered once the hold steps of the same plan are done."""
+    """Holds of ours that are not wanted any more, and what is clean and not kept: peers before their leader, or a
+    leader would be had without them. `held`: what is remembered once the hold steps of the same plan are done."""
     wanted = {name for lane in kept for name in view.providers[lane]}
     order = {name: -index for names in view.providers.values() for index, name in enumerate(names)}
-    gone = sorted(view.memory.holds.keys() - wanted, key=lambda name: (order.get(name, 0), name))
-    for name in gone:
+    clean = _clean(view, controls)
+    gone = view.memory.holds.keys() - wanted
+    for name in sorted(gone | (clean.keys() - wanted), key=lambda name: (order.get(name, 0), name)):
         seen = controls.providers.get(name)
         # A GPU that is used once is reserved by Nova when a server gets it. That is another generation than ours.
-        ours = seen is not None and (not controls.one_time_use or seen.generation == view.memory.holds[name])
-        if seen is not None and seen.reserved and ours:
-            yield ReleaseHold(view.pool, name, seen.generation, "nobody is to be kept out")
+        ours = name in gone and (not controls.one_time_use or (seen and seen.generation == view.memory.holds[name]))
+        if seen is not None and seen.reserved and (ours or name in clean):
+            reason = "it is clean again" if name in clean else "nobody is to be kept out"
+            yield ReleaseHold(view.pool, name, seen.generation, reason)
     yield from _remember_holds(view, held, {name: number for name, number in held.items() if name not in gone})
 
 

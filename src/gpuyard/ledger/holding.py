@@ -50,18 +50,7 @@ def _hold(desk: Desk, lane: Lane, ask: Ask, who: Person, series: str, id: str) -
         text = f"the end, {spell(ask.end)}, is not after the start or is over"
         raise RefusedError(Answer(reasons=(Reason("ends_first", text),)))
     ask = from_now(ask, desk.now)
-    in_the_way = [one for one in desk.look.on_lanes([lane.id], ask.start) if one.ask.start < ask.end]
-    leases = [one for one in in_the_way if one.yields]
-    fixed = [one for one in in_the_way if not desk.may_move(one) and not one.yields]
-    if fixed:
-        raise RefusedError(Answer(reasons=tuple(_blocks(lane, one) for one in fixed)))
-    desk.move(Answer(ends=tuple(one.id for one in leases)))
-    desk.leave_out(lane.id)
-    for one in [other for other in in_the_way if other not in leases]:
-        answer = desk.place(one)
-        if not answer.yes:
-            raise RefusedError(Answer(reasons=(_blocks(lane, one), *answer.reasons)))
-        desk.save(replace(one, lanes=answer.lanes), *desk.move(answer))
+    make_way(desk, lane, ask.start, ask.end)
     booking = Booking(
         id=id,
         kind=BookingKind.HOLD,
@@ -81,8 +70,24 @@ def _hold(desk: Desk, lane: Lane, ask: Ask, who: Person, series: str, id: str) -
     return saved
 
 
+def make_way(desk: Desk, lane: Lane, start: datetime, end: datetime) -> None:
+    """Bookings of a lane in a time go elsewhere, and leases that yield end. Raises RefusedError when one cannot."""
+    in_the_way = [one for one in desk.look.on_lanes([lane.id], start) if one.ask.start < end]
+    leases = [one for one in in_the_way if one.yields]
+    fixed = [one for one in in_the_way if not desk.may_move(one) and not one.yields]
+    if fixed:
+        raise RefusedError(Answer(reasons=tuple(_blocks(lane, one) for one in fixed)))
+    desk.move(Answer(ends=tuple(one.id for one in leases)))
+    desk.leave_out(lane.id)
+    for one in [other for other in in_the_way if other not in leases]:
+        answer = desk.place(one)
+        if not answer.yes:
+            raise RefusedError(Answer(reasons=(_blocks(lane, one), *answer.reasons)))
+        desk.save(replace(one, lanes=answer.lanes), *desk.move(answer))
+
+
 def _blocks(lane: Lane, booking: Booking) -> Reason:
-    verb = "held" if booking.kind is BookingKind.HOLD else "booked"
+    verb = {BookingKind.HOLD: "held", BookingKind.LOAN: "lent"}.get(booking.kind, "booked")
     whose = f"has runner {booking.server}" if booking.kind is BookingKind.RUNNER else f"is {verb} by {booking.user}"
     text = (
         f"{lane.name} {whose} until {spell(booking.ask.end)} (booking {booking.id}), and that one cannot go elsewhere"

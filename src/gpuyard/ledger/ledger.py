@@ -14,18 +14,23 @@ from functools import partial
 
 from gpuyard.ledger import clock
 from gpuyard.ledger.admission import NO_ROOM
+from gpuyard.ledger.admissions import Admissions
+from gpuyard.ledger.allowance import Allowance, BookedTime
+from gpuyard.ledger.closing import Closings
 from gpuyard.ledger.desk import Book, Desk, Desks
-from gpuyard.ledger.editing import describe, edit, note_override, owner
+from gpuyard.ledger.editing import describe, edit, note_override, only_less, owner
 from gpuyard.ledger.errors import ForbiddenError, NoBookingError, RefusedError, StaleError
 from gpuyard.ledger.holding import hold_all, wanted_lanes, whole
 from gpuyard.ledger.leases import Leases
 from gpuyard.ledger.life import OPEN, from_now, require_state
+from gpuyard.ledger.loans import Loans
+from gpuyard.ledger.outside import NOBODY, Outside
 from gpuyard.ledger.policy import booking_owner, spell
-from gpuyard.ledger.records import AuditEntry, AuditQuery, Case, Occupied, Query
+from gpuyard.ledger.records import AuditEntry, AuditQuery, Case, Granted, LiveBookings, Occupied, Query
 from gpuyard.ledger.recurrence import expand
-from gpuyard.ledger.rights import Verb, require
+from gpuyard.ledger.rights import STATES, Verb, may, require
 from gpuyard.ledger.rule_change import losses
-from gpuyard.ledger.series import edit_series, members, on_day
+from gpuyard.ledger.series import edit_series, members, on_day, same_use, wishes
 from gpuyard.ledger.store import GONE, Store
 from gpuyard.ledger.upkeep import Upkeep
 from gpuyard.model.booking import (
@@ -75,10 +80,22 @@ class Ledger:
         self.now = now
         self._new_id = new_id
         self._desks = Desks(store, book, now)
+        self.admissions = Admissions()
+        """How long answers to wishes for bookings took."""
         self.upkeep = Upkeep(store, self._desks)
         """The keeper's side: what time and the cloud do to bookings."""
         self.leases = Leases(store, self._desks, new_id)
         """What runners for GitHub jobs have."""
+        self.loans = Loans(store, self._desks, new_id)
+        """Certain GPUs for one project alone, although something may be wrong with them."""
+        self.outside: Outside = NOBODY
+        """Who else must say yes before somebody's booking is made or changed."""
+        self.closings = Closings(store, self._desks, new_id)
+        """Hosts that are out of use for a time."""
+
+    def allow(self, allowance: Callable[[str, str], Allowance | None]) -> None:
+        """Bookings must fit into these budgets from now on: `Book.allowance`."""
+        self.book = self._desks.book = replace(self.book, allowance=allowance)
 
     def close(self) -> None:
         """Give the database back, and the turns."""
@@ -132,22 +149,39 @@ class Ledger:
         asks = self._each_time(ask, repeat, zone)
         self._require_pool(ask.pool)
 
+        def known(desk: Desk) -> tuple[Booking, ...]:
+            """What this key has got before."""
+            before = desk.look.key(order.by.user_id, key) if key else None
+            if before is None:
+                return ()
+            if before.digest != digest:
+                reason = Reason("key_reused", f"the key {key!r} was used for another booking; use a new one")
+                raise RefusedError(Answer(reasons=(reason,)))
+            made = desk.look.get_many(before.bookings)
+            return tuple(made[id] for id in before.bookings)
+
         def book(desk: Desk) -> tuple[Booking, ...]:
-            actor = order.by.user_id
-            if key and (known := desk.look.key(actor, key)):
-                if known.digest != digest:
-                    reason = Reason("key_reused", f"the key {key!r} was used for another booking; use a new one")
-                    raise RefusedError(Answer(reasons=(reason,)))
-                made = desk.look.get_many(known.bookings)
-                return tuple(made[id] for id in known.bookings)
-            series = self._new_id() if repeat else ""
-            bookings = tuple(self._book(desk, one, order, series, number) for number, one in enumerate(asks))
+            if made := known(desk):
+                return made
+            bookings = tuple(self._book(desk, one, order, number) for number, one in enumerate(wanted))
+            for booking in bookings:
+                for reason in set_aside:
+                    desk.note(order.by.user, "booking.override", booking, reason.text, reason.code)
             if key:
-                desk.change.remember_key(actor, key, digest, tuple(one.id for one in bookings), desk.now)
+                made_now = tuple(one.id for one in bookings)
+                desk.change.remember_key(order.by.user_id, key, digest, made_now, desk.now)
             return bookings
 
         try:
-            return self._desks.run(ask.pool, book)
+            if self.outside is not NOBODY:  # who is not asked for what is there already, or is refused here anyway
+                with self._desks.look(ask.pool) as desk:
+                    if made := known(desk):
+                        return made
+                    self._admitted(desk, asks[0], order)
+            series = self._new_id() if repeat else ""
+            wanted = [self._wished(one, order, series) for one in asks]
+            with self.outside.making(wanted, override) as set_aside, self.admissions.timed():
+                return self._desks.run(ask.pool, book)
         except RefusedError as refused:
             raise RefusedError(self._with_other_pools(asks[0], who, refused.answer)) from None
 
@@ -206,12 +240,38 @@ class Ledger:
             text = f"its series has holds in {', '.join(others)} too: cancel it with its series, and make it anew"
             raise RefusedError(Answer(reasons=(Reason("other_pool", text),)))
 
-        def change(desk: Desk, old: Booking) -> Booking:
+        def tidied(old: Booking) -> Ask:
             same_start = ask.start == old.ask.start  # then it is not too late for it, however little it is in the past
-            work = edit_series if series else edit
-            return work(desk, old, ask if same_start else self._tidy(ask), who, override, self._new_id)
+            return ask if same_start else self._tidy(ask)
 
-        return self._change_one(id, who, Verb.CHANGE, version, change)
+        def change(desk: Desk, old: Booking) -> Booking:
+            work = edit_series if series else edit
+            new = work(desk, old, tidied(old), who, override, self._new_id)
+            for reason in set_aside if override else ():
+                desk.note(who.user, "booking.override", new, reason.text, reason.code)
+            return new
+
+        before = self.get(id)
+        changes = self._asked_outside(before, tidied(before), who, series)
+        gives_back = all(only_less(one.ask, wish.ask) for one, wish in changes)  # against which nobody has a say
+        with self.outside.changing(changes, override or gives_back) as set_aside:
+            return self._change_one(id, who, Verb.CHANGE, version, change)
+
+    def _asked_outside(self, old: Booking, ask: Ask, who: Person, series: bool) -> list[tuple[Booking, Booking]]:
+        """Whose change somebody outside has a say in: that of time or number, of what is somebody's; not when the
+        person may not change it, or it is too late for it. Raises NoBookingError."""
+        if (
+            old.kind is not BookingKind.BOOKING
+            or old.state not in STATES[Verb.CHANGE]
+            or not may(who, Verb.CHANGE, old)
+        ):
+            return []
+        if series:
+            with self._desks.look(old.ask.pool) as desk:
+                changes = wishes(desk, old, ask)
+        else:
+            changes = [(old, ask)]
+        return [(one, replace(one, ask=wish)) for one, wish in changes if not same_use(one.ask, wish)]
 
     def cancel(
         self, id: str, who: Person, version: int | None = None, reason: str = "", *, series: bool = False
@@ -332,6 +392,19 @@ class Ledger:
         """In order of start, then id; `marker` is the id of the last one of the page before."""
         return self._store.find(query, limit, marker)
 
+    def live(self) -> list[LiveBookings]:
+        """How many bookings, and what else takes GPUs, there are that are not over."""
+        return self._store.live(self.book.pools, OPEN)
+
+    def granted(self, since: datetime) -> list[Granted]:
+        """Bookings that got their GPUs since then."""
+        return self._store.granted(since)
+
+    def booked_ahead(self, project_id: str, since: datetime) -> list[BookedTime]:
+        """What a project has booked in all pools after a moment, also what has ended since."""
+        with self._desks.look(self.book.pools[0]) as desk:
+            return desk.look.booked_ahead(project_id, seconds(since))
+
     def lanes(self, pool: str = "") -> tuple[Lane, ...]:
         """Rows of the calendar: by pool, host and address."""
         return self._store.lanes(pool)
@@ -391,40 +464,57 @@ class Ledger:
 
     # How.
 
-    def _book(self, desk: Desk, ask: Ask, order: _Order, series: str, number: int) -> Booking:
-        """One booking, made within a transaction."""
-        who, by, override = order.who, order.by, order.override
-        rules = desk.rules(who.project)
-        answer = desk.admit(ask, who, override=override)
-        waits = order.wait and bool(answer.reasons) and all(reason.code in NO_ROOM for reason in answer.reasons)
-        if not answer.yes and not waits:
-            raise RefusedError(on_day(answer, ask) if number else answer)
-        asks_first = rules.approval and not override
-        state = S.REQUESTED if asks_first else S.WAITING if waits else S.CONFIRMED
-        booking = Booking(
+    def _wished(self, ask: Ask, order: _Order, series: str) -> Booking:
+        """One booking as it is asked for, before anything is decided."""
+        who, now = order.who, self.now().replace(microsecond=0)
+        return Booking(
             id=self._new_id(),
             kind=BookingKind.BOOKING,
             ask=ask,
-            state=state,
+            state=S.REQUESTED,
             user_id=who.user_id,
             user=who.user,
             project_id=who.project_id,
             project=who.project,
+            created=now,
+            changed=now,
+            email=who.email,
+            series=series,
+            shared=order.shared,
+            reason=_by(order.by, who.user_id, ""),
+        )
+
+    def _admitted(self, desk: Desk, ask: Ask, order: _Order) -> tuple[Answer, bool]:
+        """The answer, and whether it is to wait. Raises RefusedError."""
+        answer = desk.admit(ask, order.who, override=order.override)
+        waits = order.wait and bool(answer.reasons) and all(reason.code in NO_ROOM for reason in answer.reasons)
+        if not answer.yes and not waits:
+            raise RefusedError(answer)
+        return answer, waits
+
+    def _book(self, desk: Desk, wish: Booking, order: _Order, number: int) -> Booking:
+        """One booking, made within a transaction; `number`: which of several."""
+        rules, ask = desk.rules(order.who.project), wish.ask
+        try:
+            answer, waits = self._admitted(desk, ask, order)
+        except RefusedError as refused:
+            raise RefusedError(on_day(refused.answer, ask) if number else refused.answer) from None
+        asks_first = rules.approval and not order.override
+        state = S.REQUESTED if asks_first else S.WAITING if waits else S.CONFIRMED
+        booking = replace(
+            wish,
+            state=state,
             created=desk.now,
             changed=desk.now,
             lanes=answer.lanes if state is S.CONFIRMED else (),
-            email=who.email,
-            series=series,
             priority=rules.priority,
             override=bool(answer.overridden),
-            shared=order.shared,
-            reason=_by(by, who.user_id, ""),
         )
         moved = desk.move(answer) if state is S.CONFIRMED else []
         saved = desk.add(booking, *moved)
         desk.tell(f"booking.{state.value}", saved)
-        desk.note(by.user, "booking.create", saved, describe(ask))
-        note_override(desk, saved, by, answer)
+        desk.note(order.by.user, "booking.create", saved, describe(ask))
+        note_override(desk, saved, order.by, answer)
         return saved
 
     def _end(self, desk: Desk, old: Booking, who: Person) -> Booking:

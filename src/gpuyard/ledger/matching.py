@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gpuyard.model.booking import Booking, BookingKind, BookingState
+from gpuyard.model.world import Server
 
+LET_IN = frozenset({BookingKind.BOOKING, BookingKind.LOAN})
+"""Kinds whose owners start servers themselves, as their project's limit lets them."""
 EARLY = datetime.min.replace(tzinfo=UTC)
 
 
@@ -48,8 +51,8 @@ class Matches:
 
 
 def running(bookings: Iterable[Booking]) -> list[Booking]:
-    """Bookings whose time it is, in order of their start."""
-    active = [b for b in bookings if b.kind is BookingKind.BOOKING and b.state is BookingState.ACTIVE]
+    """Bookings whose time it is, and loans, in order of their start."""
+    active = [b for b in bookings if b.kind in LET_IN and b.state is BookingState.ACTIVE]
     return sorted(active, key=lambda b: (b.ask.start, b.id))
 
 
@@ -59,7 +62,7 @@ def on_now(bookings: Iterable[Booking]) -> list[Booking]:
     return sorted(found, key=lambda b: (b.ask.start, b.id))
 
 
-def may_use(holder: Holder, booking: Booking) -> bool:
+def may_use(holder: Holder | Server, booking: Booking) -> bool:
     """Whether a booking is for a server, as far as its user and project tell."""
     return booking.project_id == holder.project_id and (booking.shared or booking.user_id == holder.user_id)
 
@@ -120,7 +123,7 @@ class _Left:
 
 def _drawn(holder: Holder, active: Sequence[Booking], left: Mapping[str, _Left]) -> dict[str, _Draw]:
     """Booking -> what the server uses of it; empty when all of its owner's bookings together have not enough."""
-    own = [b for b in active if may_use(holder, b) and left[b.id].gpus]
+    own = [b for b in active if may_use(holder, b) and _lends(b, holder) and left[b.id].gpus]
     # Stable: otherwise in order of their start. A shared one comes last wherever the server is: a colleague may have
     # no other, and which lane a server gets is Nova's choice.
     own.sort(key=lambda b: (b.shared, not set(holder.lanes) & set(b.lanes)))
@@ -134,6 +137,13 @@ def _drawn(holder: Holder, active: Sequence[Booking], left: Mapping[str, _Left])
     if sum(map(len, lanes.values())) < len(holder.lanes) or sum(gpus.values()) != holder.gpus:
         return {}
     return {booking.id: _Draw(gpus[booking.id], lanes[booking.id]) for booking in own if gpus[booking.id]}
+
+
+def _lends(booking: Booking, holder: Holder) -> bool:
+    """A loan is of one GPU, whatever Nova chose, and may be for one server."""
+    if booking.kind is not BookingKind.LOAN:
+        return True
+    return {*holder.lanes} <= {*booking.lanes} and booking.server in ("", holder.name)
 
 
 def _shared_out(lanes: Sequence[int], own: Sequence[Booking], left: Mapping[str, _Left]) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -24,6 +24,8 @@ class Usage:
     """First moment of a month (UTC) -> GPU-seconds that the project has booked in it, without this one."""
     started: bool = False
     """The booking is active already: its start cannot be too early or too late any more."""
+    over_budget: Sequence[str] = ()
+    """Why it does not fit the project's budget, in sentences."""
 
 
 def broken_rules(ask: Ask, rules: Rules, who: Person, facts: Usage, zone: str, now: datetime) -> list[Reason]:
@@ -107,6 +109,8 @@ def _how_much(ask: Ask, rules: Rules, facts: Usage) -> Iterable[Reason]:
                     f"it takes {seconds / 3600:.1f} GPU-hours in {month:%B %Y}, and the project has {left:.1f} of its "
                     f"{rules.gpu_hours_per_month} left",
                 )
+    for text in facts.over_budget:
+        yield Reason("budget", text)
 
 
 def _quiet(ask: Ask, rules: Rules, zone: ZoneInfo, started: bool) -> Iterable[Reason]:

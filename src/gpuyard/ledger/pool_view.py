@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
-from gpuyard.ledger.matching import Holder, Matches, match
+from gpuyard.ledger.matching import LET_IN, Holder, Matches, match
 from gpuyard.model.booking import Booking, BookingKind, BookingState, Lane, Rules
 
 PREPARE = timedelta(seconds=30)
@@ -59,15 +59,24 @@ class PoolView:
     """By the name of a project."""
     reserved: frozenset[str] = frozenset()
     """Providers that are reserved, whoever did it, and have no server."""
+    clean: Mapping[str, int] = field(default_factory=dict)
+    """Providers that Nova has reserved after a use, and that have been scrubbed since -> the generation in which they
+    were: in that one they are released."""
     memory: Memory = Memory()
     unbooked: Mapping[str, int] = field(default_factory=dict)
     """Project -> how many GPUs it may use without a booking; only those that may."""
     trusted: Mapping[str, int] = field(default_factory=dict)
     """Project -> how many GPUs it may have at once without being let in: nobody but gpuyard itself starts servers
     there, each on a lease."""
+    own: frozenset[str] = frozenset()
+    """Projects in which nobody but gpuyard starts servers, each on a loan: it deletes them itself."""
     held_below: bool = True
     """Whether GPUs of exclusive bookings are held below their servers too: Placement 14 and later lets Nova move such
     a server, and Nova itself reserves those that are used once."""
+    once: bool = False
+    """Whether its GPUs are used once: Nova reserves those that have a server."""
+    kept_back: Mapping[int, str] = field(default_factory=dict)
+    """Lanes that nobody is to get, whoever has booked them, each with why: something is wrong with their GPUs."""
     taken_at: datetime | None = None
     """When the servers were listed; the moment of planning when left out."""
 
@@ -83,7 +92,7 @@ class PoolView:
     @cached_property
     def strays(self) -> tuple[Holder, ...]:
         """Servers without a booking that somebody answers for, the oldest first."""
-        return tuple(one for one in self.matches.unbooked if one.project_id not in self.trusted)
+        return tuple(one for one in self.matches.unbooked if one.project_id not in self.trusted.keys() | self.own)
 
     @cached_property
     def leftover(self) -> tuple[Holder, ...]:
@@ -105,21 +114,31 @@ class PoolView:
 
     def ready(self, lane: int) -> bool:
         """Whether nothing but a hold of ours keeps a lane from being used."""
+        return self._idle(lane) and not self.lanes[lane].trouble and lane not in self.kept_back
+
+    def lendable(self, lane: int) -> bool:
+        """Whether nothing keeps a lane from being used but a hold of ours, and what its GPU is kept back for."""
+        return self._idle(lane) and self.lanes[lane].trouble in ("", self.kept_back.get(lane, ""))
+
+    def _idle(self, lane: int) -> bool:
+        """Whether no server is on it, and nobody else has reserved it."""
         others = any(name in self.reserved and name not in self.memory.holds for name in self.providers.get(lane, ()))
-        well = lane in self.lanes and not self.lanes[lane].trouble and lane in self.providers
-        return well and not others and lane not in self.busy
+        return lane in self.lanes and lane in self.providers and not others and lane not in self.busy
 
     def room(self, booking: Booking) -> int:
         """GPUs that servers of a booking can still get without taking those of another one. Who finds somebody else on
         its GPU is not let in: that would only pass the trouble on."""
-        lanes = [lane for lane in self.missing(booking) if self.ready(lane)]
+        can_be_had = self.lendable if booking.kind is BookingKind.LOAN else self.ready
+        lanes = [lane for lane in self.missing(booking) if can_be_had(lane)]
         left = booking.ask.gpus - self.matches.gpus.get(booking.id, 0)
         return left if booking.ask.same_group and lanes else min(left, len(lanes))
 
     def exclusive(self, booking: Booking) -> bool:
         """Whether its GPUs may only be released while nobody else is let in: where servers without a booking are
-        allowed, and for a whole slot of several GPUs where others might take one of them."""
-        return bool(self.unbooked) or (self.mixed and self.whole(booking))
+        allowed, for a whole slot of several GPUs where others might take one of them, and for a loan: nobody else is
+        to have what may be bad."""
+        lent = booking.kind is BookingKind.LOAN
+        return lent or bool(self.unbooked) or (self.mixed and self.whole(booking))
 
     def whole(self, booking: Booking) -> bool:
         return booking.ask.same_group and booking.ask.gpus > 1
@@ -161,11 +180,12 @@ class PoolView:
 
     def closing(self, now: datetime) -> list[Booking]:
         """Exclusive bookings whose GPUs are released, or to be released now or in a moment. Those of which one's
-        server may land on the other's GPUs take turns: who is released stays so, then whole slots go first."""
+        server may land on the other's GPUs take turns: who is released stays so, then whole slots go first. A loan
+        is alone."""
         found = [
             booking
             for booking in self.bookings
-            if booking.kind is BookingKind.BOOKING
+            if booking.kind in LET_IN
             and (booking.state is BookingState.ACTIVE or self._begins_soon(booking, now))
             and self.exclusive(booking)
             and self.room(booking)
@@ -183,4 +203,6 @@ class PoolView:
         return booking.state is BookingState.CONFIRMED and booking.ask.start - PREPARE <= now
 
     def _in_each_others_way(self, one: Booking, other: Booking) -> bool:
+        if BookingKind.LOAN in (one.kind, other.kind):
+            return True
         return self.mixed and one.project_id != other.project_id and self.whole(one) != self.whole(other)

@@ -6,7 +6,7 @@ decided again at the next look, so whatever failed or was interrupted is done th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -21,11 +21,13 @@ MUST_BOOK = "must_book"
 PAST_THE_END = "past the end"
 TOO_MANY = "projects.gpus"
 YIELDS = "yields to a booking"
+IDLE = "idle"
 RULES = {
     MUST_BOOK: "this pool's GPUs are only for those who have booked them",
     PAST_THE_END: "its booking is over",
     TOO_MANY: "its project has more GPUs without a booking than it may",
     YIELDS: "somebody has booked, and no other GPU is free",
+    IDLE: "nothing has run on its GPUs for long",
 }
 """The rule of a case -> what the server's owner is told."""
 ASKED = "Nova was told: "
@@ -75,16 +77,29 @@ def reasons(view: PoolView, ended: Mapping[tuple[str, str], datetime], yielding:
     return found
 
 
+def idle_ones(view: PoolView, idle: Collection[str]) -> dict[str, str]:
+    """Those of some servers that do nothing with GPUs of the pool, booked or not: server -> the rule by which it must
+    go. Servers that only gpuyard starts have their own ways."""
+    return {
+        holder.id: IDLE
+        for holder in view.holders
+        if holder.id in idle and holder.lanes and not holder.on_its_way and holder.status == "ACTIVE"
+        and holder.project_id not in view.trusted
+    }  # fmt: skip
+
+
 def plan_cases(
     view: PoolView,
     why: Mapping[str, str],
     cases: Sequence[Case],
     dry_run: bool,
     now: datetime,
+    only_warn: Collection[str] = (),
 ) -> list[CaseStep]:
-    """What to do about the servers of a pool. `cases`: its open ones. A step at a time for each."""
+    """What to do about the servers of a pool. `cases`: its open ones; `only_warn`: rules by which nothing follows but
+    a warning. A step at a time for each."""
     holders = {holder.id: holder for holder in view.holders if holder.lanes}
-    steps = [_next(view, case, holders.get(case.server_id), why, dry_run, now) for case in cases]
+    steps = [_next(view, case, holders.get(case.server_id), why, dry_run, now, only_warn) for case in cases]
     known = {case.server_id for case in cases}
     for server, rule in why.items():
         if server not in known:
@@ -96,7 +111,7 @@ def plan_cases(
                 user_id=holder.user_id,
                 project_id=holder.project_id,
                 rule=rule,
-                action=view.rules(holder.project).reclaim,
+                action=_action(view, holder, rule, only_warn),
                 seen=now,
                 dry_run=dry_run,
                 text=RULES[rule],
@@ -106,7 +121,13 @@ def plan_cases(
 
 
 def _next(
-    view: PoolView, case: Case, holder: Holder | None, why: Mapping[str, str], dry_run: bool, now: datetime
+    view: PoolView,
+    case: Case,
+    holder: Holder | None,
+    why: Mapping[str, str],
+    dry_run: bool,
+    now: datetime,
+    only_warn: Collection[str],
 ) -> CaseStep | None:
     if holder is None or case.server_id not in why:
         if holder is not None and holder.on_its_way:
@@ -119,7 +140,8 @@ def _next(
         # What was only said so far is said again, for real, with all of its time; or the other way round.
         fresh = replace(case, dry_run=dry_run, warned=None, due=None, done=None, text=RULES[why[case.server_id]])
         return CaseStep(Do.OPEN, fresh, holder.status)
-    case = replace(case, action=rules.reclaim, rule=why[case.server_id])
+    rule = why[case.server_id]
+    case = replace(case, action=_action(view, holder, rule, only_warn), rule=rule)
     if case.warned is None or case.due is None:
         return CaseStep(Do.WARN, replace(case, warned=now, due=now + rules.grace), holder.status)
     if now < case.due or case.action is ReclaimAction.WARN:
@@ -133,6 +155,10 @@ def _next(
     return CaseStep(Do.ACT, replace(case, text=ASKED + RULES[case.rule]), holder.status)
 
 
+def _action(view: PoolView, holder: Holder, rule: str, only_warn: Collection[str]) -> ReclaimAction:
+    return ReclaimAction.WARN if rule in only_warn else view.rules(holder.project).reclaim
+
+
 def asked(case: Case) -> bool:
     """Whether Nova was told to take the GPU back; it is told again until it has done so."""
     return case.text.startswith(ASKED)
@@ -142,6 +168,9 @@ def warning(case: Case) -> str:
     """What is written on the server: Nova takes 255 characters."""
     assert case.due is not None
     until = case.due.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    if case.rule == IDLE:
+        then = "" if case.action is ReclaimAction.WARN else f"; at {until} {MEANS[case.action]}"
+        return f"{RULES[IDLE]}: use it, or delete or shelve this server, please, and end its booking{then}"[:255]
     if case.action is ReclaimAction.WARN:
         return f"gives its GPU back, please: {RULES[case.rule]}; book one, or delete or shelve this server"[:255]
     return f"{until}: {MEANS[case.action]}, because {RULES[case.rule]}; book a GPU, or delete or shelve it before"[:255]

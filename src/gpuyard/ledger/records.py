@@ -73,6 +73,29 @@ class Query:
 
 
 @dataclass(frozen=True)
+class Granted:
+    """A booking that got its GPUs."""
+
+    pool: str
+    asked: datetime
+    granted: datetime
+    """When they were first kept for it: at once, by an offer of the waitlist, or by an admin's approval."""
+
+
+@dataclass(frozen=True)
+class LiveBookings:
+    """How many bookings of a pool, a kind and a state there are; of states that are not over."""
+
+    pool: str
+    kind: BookingKind
+    state: BookingState
+    bookings: int
+    gpus: int
+    oldest: datetime
+    """When the first of them was made."""
+
+
+@dataclass(frozen=True)
 class AuditQuery:
     """Which entries of the audit log: those that match every field that is given."""
 

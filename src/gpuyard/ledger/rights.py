@@ -32,7 +32,12 @@ class Verb(StrEnum):
     DECLINE = "decline"
     APPROVE = "approve"
     OVERRIDE = "override"
+    SEE_USE = "see use"
     HOLD = "hold"
+    REPORT = "report"
+    REPAIR = "repair"
+    SEE_SHARES = "see shares"
+    SEE_ACCOUNTS = "see accounts"
     ADMINISTER = "administer"
 
 
@@ -48,7 +53,12 @@ WORDS = {
     Verb.DECLINE: "decline its offer or request",
     Verb.APPROVE: "approve bookings",
     Verb.OVERRIDE: "set rules aside (override)",
+    Verb.SEE_USE: "see what its GPUs do",
     Verb.HOLD: "hold GPUs, and change or end holds",
+    Verb.REPORT: "report a fault of a GPU that they have, or had in the last week",
+    Verb.REPAIR: "quarantine GPUs, look after those that are out of use, maintain hosts, and report faults of any",
+    Verb.SEE_SHARES: "see who in the project has used what, and when",
+    Verb.SEE_ACCOUNTS: "see the budgets of all projects, and who in any has used what",
     Verb.ADMINISTER: "read the audit log, try changed rules, and see to the sessions and feeds of others",
 }
 """As in "may ..."."""
@@ -89,7 +99,12 @@ RIGHTS: dict[Verb, frozenset[Standing]] = {
     Verb.DECLINE: _GIVE_BACK,
     Verb.APPROVE: _ADMINS,
     Verb.OVERRIDE: _ADMINS,
+    Verb.SEE_USE: _GIVE_BACK,
     Verb.HOLD: _ADMINS,
+    Verb.REPORT: _ALL - {Standing.NOBODY},
+    Verb.REPAIR: _ADMINS,
+    Verb.SEE_SHARES: frozenset({Standing.ADMIN, Standing.MANAGER}),
+    Verb.SEE_ACCOUNTS: _ADMINS,
     Verb.ADMINISTER: _ADMINS,
 }
 
@@ -103,6 +118,13 @@ STATES: dict[Verb, frozenset[BookingState]] = {
     Verb.APPROVE: frozenset({S.REQUESTED}),
 }
 """When there is something to do: what is done to a booking, and its states."""
+
+_VERBS: dict[BookingKind, frozenset[Verb]] = {
+    BookingKind.BOOKING: frozenset(STATES),
+    BookingKind.HOLD: frozenset({Verb.CHANGE, Verb.CANCEL, Verb.END}),
+    BookingKind.RUNNER: frozenset(),
+    BookingKind.LOAN: frozenset({Verb.OPEN, Verb.END}),
+}
 
 
 @dataclass(frozen=True)
@@ -140,11 +162,19 @@ def may(who: Person, verb: Verb, booking: Booking | None = None) -> Permission:
         return Permission(text, "forbidden")
     if booking is not None and booking.kind is BookingKind.HOLD and verb is not Verb.SEE:
         verb = Verb.HOLD
+    if booking is not None and booking.kind is BookingKind.LOAN and verb is not Verb.SEE:
+        if verb is Verb.CHANGE:
+            return Permission(
+                f"booking {booking.id} is a loan, which stays as it is: end it, and lend it anew", "forbidden"
+            )
+        verb = Verb.REPAIR
     its = standing(who, booking)
     if its in RIGHTS[verb]:
         return Permission()
     if RIGHTS[verb] == _ADMINS:
-        text = f"only admins can {WORDS[verb]}, and {who.user} does not have the role admin in project {who.project}"
+        # Of which project a booking of others is, not everybody may know.
+        where = "there" if booking is not None and its is Standing.NOBODY else f"in project {who.project}"
+        text = f"only admins can {WORDS[verb]}, and {who.user} does not have the role admin {where}"
         return Permission(text, "forbidden")
     if booking is not None and booking.user_id != who.user_id:
         mighty = f"only its owner, managers of its project and admins can {WORDS[verb]}"
@@ -168,7 +198,5 @@ def verbs_now(who: Person, booking: Booking) -> tuple[Verb, ...]:
     return tuple(
         verb
         for verb, states in STATES.items()
-        if booking.state in states
-        and (booking.kind is BookingKind.BOOKING or verb in (Verb.CHANGE, Verb.CANCEL, Verb.END))
-        and may(who, verb, booking)
+        if booking.state in states and verb in _VERBS[booking.kind] and may(who, verb, booking)
     )

@@ -29,14 +29,8 @@ def members(desk: Desk, booking: Booking, verb: Verb) -> list[Booking]:
 def edit_series(desk: Desk, old: Booking, ask: Ask, who: Person, override: bool, new_id: Callable[[], str]) -> Booking:
     """Change one as `edit` does, and the others alike: their start and end move by as much, and of the rest they take
     what is different now. Raises RefusedError that says on which day. Returns the one."""
-    later, end_later = ask.start - old.ask.start, ask.end - old.ask.end
-    names = {field.name for field in fields(Ask)} - {"start", "end"}
-    changes = {name: getattr(ask, name) for name in names if getattr(ask, name) != getattr(old.ask, name)}
-    # The one that moves first must not meet the next one where that still is.
-    in_turn = sorted(members(desk, old, Verb.CHANGE), key=lambda one: one.ask.start, reverse=later > NOW)
     changed = old
-    for one in in_turn:
-        wish = replace(one.ask, start=one.ask.start + later, end=one.ask.end + end_later, **changes)
+    for one, wish in wishes(desk, old, ask):
         try:
             new = edit(desk, one, wish, who, override, new_id)
         except RefusedError as refused:
@@ -44,6 +38,23 @@ def edit_series(desk: Desk, old: Booking, ask: Ask, who: Person, override: bool,
         if one.id == old.id:
             changed = new
     return changed
+
+
+def wishes(desk: Desk, old: Booking, ask: Ask) -> list[tuple[Booking, Ask]]:
+    """The bookings of a series, each with what it is to be; in the order in which they can be changed."""
+    later, end_later = ask.start - old.ask.start, ask.end - old.ask.end
+    names = {field.name for field in fields(Ask)} - {"start", "end"}
+    changes = {name: getattr(ask, name) for name in names if getattr(ask, name) != getattr(old.ask, name)}
+    # The one that moves first must not meet the next one where that still is.
+    in_turn = sorted(members(desk, old, Verb.CHANGE), key=lambda one: one.ask.start, reverse=later > NOW)
+    return [
+        (one, replace(one.ask, start=one.ask.start + later, end=one.ask.end + end_later, **changes)) for one in in_turn
+    ]
+
+
+def same_use(old: Ask, new: Ask) -> bool:
+    """Whether both take as many GPUs for the same time."""
+    return (old.start, old.end, old.gpus) == (new.start, new.end, new.gpus)
 
 
 def on_day(answer: Answer, ask: Ask) -> Answer:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from gpuyard.ledger.matching import Holder, on_now
+from gpuyard.ledger.matching import Holder, on_now, running
 from gpuyard.ledger.pool_view import SOON, PoolView
 from gpuyard.model.booking import Booking, BookingKind, BookingState, Lane
 
@@ -32,7 +32,8 @@ class Shortage:
 def shortage(view: PoolView, now: datetime) -> Shortage:
     """Look at bookings in order of their start; each takes its GPU, or another free one like it, or is short of one."""
     near = list(_near(view, now))
-    spoken_for = {lane for booking in (*near, *on_now(view.bookings)) for lane in booking.lanes}
+    loans = (one for one in running(view.bookings) if one.kind is BookingKind.LOAN)
+    spoken_for = {lane for booking in (*near, *on_now(view.bookings), *loans) for lane in booking.lanes}
     free = {lane for lane in view.lanes if view.ready(lane)}
     moves: dict[str, tuple[int, ...]] = {}
     given: set[int] = set()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from gpuyard.model.booking import Booking, BookingKind, BookingState, Lane
-from gpuyard.model.gpu import Claim, Gpu, GpuRole, GpuState, GpuStatus
+from gpuyard.model.gpu import Claim, Gpu, GpuKind, GpuRole, GpuState, GpuStatus
 from gpuyard.model.world import Snapshot
 
 
@@ -25,14 +25,24 @@ class Keeping:
 LedgerWords = Mapping[str, Keeping]
 """What the ledger says of GPUs, by the names of their providers."""
 NOTHING: LedgerWords = {}
-RUNNER = "runner "
-"""What is said of a GPU with a lease begins with it."""
+NOTHING_BACK: Mapping[int, str] = {}
+RUNNER, LENT = "runner ", "lent to project "
+"""What is said of a GPU with a lease, or with a loan, begins with it."""
+
+
+FOREIGN = "reserved in Placement: for a booking, maintenance, quarantine or scrub"
+"""What is said of a GPU that the ledger does not hold."""
 
 
 def ledger_words(
-    gpus: Iterable[Gpu], lanes: Iterable[Lane], bookings: Iterable[Booking], kept: Mapping[int, str]
+    gpus: Iterable[Gpu],
+    lanes: Iterable[Lane],
+    bookings: Iterable[Booking],
+    kept: Mapping[int, str],
+    kept_back: Mapping[int, str] = NOTHING_BACK,
 ) -> LedgerWords:
-    """What to say of lanes that are booked or held now. `kept`: lanes that are held in Placement, each with why."""
+    """What to say of lanes that are booked or held now. `kept`: lanes that are held in Placement, each with why;
+    `kept_back`: those with which something is wrong, which is said whatever else there is to say."""
     names = {(gpu.host, gpu.address): gpu.provider_name for gpu in gpus}
     of_lane = {
         lane.id: [names[lane.host, address] for address in lane.addresses if (lane.host, address) in names]
@@ -47,6 +57,9 @@ def ledger_words(
             comment = f": {booking.ask.comment}" if booking.ask.comment else ""
             what = f"held by {booking.user} until {_moment(booking.ask.end)}{comment}"
             keeping = Keeping(GpuState.HELD, what, booking.id)
+        elif booking.kind is BookingKind.LOAN:
+            what = f"{LENT}{booking.project} until {_moment(booking.ask.end)}: {booking.ask.comment}"
+            keeping = Keeping(GpuState.BOOKED, what, booking.id)
         elif booking.kind is BookingKind.RUNNER:
             what = (
                 f"{RUNNER}{booking.ask.comment.removeprefix(RUNNER) or booking.server} until {_moment(booking.ask.end)}"
@@ -56,7 +69,14 @@ def ledger_words(
             when = f"until {_moment(booking.ask.end)}" if active else f"from {_moment(booking.ask.start)}"
             keeping = Keeping(GpuState.BOOKED, f"booked by {booking.user} ({booking.project}) {when}", booking.id)
         found |= dict.fromkeys(provider_names, keeping)
-    return found
+    wrong = {name: Keeping(GpuState.HELD, why) for lane, why in kept_back.items() for name in of_lane.get(lane, ())}
+    # One that is lent is its project's, whatever is wrong with it: also while it is released for a server.
+    lent = {
+        name: replace(found[name], reason=f"{found[name].reason}; {keeping.reason}")
+        for name, keeping in wrong.items()
+        if name in found and found[name].reason.startswith(LENT)
+    }
+    return found | wrong | lent
 
 
 def _moment(time: datetime) -> str:
@@ -83,7 +103,7 @@ def _alone(gpu: Gpu, snapshot: Snapshot, words: LedgerWords) -> GpuStatus:
     if name in snapshot.reserved and kept is not None:
         return GpuStatus(gpu, kept.state, kept.reason, booking=kept.booking)
     if name in snapshot.reserved:
-        return GpuStatus(gpu, GpuState.HELD, "reserved in Placement: for a booking, maintenance, quarantine or scrub")
+        return GpuStatus(gpu, GpuState.HELD, FOREIGN)
     if name not in snapshot.allocatable:
         return GpuStatus(gpu, GpuState.BLOCKED, snapshot.unexplained.get(name, "Placement does not give it away"))
     closed = _host_closed(gpu, snapshot)
@@ -105,9 +125,15 @@ def _claimed(gpu: Gpu, snapshot: Snapshot, kept: Keeping | None) -> GpuStatus:
         reason = f"allocated to {holder}, which is no server with GPUs: just created, migrating, or left behind"
         return GpuStatus(gpu, GpuState.CLAIMED, reason, claim)
     since = server.launched or server.created
-    claim = Claim(server.id, server.name, server.status, server.project, server.user, since)
+    claim = Claim(
+        server.id, server.name, server.status, server.project, server.user, since, server.project_id, server.user_id
+    )  # fmt: skip
     if server.status == "ACTIVE" and kept is not None and kept.reason.startswith(RUNNER):
         return GpuStatus(gpu, GpuState.CLAIMED, kept.reason, claim, booking=kept.booking)
+    if kept is not None and kept.reason.startswith(LENT):
+        return GpuStatus(gpu, GpuState.CLAIMED, kept.reason, claim, booking=kept.booking)
+    if kept is not None and kept.state is GpuState.HELD and not kept.booking:  # its owner is to see it now
+        return GpuStatus(gpu, GpuState.CLAIMED, f"{kept.reason}; it is kept back when its server ends", claim)
     reason = "" if server.status == "ACTIVE" else f"server is {server.status} and keeps its GPU"
     return GpuStatus(gpu, GpuState.CLAIMED, reason, claim)
 
@@ -115,7 +141,10 @@ def _claimed(gpu: Gpu, snapshot: Snapshot, kept: Keeping | None) -> GpuStatus:
 def _why_lost(gpu: Gpu, snapshot: Snapshot) -> str:
     if gpu.host not in snapshot.providers:
         return f"no nova-compute has reported host {gpu.host} to Placement"
-    return f"nova-compute on {gpu.host} does not report {gpu.address}: is the site's device_spec deployed there?"
+    if gpu.provider in snapshot.providers:
+        return f"nova-compute on {gpu.host} offers fewer units of {gpu.device} than were recorded"
+    what = "list of mdev types" if gpu.kind is GpuKind.VGPU else "device_spec"
+    return f"nova-compute on {gpu.host} does not report {gpu.device}: is the site's {what} deployed there?"
 
 
 def _host_closed(gpu: Gpu, snapshot: Snapshot) -> str:

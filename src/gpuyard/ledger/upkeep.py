@@ -95,6 +95,11 @@ class Upkeep:
                 moved += self._desks.run(pool, relocate.leave_bad_lanes)
         return moved
 
+    def expect_back(self, lanes: Collection[int], back: datetime | None) -> None:
+        """When lanes in trouble (ids) are expected to be well; None: the rule `trouble` says it again."""
+        if self._store.set_back(lanes, back):
+            self._desks.on_change()
+
     def _still_booked_elsewhere(self) -> dict[int, str]:
         """Lanes of GPUs that had another lane before the site file changed, as long as that one is still booked."""
         lanes = self._store.lanes()
@@ -131,7 +136,7 @@ class Upkeep:
             lanes = claims.get(booking.id, ())
             if lanes and (booking.claimed is None or not {*lanes} <= {*booking.lanes}):
                 self._desks.run(booking.ask.pool, partial(_follow, booking.id, lanes))
-            elif not lanes and booking.claimed is None and booking.id in ready:
+            elif not lanes and booking.claimed is None and booking.id in ready and booking.kind is BookingKind.BOOKING:
                 limit = self._desks.book.rules_of(booking.ask.pool, booking.project).no_show
                 first = self._ready.get(booking.id)
                 if first is None or (limit is not None and now - first >= limit <= seen_for):
@@ -141,8 +146,10 @@ class Upkeep:
             self._desks.run(pool, partial(_release, ids, seen_for))
 
     def _active(self) -> list[Booking]:
-        """Also leases: their lanes become those of their servers, as bookings' do."""
-        query = Query(states=frozenset({S.ACTIVE}), kinds=frozenset({BookingKind.BOOKING, BookingKind.RUNNER}))
+        """Also leases: their lanes become those of their servers, as bookings' do. And loans, which stay where they
+        are and are nobody's no-show."""
+        kinds = frozenset({BookingKind.BOOKING, BookingKind.RUNNER, BookingKind.LOAN})
+        query = Query(states=frozenset({S.ACTIVE}), kinds=kinds)
         found: list[Booking] = []
         while page := self._store.find(query, PAGE, found[-1].id if found else ""):
             found += page

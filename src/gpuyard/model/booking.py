@@ -46,6 +46,8 @@ class BookingKind(str, Enum):
     """An operator keeps a GPU out of use: maintenance, quarantine."""
     RUNNER = "runner"
     """A lease: gpuyard itself keeps a GPU for a server that runs one GitHub job."""
+    LOAN = "loan"
+    """A certain GPU for one project alone, although something may be wrong with it: to be accepted, or repaired."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class Booking:
     shared: bool = False
     """Every member of its project may use it, not only its owner."""
     server: str = ""
-    """Name of the one server that a lease is for; empty for bookings and holds."""
+    """Name of the one server that a lease is for, or a loan where it is for one; empty for bookings and holds."""
     yields: bool = False
     """Of a lease that is on: a booking that needs its lanes may end it."""
     followed: int = 0

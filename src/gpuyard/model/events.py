@@ -81,10 +81,39 @@ EVENTS = {
         "has lost a GPU",
         "Another time or another pool may be free: gpuyard booking edit {id} --help",
     ),
+    "booking.maintenance": EventKind(
+        "The host of a booking's GPU is to be maintained, and no other GPU is free then.",
+        "has a GPU on a host that is to be maintained",
+        "Save your work and delete or shelve your servers before. Another time or another pool may be free: gpuyard "
+        "booking edit {id} --help",
+    ),
     "reclaim.warned": EventKind(
         "A server keeps a GPU without a booking, and will be reclaimed.",
         "A server of yours will be reclaimed",
         "Delete or shelve the server, or book a GPU for it.",
+    ),
+    "server.fault": EventKind(
+        "A GPU of a server went bad.",
+        "A GPU of a server of yours may be faulty",
+        "Save what you need. To have another GPU, delete or shelve the server and start it again: it gets another one, "
+        "if one is free. If it works for you, go on: nothing is taken from you.",
+    ),
+    "server.idle": EventKind(
+        "A server does nothing with its GPUs.",
+        "A server of yours does nothing with its GPU",
+        "Use it, or give its GPU back: delete or shelve the server, and end its booking where it has one. Others can "
+        "have the GPU then.",
+    ),
+    "budget.near": EventKind(
+        "A project has used much of its budget.",
+        "The budget of a project is nearly used up",
+        "When it is used up, the project cannot book until the next period, or until what it has used counts less. To "
+        "see what used it: gpuyard usage report --by user",
+    ),
+    "usage.month": EventKind(
+        "A month is over, and this is what the GPUs were used for.",
+        "What the GPUs were used for last month",
+        "To see more of it: gpuyard usage report --by project --by pool",
     ),
     "reclaim.done": EventKind(
         "A server was reclaimed.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 
 class GpuRole(str, Enum):
@@ -14,6 +14,17 @@ class GpuRole(str, Enum):
     LONE = "lone"
     LEADER = "leader"
     PEER = "peer"
+
+
+class GpuKind(str, Enum):
+    """How the servers of a pool get its GPUs."""
+
+    PASSTHROUGH = "passthrough"
+    """A whole card, for one server."""
+    VGPU = "vgpu"
+    """A mediated device that the card's driver makes for a server: NVIDIA's vGPU, also on a part of the card (MIG)."""
+    VF = "vf"
+    """A virtual function of the card (SR-IOV)."""
 
 
 class GpuState(str, Enum):
@@ -35,12 +46,19 @@ class GpuState(str, Enum):
     """The site expects it, the cloud does not have it."""
 
 
+UNIT = "~"
+"""Before the number of a unit: ``0000:41:00.0~3`` is the third server's share of the card at ``0000:41:00.0``. No name
+of a host and no PCI address has one."""
+
+
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU of the site, as the compiler made it known to Nova and Placement."""
+    """One GPU of the site, as the compiler made it known to Nova and Placement; or a unit, which is one server's share
+    of a card that several share."""
 
     host: str
     address: str
+    """Full PCI address; of a unit, that of its device and the unit's number (UNIT)."""
     pool: str
     model: str
     """Human name, ``Tesla V100 PCIe 16GB``."""
@@ -55,15 +73,48 @@ class Gpu:
     numa_node: Optional[int] = None
     blocked: str = ""
     """Why its slot cannot be offered; empty when it can."""
+    kind: GpuKind = GpuKind.PASSTHROUGH
+    """That of its pool. All but passthrough are units: Placement knows how many of a device are taken, not which."""
 
     @property
     def provider_name(self) -> str:
+        """What a look at the cloud calls it. Of a whole GPU that is the name of its provider; units of one device have
+        the provider in common, and a name each."""
         return provider_name(self.host, self.address)
+
+    @property
+    def is_unit(self) -> bool:
+        return self.kind is not GpuKind.PASSTHROUGH
+
+    @property
+    def device(self) -> str:
+        """PCI address of the function that it is one of, or a share of, as Placement has it: the physical one of a
+        virtual function; of a vGPU, the one that makes it."""
+        return self.address.partition(UNIT)[0]
+
+    @property
+    def place(self) -> Tuple[str, int]:
+        """Sorts the GPUs of a host as people count: the tenth unit of a device comes after its ninth."""
+        device, _, number = self.address.partition(UNIT)
+        return device, int(number or 0)
+
+    @property
+    def provider(self) -> str:
+        """The name of its resource provider in Placement."""
+        if self.kind is GpuKind.VGPU:  # the name that libvirt has for the device
+            return f"{self.host}_pci_{self.device.replace(':', '_').replace('.', '_')}"
+        return provider_name(self.host, self.device)
 
 
 def provider_name(host: str, address: str) -> str:
-    """The name of a PCI device's resource provider in Placement, which Nova makes from host and address."""
+    """The name of a PCI device's resource provider in Placement, which Nova makes from host and address; or, of a unit,
+    what a look at the cloud calls it."""
     return f"{host}_{address.upper()}"
+
+
+def is_unit(name: str) -> bool:
+    """Whether an address, or a `provider_name`, is that of a unit."""
+    return UNIT in name
 
 
 @dataclass(frozen=True)
@@ -77,6 +128,9 @@ class Claim:
     user: str
     since: Optional[datetime] = None
     """UTC."""
+    project_id: str = ""
+    """Two projects may have one name, in domains of their own; so may users."""
+    user_id: str = ""
 
 
 @dataclass(frozen=True)

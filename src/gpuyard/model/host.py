@@ -22,6 +22,8 @@ class HostFacts:
     disk_gib: int = 0
     """Size of the disk that holds the root file system."""
     numa_nodes: int = 1
+    address_bits: int = 0
+    """Width of a CPU's physical addresses; 0 when it is not known (a recording of an earlier gpuyard, not x86)."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,12 @@ class Inventory:
     @property
     def gpus(self) -> Tuple[PciFunction, ...]:
         """GPUs that could be given away: virtual functions are their own thing and not listed."""
-        return tuple(f for f in self.functions if f.is_gpu and f.physical_function is None)
+        return tuple(f for f in self.functions if f.is_gpu and not f.is_virtual)
+
+    @property
+    def virtual_gpus(self) -> Tuple[PciFunction, ...]:
+        """Virtual functions of GPUs: parts of a card, which a site can only offer as such."""
+        return tuple(f for f in self.functions if f.is_gpu and f.is_virtual)
 
     @property
     def iommu_on(self) -> bool:

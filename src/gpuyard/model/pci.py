@@ -52,6 +52,9 @@ CLASS_NAMES = {
     "1300": "Non-Essential Instrumentation",
 }
 
+# Reset methods of the kernel's that a function comes back from as new. `pm` is none: on some GPUs it does nothing.
+RESETS_THAT_COUNT = ("device_specific", "acpi", "flr", "af_flr", "bus", "cxl_bus")
+
 
 class DeviceType(str, Enum):
     """What Nova's ``[pci]alias device_type`` calls a function; an alias of another type never matches it."""
@@ -59,6 +62,26 @@ class DeviceType(str, Enum):
     PCI = "type-PCI"
     PF = "type-PF"
     VF = "type-VF"
+
+
+@dataclass(frozen=True)
+class MdevType:
+    """A kind of mediated device that a function's driver can make: what Nova calls an mdev type, as ``nvidia-558``."""
+
+    name: str
+    title: str = ""
+    """What its maker calls it, ``NVIDIA A40-4Q``."""
+    available: int = 0
+    """How many more can be made now."""
+    made: int = 0
+    """How many there are."""
+    most: Optional[int] = None
+    """How many one card can have; None where the driver does not say."""
+
+    @property
+    def units(self) -> int:
+        """How many servers can have one of this function at once, as Nova counts it."""
+        return self.available + self.made
 
 
 @dataclass(frozen=True)
@@ -93,6 +116,11 @@ class PciFunction:
     """Sizes of the memory regions in bytes, in order, without the empty ones."""
     parent: Optional[str] = None
     """The address of the bridge above it, None on a root bus."""
+    mdev_types: Tuple[MdevType, ...] = ()
+    """What its driver can make of it for servers that share it, by name; empty where it shares nothing this way."""
+    vgpu_type: Optional[int] = None
+    """Of a virtual function that NVIDIA's driver gives away without mediated devices (kernels from 6.8 on, Ubuntu
+    24.04): the number of the vGPU type that was chosen for it, 0 when none was. None on all others."""
 
     @property
     def ids(self) -> str:
@@ -121,6 +149,16 @@ class PciFunction:
     @property
     def is_gpu(self) -> bool:
         return self.is_display and self.vendor_id in GPU_VENDORS
+
+    @property
+    def is_virtual(self) -> bool:
+        """Whether it is a virtual function: a part of a card, never a card of its own."""
+        return self.physical_function is not None
+
+    @property
+    def mdevs(self) -> int:
+        """How many mediated devices are made of it."""
+        return sum(kind.made for kind in self.mdev_types)
 
     @property
     def is_nvswitch(self) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Iterator, Mapping, Tuple
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What spreadsheets take for the beginning of one, in the width of East Asian letters too."""
 
 
 def printable(text: str) -> str:
@@ -51,3 +52,8 @@ def without_blocks(text: str, ends: Mapping[str, str]) -> str:
         kept += [text[at:start], "\n" * text.count("\n", start, end)]
         at = end
     return "".join(kept) + text[at:]
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 host``, ``2 hosts``; of a noun that takes an s."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

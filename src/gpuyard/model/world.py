@@ -11,6 +11,12 @@ DOMAIN = "default"
 """Id of the Keystone domain that a site's projects are in."""
 
 
+SITE_KEY = "gpuyard_site"
+"""Key in the metadata of a server that gpuyard itself has started: of which site."""
+AGENT_WORD = "gpuyard_agent"
+"""Key in a server's metadata: what the agent in its guest is asked for (docs/how-to/what-the-agent-sends.md)."""
+
+
 @dataclass(frozen=True)
 class Provider:
     """A resource provider of Placement: a host, or one PCI device below it."""
@@ -69,6 +75,8 @@ class Server:
     project_id: str = ""
     task: str = ""
     """What Nova is doing with it; empty when nothing."""
+    agent: str = ""
+    """What its metadata says of the agent in its guest (AGENT_WORD)."""
 
 
 @dataclass(frozen=True)
@@ -107,3 +115,7 @@ class Snapshot:
     """API requests this snapshot took."""
     unexplained: Mapping[str, str] = field(default_factory=dict)
     """Name of a GPU provider that can neither be had nor is held or reserved -> what is odd about it."""
+    silent: int = 0
+    """Servers of which nothing is known: their cell of Nova does not answer."""
+    clock: datetime | None = None
+    """What the clock of the cloud showed at `taken_at`, by an answer of its own; None where it did not say."""

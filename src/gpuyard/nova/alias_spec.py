@@ -1,4 +1,4 @@
-"""What flavors ask for with ``pci_passthrough:alias``."""
+"""What flavors ask for with ``pci_passthrough:alias``, or by the class of a device."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 ALIAS_SPEC = "pci_passthrough:alias"
+TAKES_DEVICE = re.compile(r"^resources[\w-]*:(VGPU$|CUSTOM_(GPU|PCI)_)")
 COUNT = re.compile(r"\d{1,9}", re.ASCII)
 
 
@@ -17,9 +18,24 @@ def asked_aliases(text: str) -> list[tuple[str, int]] | None:
     return [(name.strip(), int(count)) for name, count in parts]
 
 
+def takes_devices(specs: Mapping[str, str]) -> bool:
+    """Whether a flavor takes devices of Placement, by an alias or by naming a class."""
+    return ALIAS_SPEC in specs or any(TAKES_DEVICE.match(key) for key in specs)
+
+
 def asked_devices(specs: Mapping[str, str]) -> dict[str, int]:
     """Alias -> number, of what a flavor's extra specs ask for: nothing when Nova does not take them."""
     return summed(asked_aliases(specs[ALIAS_SPEC]) or ()) if ALIAS_SPEC in specs else {}
+
+
+def asked_classes(specs: Mapping[str, str]) -> dict[str, int]:
+    """Resource class -> amount, of what a flavor's extra specs ask for by name, in whatever groups."""
+    found: list[tuple[str, int]] = []
+    for key, value in specs.items():
+        prefix, _, name = key.partition(":")
+        if prefix.startswith("resources") and COUNT.fullmatch(value.strip()):
+            found.append((name, int(value)))
+    return summed(found)
 
 
 def summed(asked: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 PCI_FILTER = "PciPassthroughFilter"
 NUMA_FILTER = "NUMATopologyFilter"
 AGGREGATE_FILTER = "AggregateInstanceExtraSpecsFilter"
+TENANT_FILTER = "AggregateMultiTenancyIsolation"
 DEFAULTS = (
     "ComputeFilter",
     "ComputeCapabilitiesFilter",
@@ -17,7 +18,7 @@ DEFAULTS = (
 """Nova's own list, which setting the option replaces as a whole."""
 FILTERS = (
     *DEFAULTS, PCI_FILTER, NUMA_FILTER, AGGREGATE_FILTER, "AggregateImagePropertiesIsolation", "AggregateIoOpsFilter",
-    "AggregateMultiTenancyIsolation", "AggregateNumInstancesFilter", "AggregateTypeAffinityFilter", "AllHostsFilter",
+    TENANT_FILTER, "AggregateNumInstancesFilter", "AggregateTypeAffinityFilter", "AllHostsFilter",
     "DifferentHostFilter", "IoOpsFilter", "IsolatedHostsFilter", "JsonFilter", "MetricsFilter", "NumInstancesFilter",
     "SameHostFilter", "SimpleCIDRAffinityFilter",
 )  # fmt: skip

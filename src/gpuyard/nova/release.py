@@ -1,7 +1,7 @@
 """What differs between the releases of OpenStack that a site can have.
 
-Read in the sources of nova 31.3.1, 32.2.1, 33.0.2, 34.0.0 and placement 13.0.1, 14.0.0, 15.0.0, 16.0.0. A test asks the
-released packages again.
+Read in the sources of nova 29.4.0, 30.3.0, 31.3.1, 32.2.1, 33.0.2, 34.0.0 and placement 11.0.1, 12.0.2, 13.0.1, 14.0.0,
+15.0.0, 16.0.0. A test asks the released packages again.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from typing import Literal
 
 from gpuyard.model.errors import UsageError
 
-ReleaseName = Literal["2025.1", "2025.2", "2026.1", "2026.2"]
+ReleaseName = Literal["2024.1", "2024.2", "2025.1", "2025.2", "2026.1", "2026.2"]
 """For schemas; `RELEASES` has the same."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """One release of OpenStack. PCI devices in Placement, aliases with classes and traits, ``managed`` and
-    ``live_migratable`` work in all of them."""
+    """One release of OpenStack. PCI devices in Placement, and aliases with classes and traits, work in all of them."""
 
     name: ReleaseName
     nova: int
@@ -27,6 +26,14 @@ class Release:
     """Major version of the kolla-ansible that deploys it."""
     microversion: str
     """The newest of Nova's API, from its REST API version history. Releases may share one."""
+    managed: bool
+    """``managed`` in device_spec, and ``live_migratable`` there and in aliases."""
+    limits_named: bool
+    """``[quota]unified_limits_resource_strategy`` and ``unified_limits_resource_list``. Without them Nova refuses
+    whatever has no registered limit."""
+    limits_lookup: bool
+    """``[oslo_limit]endpoint_service_type`` works. Before, there is none, or it ends in a TypeError at the first
+    request, and Nova must be told the id of its own endpoint."""
     one_time_use: bool
     """``one_time_use`` in device_spec."""
     pci_quotas: bool
@@ -35,13 +42,23 @@ class Release:
     """``[workarounds]optimize_for_wide_provider_trees`` of Placement."""
 
 
+_FEATURES = ("managed", "limits_named", "limits_lookup", "one_time_use", "pci_quotas", "wide_trees")
+
+
+def _release(name: ReleaseName, nova: int, placement: int, kolla: int, microversion: str, *lacks: str) -> Release:
+    assert set(lacks) <= set(_FEATURES)
+    return Release(name, nova, placement, kolla, microversion, **{one: one not in lacks for one in _FEATURES})
+
+
 RELEASES: dict[str, Release] = {
     release.name: release
     for release in (
-        Release("2025.1", 31, 13, 20, "2.100", one_time_use=False, pci_quotas=False, wide_trees=True),
-        Release("2025.2", 32, 14, 21, "2.100", one_time_use=True, pci_quotas=False, wide_trees=False),
-        Release("2026.1", 33, 15, 22, "2.103", one_time_use=True, pci_quotas=False, wide_trees=True),
-        Release("2026.2", 34, 16, 23, "2.104", one_time_use=True, pci_quotas=True, wide_trees=True),
+        _release("2024.1", 29, 11, 18, "2.96", *_FEATURES),
+        _release("2024.2", 30, 12, 19, "2.96", *_FEATURES[:5]),
+        _release("2025.1", 31, 13, 20, "2.100", "limits_lookup", "one_time_use", "pci_quotas"),
+        _release("2025.2", 32, 14, 21, "2.100", "limits_lookup", "pci_quotas", "wide_trees"),
+        _release("2026.1", 33, 15, 22, "2.103", "pci_quotas"),
+        _release("2026.2", 34, 16, 23, "2.104"),
     )
 }
 NEWEST: ReleaseName = next(reversed(RELEASES.values())).name

@@ -7,7 +7,7 @@ The rules are those of Nova 34 (``nova/scheduler/utils.py`` ResourceRequest, ``n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuyard.model.finding import Finding, Severity
@@ -109,11 +109,17 @@ class Request:
         """Limit name -> what one server adds; `devices`: whether this release of Nova counts PCI devices."""
         total = {"servers": 1}
         parts = [self.amounts, *(g.amounts for g in self.groups)]
-        parts += [{d.resource_class: 1} for d in self.devices] if devices else []
+        parts += [{d.resource_class: 1} for d in self.devices if devices or not d.alias]
         for part in parts:
             for name, amount in part.items():
                 total[f"class:{name}"] = total.get(f"class:{name}", 0) + amount
         return total
+
+    def with_devices(self, classes: Collection[str]) -> Request:
+        """The same where these classes are of devices, as those of vGPUs: each unit is one, which no alias names."""
+        asked = [name for name, amount in self.amounts.items() if name in classes for _ in range(amount)]
+        rest = {name: amount for name, amount in self.amounts.items() if name not in classes}
+        return replace(self, amounts=rest, devices=(*self.devices, *(DeviceNeed("", name) for name in asked)))
 
     def without_devices(self) -> Request:
         """The same where Nova does not ask Placement for devices (``pci_in_placement`` is off)."""

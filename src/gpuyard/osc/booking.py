@@ -11,42 +11,18 @@ from zoneinfo import ZoneInfo
 from osc_lib.command import command
 
 from gpuyard.client.asks import Words, ask_body, edit_body, extend_body, list_query, refusal, suggestions
-from gpuyard.client.client import Client
 from gpuyard.client.errors import ApiRefusedError
 from gpuyard.client.rows import BOOKINGS, booking_fields, booking_row
-from gpuyard.client.times import find_zone, local_zone
 from gpuyard.model.booking import BookingState
 from gpuyard.model.errors import BlockedError
-from gpuyard.osc.columns import KnownColumns
+from gpuyard.osc.commands import GpuCommand, Table
 
 PROGRAM = "openstack gpu booking create"
-Table = tuple[Sequence[str], Sequence[Any]]
 
 
-class _Booking(KnownColumns):
-    """What all commands here share."""
-
-    app: Any
-
-    def add_zone(self, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        parser.add_argument(
-            "--timezone", metavar="<zone>", help="Time zone of times without an offset, and of what is shown"
-        )
-        return parser
-
-    def client(self) -> Client:
-        found = self.app.client_manager.gpu
-        assert isinstance(found, Client)
-        return found
-
-    @staticmethod
-    def zone(parsed_args: argparse.Namespace) -> ZoneInfo:
-        return find_zone(parsed_args.timezone) if parsed_args.timezone else local_zone()
-
-
-def _shown(row: Mapping[str, Any], zone: ZoneInfo) -> Table:
+def _shown(row: Mapping[str, Any], zone: ZoneInfo, use: Mapping[str, Any] | None = None) -> Table:
     """A booking under the names that the API has for its fields, as `openstack ... show` does."""
-    cells = booking_fields(row, zone)
+    cells = booking_fields(row, zone, use)
     return tuple(cells), list(cells.values())
 
 
@@ -81,7 +57,7 @@ def _words(args: argparse.Namespace) -> Words:
     )
 
 
-class CreateBooking(_Booking, command.ShowOne):
+class CreateBooking(GpuCommand, command.ShowOne):
     """Book GPUs of a pool. A refusal says the reasons, and what would be possible."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -109,7 +85,7 @@ class CreateBooking(_Booking, command.ShowOne):
         return _shown(made[0], zone) if len(made) == 1 else _several(made, zone)
 
 
-class CheckBooking(_Booking, command.Command):
+class CheckBooking(GpuCommand, command.Command):
     """Ask whether a booking would be possible, without making it."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -130,7 +106,7 @@ def _alternatives(answer: Mapping[str, Any], zone: ZoneInfo) -> list[str]:
     return suggestions(answer.get("alternatives"), PROGRAM, zone)
 
 
-class ListBookings(_Booking, command.Lister):
+class ListBookings(GpuCommand, command.Lister):
     """List bookings that are not over, in order of their start."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -164,7 +140,7 @@ class ListBookings(_Booking, command.Lister):
         return BOOKINGS, [[row[name] for name in BOOKINGS] for row in rows]
 
 
-class _One(_Booking, command.ShowOne):
+class _One(GpuCommand, command.ShowOne):
     """Commands about one booking."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -180,10 +156,12 @@ def _add_series(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 class ShowBooking(_One):
-    """Show one booking."""
+    """Show one booking, and what its GPUs do, where agents in its servers tell."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Table:
-        return _shown(self.client().booking(parsed_args.booking)[0], self.zone(parsed_args))
+        client = self.client()
+        row = client.booking(parsed_args.booking)[0]
+        return _shown(row, self.zone(parsed_args), client.use(row["id"]))
 
 
 class SetBooking(_One):

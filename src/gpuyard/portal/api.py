@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gpuyard import __version__
 from gpuyard.keeper.yard import YardView
-from gpuyard.model.gpu import GpuRole, GpuState, GpuStatus
+from gpuyard.model.gpu import Gpu, GpuRole, GpuState, GpuStatus
 from gpuyard.portal.booking_documents import Link
-from gpuyard.portal.others import hidden_view, hides
+from gpuyard.portal.others import sight_of_servers, view_for
 from gpuyard.portal.people import find_visitor
 from gpuyard.portal.preconditions import not_modified
 from gpuyard.portal.presenter import by_pool, count_states
 from gpuyard.portal.problems import Refusal, documented, no_data_yet
+from gpuyard.portal.search import stands_in
 from gpuyard.portal.sources import Sources
 
 ETAG = {"ETag": {"description": "Changes when a GPU changes; send it as If-None-Match.", "schema": {"type": "string"}}}
@@ -85,34 +86,52 @@ class PoolList(BaseModel):
     pools: list[PoolRow] = Field(description="By name.")
 
 
+def _stated(values: Any) -> Any:
+    return [one for one in values if one != ""] if isinstance(values, list) else values
+
+
+Stated = BeforeValidator(_stated)
+
+
 class GpuFilter(BaseModel):
-    """Each parameter can be repeated: a GPU is listed when it matches one value of each."""
+    """Each parameter can be repeated: a GPU is listed when it matches one value of each. An empty value is as none."""
 
     model_config = ConfigDict(extra="forbid")
 
-    pool: list[str] = Field([], description="Only these pools.")
-    state: list[GpuState] = Field([], description="Only these states.")
-    host: list[str] = Field([], description="Only these hosts.")
+    pool: Annotated[list[str], Stated] = Field([], description="Only these pools.")
+    state: Annotated[list[GpuState], Stated] = Field([], description="Only these states.")
+    host: Annotated[list[str], Stated] = Field([], description="Only these hosts.")
+    q: str = Field("", max_length=200, description="Only those in whose row each of these words stands somewhere.")
 
     def matches(self, status: GpuStatus) -> bool:
+        """`status` as who asks may see it: a search tells nothing else."""
         return (
             (not self.pool or status.gpu.pool in self.pool)
             and (not self.state or status.state in self.state)
             and (not self.host or status.gpu.host in self.host)
+            and (not self.q or stands_in(self.q.casefold().split(), _texts_of(status)))
         )
+
+
+def _texts_of(status: GpuStatus) -> list[str]:
+    row = status.as_dict()
+    server = row["server"] or {}
+    words = (f"{row['host']}/{row['address']}", *row.values(), *server.values())
+    return [word for word in words if isinstance(word, str)]
 
 
 def install(app: FastAPI, sources: Sources) -> None:
     # A generation alone would mean something else after a restart, which begins at 1 again.
     process = secrets.token_hex(4)
 
-    def answer(request: Request, make: Callable[[YardView], BaseModel]) -> Response:
-        """The view as a document, or 304 when the client has this generation already."""
+    def answer(request: Request, make: Callable[[YardView], BaseModel], sight: str = "") -> Response:
+        """The view as a document, or 304 when the client has this generation already. `sight`: other where it is made
+        for others."""
         view = sources.yard.latest()
         if view is None:
             raise no_data_yet()
         # Weak: the time of the last look differs although nothing else does.
-        etag = f'W/"{process}-{view.generation}"'
+        etag = f'W/"{process}-{view.generation}{sight}"'
         if not_modified(request, etag):
             return Response(status_code=304, headers={"ETag": etag})
         return Response(make(view).model_dump_json(), media_type="application/json", headers={"ETag": etag})
@@ -120,7 +139,15 @@ def install(app: FastAPI, sources: Sources) -> None:
     @app.get("/v1", tags=["about"])
     def version() -> Version:
         """The version document."""
-        hrefs = {"self": "/v1", "gpus": "/v1/gpus", "pools": "/v1/pools", "describedby": "/openapi.json"}
+        hrefs = {
+            "self": "/v1",
+            "gpus": "/v1/gpus",
+            "pools": "/v1/pools",
+            "status": "/v1/status",
+            "describedby": "/openapi.json",
+        }
+        if sources.bootable is not None:
+            hrefs |= {"flavors": "/v1/flavors"}
         if sources.ledger is not None:
             hrefs |= {name: f"/v1/{name}" for name in ("me", "bookings", "calendar", "holds", "feeds")}
         if sources.runners is not None:
@@ -131,15 +158,11 @@ def install(app: FastAPI, sources: Sources) -> None:
     @app.get("/v1/gpus", tags=["gpus"], response_model=GpuList, responses=_responses(422, 503))
     def list_gpus(request: Request, wanted: Annotated[GpuFilter, Query()]) -> Response:
         """Every GPU of the site: its state, why, and who has it."""
-        _refuse_unknown("pool", wanted.pool, (gpu.pool for gpu in sources.gpus))
-        _refuse_unknown("host", wanted.host, (gpu.host for gpu in sources.gpus))
+        refuse_unknown(wanted, sources.gpus)
         who, others = find_visitor(request), sources.settings.others
-
-        def shown(view: YardView) -> GpuList:
-            mine = {one.project for one in who.projects} if who else set()
-            return gpu_list(hidden_view(view, others, mine) if hides(others, who) else view, wanted)
-
-        return answer(request, shown)
+        return answer(
+            request, lambda view: gpu_list(view_for(view, others, who), wanted), sight_of_servers(others, who)
+        )
 
     @app.get("/v1/pools", tags=["gpus"], response_model=PoolList, responses=_responses(503))
     def list_pools(request: Request) -> Response:
@@ -161,6 +184,12 @@ def pool_list(view: YardView) -> PoolList:
         models = sorted({status.gpu.model for status in members})
         rows.append(PoolRow(name=name, models=models, total=len(members), free=states[GpuState.FREE], states=states))
     return PoolList(taken_at=view.taken_at, generation=view.generation, pools=rows)
+
+
+def refuse_unknown(wanted: GpuFilter, gpus: Collection[Gpu]) -> None:
+    """Raises Refusal 422."""
+    _refuse_unknown("pool", wanted.pool, (gpu.pool for gpu in gpus))
+    _refuse_unknown("host", wanted.host, (gpu.host for gpu in gpus))
 
 
 def _refuse_unknown(name: str, wanted: Iterable[str], known: Iterable[str]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import tarfile
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -18,6 +19,10 @@ MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 """Of each file in the folder, by the end of its name."""
+
+
+DOCUMENTATION = Path(__file__).parent / "documentation.tar.xz"
+"""Where `make docs-site` puts it, and wheels have it."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,19 @@ def assets() -> dict[str, Asset]:
 
 
 @cache
+def documentation(archive: Path = DOCUMENTATION) -> dict[str, bytes]:
+    """The documentation as a site: every file by its path, in all about 6 MiB. Empty where the package has none."""
+    if not archive.exists():
+        return {}
+    with tarfile.open(archive) as file:
+        entries = [entry for entry in file if entry.isfile()]
+        return {entry.name: content.read() for entry in entries if (content := file.extractfile(entry)) is not None}
+
+
+@cache
 def templates() -> Environment:
     # Everything is escaped, whatever a template is called: names of servers are chosen by their users.
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("gpuyard.portal"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -47,6 +62,8 @@ def templates() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
+    environment.globals["documented"] = bool(documentation())
+    return environment
 
 
 @cache

@@ -24,10 +24,20 @@ from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.reclaim import warning
 from gpuyard.ledger.records import Case
 from gpuyard.ledger.rights import Verb, verbs_now
-from gpuyard.model.booking import Alternative, Answer, Ask, Booking, BookingKind, BookingState, Person, ReclaimAction
+from gpuyard.model.booking import (
+    Alternative,
+    Answer,
+    Ask,
+    Booking,
+    BookingKind,
+    BookingState,
+    Lane,
+    Person,
+    ReclaimAction,
+)
 from gpuyard.model.gpu import Gpu, GpuState
 from gpuyard.portal.flavors import fitting, start_command
-from gpuyard.portal.others import hidden, hides, is_near
+from gpuyard.portal.others import hidden, hides, is_near, projects_of
 from gpuyard.portal.people import Visitor
 from gpuyard.portal.projects import in_project_of
 from gpuyard.portal.settings import OthersShown
@@ -56,7 +66,8 @@ def parse_moment(value: object) -> object:
         raise ValueError(f"is no time between {FIRST_YEAR} and {LAST_YEAR}") from None
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Without what begins and ends it. Raises ValueError for more lines, and for what no one can see."""
     if any(not character.isprintable() for character in text):
         raise ValueError("has control characters; write one line of text")
     return text.strip()
@@ -79,8 +90,8 @@ Moment = Annotated[
     PlainSerializer(utc, return_type=str, when_used="json"),
     WithJsonSchema(_MOMENT_SCHEMA),
 ]
-Line = Annotated[str, StringConstraints(max_length=255), AfterValidator(_one_line)]
-Comment = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_one_line)]
+Line = Annotated[str, StringConstraints(max_length=255), AfterValidator(one_line)]
+Comment = Annotated[str, StringConstraints(max_length=1000), AfterValidator(one_line)]
 GpuName = Annotated[Line, AfterValidator(_gpu_name)]
 Number = Annotated[int, Field(ge=0, le=MOST_GPUS, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
@@ -175,6 +186,12 @@ class Cancelling(Because):
     """Why, and how much of it."""
 
     series: Flag = Field(False, description="And all others of its series that have not begun.")
+
+
+class BookingEnd(Because):
+    """Why, and what was wrong."""
+
+    fault: Line = Field("", max_length=500, description="What was wrong with its GPUs, for operators; empty: nothing.")
 
 
 class HoldAsk(Sent):
@@ -345,7 +362,7 @@ class BookingRows:
     def of(self, who: Visitor, pool: str = "") -> Callable[[Booking], BookingRow]:
         """For the bookings of one pool, or of all."""
         lanes = self._ledger.lanes(pool)
-        names = {lane.id: [f"{lane.host}/{address}" for address in lane.addresses] for lane in lanes}
+        names = gpu_names(lanes)
         troubles = {lane.id: f"GPU {lane.name}: {lane.trouble}" for lane in lanes if lane.trouble}
         return lambda booking: booking_row(
             booking if self.shows(who, booking) else hidden(booking, self._others),
@@ -354,8 +371,7 @@ class BookingRows:
 
     def shows(self, who: Visitor, booking: Booking) -> bool:
         """Whether somebody sees whose booking it is."""
-        projects = {one.project_id for one in who.projects} | {who.person.project_id}
-        return not hides(self._others, who) or is_near(booking, who.person.user_id, projects)
+        return not hides(self._others, who) or is_near(booking, who.person.user_id, projects_of(who))
 
 
 def booking_row(
@@ -383,8 +399,7 @@ def booking_row(
         comment=ask.comment,
         reason=booking.reason,
         lanes=list(booking.lanes),
-        # One GPU of a group: its leader. The others are stranded by it, and not booked.
-        gpu_names=[n for lane in booking.lanes for n in names.get(lane, ())[: None if ask.same_group else 1]],
+        gpu_names=gpus_of(booking, names),
         mine=mine,
         may=list(verbs_now(in_project_of(who, booking), booking)),
         version=booking.version,
@@ -402,6 +417,18 @@ def booking_row(
         flavors=[flavor.name for flavor in flavors],
         command=start_command(flavors),
     )
+
+
+def gpu_names(lanes: Iterable[Lane]) -> dict[int, list[str]]:
+    """Lane -> ``host/address`` of its GPUs, the leader's first."""
+    return {lane.id: [f"{lane.host}/{address}" for address in lane.addresses] for lane in lanes}
+
+
+def gpus_of(booking: Booking, names: Mapping[int, list[str]]) -> list[str]:
+    """``host/address`` of the GPUs that it has. `names`: as of `gpu_names`."""
+    # One GPU of a group: its leader. The others are stranded by it, and not booked.
+    most = None if booking.ask.same_group else 1
+    return [name for lane in booking.lanes for name in names.get(lane, ())[:most]]
 
 
 class LaneRow(BaseModel):

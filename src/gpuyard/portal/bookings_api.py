@@ -20,6 +20,7 @@ from gpuyard.portal.booking_documents import (
     Because,
     BookingAsk,
     BookingChanges,
+    BookingEnd,
     BookingList,
     BookingRow,
     BookingRows,
@@ -90,7 +91,7 @@ class BookingFilter(BaseModel):
     series: Line = Field("", description="Those of one recurring booking.")
     id: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9-]*$", description="Those whose id begins with this.")
     state: list[BookingState] = Field([], description="Any of these.")
-    kind: list[BookingKind] = Field([], description="Any of these; bookings and holds when there is none.")
+    kind: list[BookingKind] = Field([], description="Any of these; all but runners when there is none.")
     start: Annotated[Moment | None, Maybe] = Field(None, alias="from", description="Only those that end after this.")
     end: Annotated[Moment | None, Maybe] = Field(None, alias="to", description="Only those that start before this.")
     mine: Annotated[bool | None, Maybe] = Field(None, description="Only those of who asks.")
@@ -98,7 +99,7 @@ class BookingFilter(BaseModel):
     marker: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9-]*$", description="Id of the last one that was got.")
 
 
-OF_PEOPLE = frozenset({BookingKind.BOOKING, BookingKind.HOLD})
+OF_PEOPLE = frozenset({BookingKind.BOOKING, BookingKind.HOLD, BookingKind.LOAN})
 """What is listed where nobody asks for runners: of these there may be thousands a day."""
 
 
@@ -107,7 +108,9 @@ def responses(*statuses: int, headers: bool = True) -> dict[int | str, dict[str,
     return {200: {"headers": ETAG}, **always} if headers else always
 
 
-def install(app: FastAPI, ledger: Ledger, doorman: Doorman, rows: BookingRows) -> None:
+def install(app: FastAPI, ledger: Ledger, doorman: Doorman, rows: BookingRows, report: Report | None = None) -> None:
+    """`report`: takes what somebody says is wrong with a GPU; None where nobody wants to know."""
+
     def shown(booking: Booking, who: Visitor, response: Response) -> BookingRow:
         response.headers["ETag"] = etag(booking.version)
         return rows.of(who, booking.ask.pool)(booking)
@@ -116,8 +119,11 @@ def install(app: FastAPI, ledger: Ledger, doorman: Doorman, rows: BookingRows) -
     _install_making(app, ledger, doorman, rows, shown)
     _install_changing(app, ledger, shown)
     _install_acts(app, ledger, shown)
+    _install_ends(app, ledger, shown, rows, report)
 
 
+Report = Callable[[str, str, Visitor], None]
+"""(``host/address``, words, who says so); raises Refusal and LedgerError."""
 Shown = Callable[[Booking, Visitor, Response], BookingRow]
 
 
@@ -142,7 +148,8 @@ def _install_reading(app: FastAPI, ledger: Ledger, doorman: Doorman, rows: Booki
     def show_booking(request: Request, response: Response, who: Who, id: Id) -> Response | BookingRow:
         """One booking."""
         booking = ledger.get(id)
-        if not_modified(request, etag(booking.version)):
+        # Of a version others may have been told more, in this very browser.
+        if rows.shows(who, booking) and not_modified(request, etag(booking.version)):
             return Response(status_code=304, headers={"ETag": etag(booking.version)})
         return shown(booking, who, response)
 
@@ -332,12 +339,31 @@ def _install_acts(app: FastAPI, ledger: Ledger, shown: Shown) -> None:
         reason, series = (because.reason, because.series) if because else ("", False)
         return shown(ledger.cancel(id, person, wanted_version(request), reason, series=series), who, response)
 
-    add(
-        "end",
-        "End it now; the rest of its time is free at once.",
-        lambda id, who, version, _: ledger.end(id, who, version),
-    )
     add("approve", "For admins.", lambda id, who, version, _: ledger.approve(id, who, version))
     add("decline", "A request, as an admin, or an offer.", decline)
     add("accept", "Take an offer.", lambda id, who, version, _: ledger.accept(id, who, version))
     add("open", "In pools with unbooked use: release its GPUs for a server of its owner's, for a while.", release)
+
+
+def _install_ends(app: FastAPI, ledger: Ledger, shown: Shown, rows: BookingRows, report: Report | None) -> None:
+    @app.post(
+        "/v1/bookings/{id}/end",
+        tags=[TAG],
+        responses=responses(404, 409, 412),
+        openapi_extra={"parameters": [IF_MATCH]},
+    )
+    def end_booking(
+        request: Request, response: Response, who: Who, id: Id, because: BookingEnd | None = None
+    ) -> BookingRow:
+        """End it now; the rest of its time is free at once. Say also when something was wrong with its GPUs."""
+        booking, fault = ledger.get(id), because.fault if because else ""
+        person = in_project_of(who, booking)
+        if fault and report is None:
+            text = "this site does not follow the health of GPUs: tell an operator what was wrong, and end it without"
+            raise Refusal(409, "refused", text, [text], codes=["health"], alternatives=[])
+        if fault and report is not None:
+            require(person, Verb.END, booking)
+            # First what would be lost: that it was said may be heard twice, and must not be forgotten.
+            for gpu in rows.of(who, booking.ask.pool)(booking).gpu_names:
+                report(gpu, fault, who)
+        return shown(ledger.end(id, person, wanted_version(request)), who, response)

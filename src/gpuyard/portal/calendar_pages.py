@@ -11,6 +11,7 @@ from gpuyard.ledger.rights import Verb, require
 from gpuyard.portal.assets import render
 from gpuyard.portal.navigation import navigation_of
 from gpuyard.portal.people import require_page_visitor
+from gpuyard.portal.search import Sought
 from gpuyard.portal.sources import Sources
 
 COMMON = ("zone.js", "client.js", "form.js", "actions.js")
@@ -18,15 +19,17 @@ COMMON = ("zone.js", "client.js", "form.js", "actions.js")
 
 
 def install(app: FastAPI, sources: Sources) -> None:
-    def page(request: Request, template: str, scripts: Sequence[str]) -> HTMLResponse:
+    def page(request: Request, template: str, scripts: Sequence[str], q: str = "") -> HTMLResponse:
         visitor = require_page_visitor(request)
         html = render(
             template,
             site=sources.site_name,
             nav=navigation_of(visitor, request),
             scripts=[*COMMON, *scripts],
+            q=q,
             pools=list(sources.ledger.book.pools) if sources.ledger else [],
             runners=bool(request.app.state.runners),
+            health=bool(request.app.state.health),
         )
         # The token of the session is in it.
         return HTMLResponse(html, headers={"Cache-Control": "no-store"})
@@ -36,8 +39,8 @@ def install(app: FastAPI, sources: Sources) -> None:
         return page(request, "calendar.html", ["rows.js", "timeline.js", "calendar.js"])
 
     @app.get("/bookings", include_in_schema=False)
-    def my_bookings(request: Request) -> HTMLResponse:
-        return page(request, "bookings.html", ["bookings.js"])
+    def my_bookings(request: Request, q: Sought = "") -> HTMLResponse:
+        return page(request, "bookings.html", ["bookings.js"], q)
 
     @app.get("/admin", include_in_schema=False)
     def admin(request: Request) -> HTMLResponse:

@@ -149,6 +149,11 @@ class Directory:
         """As `token`, and Keystone is asked each time."""
         return self._of_logins.ask(lambda: self.people.token(token))
 
+    def spend(self, token: str) -> bool:
+        """Have it open no second session; False when it was worth nothing any more."""
+        self._tokens.forget(_key(token))
+        return self._of_logins.ask(lambda: self.people.spend(token))
+
     def account(self, user_id: str) -> Account | None:
         """None when the user may not log in."""
         return self._accounts.get(user_id, user_id)

@@ -52,6 +52,7 @@ class Doorman:
         self._reads = RateLimit(settings.reads, 0.1, clock)
         self._reads_of_feed, self._reads_of_place = RateLimit(30, 30, clock), RateLimit(240, 1, clock)
         self._reads_of_network = RateLimit(240 * EVERYWHERE, 1 / EVERYWHERE, clock)
+        self._looks_of_place, self._looks_of_network = RateLimit(1000, 1 / 30, clock), RateLimit(5000, 1 / 150, clock)
 
     # Visitors.
 
@@ -159,6 +160,11 @@ class Doorman:
         """Of what needs no login, from one place and from its network."""
         place, network = places(self.address(request))
         self._refuse_when(self._reads_of_place.take(place) or self._reads_of_network.take(network), "requests")
+
+    def refuse_too_many_looks(self, request: Request) -> None:
+        """Of what is made once for all who have not logged in: a whole building may look from one address."""
+        place, network = places(self.address(request))
+        self._refuse_when(self._looks_of_place.take(place) or self._looks_of_network.take(network), "requests")
 
     # Cookies.
 

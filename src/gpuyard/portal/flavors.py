@@ -20,7 +20,7 @@ def fitting(
 
     `lanes` are all of the pool, `letters` says of the first GPU of each, (host, address), which set its group is.
     """
-    if booking.kind is not BookingKind.BOOKING:
+    if booking.kind not in (BookingKind.BOOKING, BookingKind.LOAN):
         return []
     ask = booking.ask
     own = [lane for lane in lanes if lane.id in booking.lanes]

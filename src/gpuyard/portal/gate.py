@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Collection
 from urllib.parse import parse_qs, quote
 
 from starlette.concurrency import run_in_threadpool
@@ -13,6 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuyard.cloud.errors import CloudError
+from gpuyard.health import looks
 from gpuyard.ledger.store import StoreError
 from gpuyard.portal import github_webhook
 from gpuyard.portal.doorman import Doorman, same_token
@@ -22,15 +24,21 @@ from gpuyard.portal.problems import Refusal, response_to, unavailable
 
 OWN_BODY = frozenset({github_webhook.PATH})
 """Read the body themselves, and bound it."""
-OPEN = frozenset({"/login", "/login/sso", "/healthz", "/readyz", "/metrics", "/v1"}) | OWN_BODY
+OPEN = frozenset({"/login", "/login/sso", "/healthz", "/readyz", "/metrics", "/v1", "/docs"}) | OWN_BODY
+OF_HOSTS = re.compile(r"/v1/hosts/[^/]+/(?:looks|scrubs)")
+"""Hosts come with tokens of their own, and whoever answers there looks at them (machine_tokens.py)."""
 PUBLIC = re.compile(r"/(runners|job|v1/(queue|runners|jobs|jobs/.+))")
 """What can be looked at without login where the site says that its runners are public. Logs refuse on their own."""
-OPEN_FOLDERS = ("/static/", "/ical/")
+STATUS = re.compile(r"/(v1/)?status")
+"""And where it tells everybody how it is."""
+OPEN_FOLDERS = ("/static/", "/docs/", "/ical/")
 PROGRAMS = ("/v1", "/openapi.json", "/events")
 """Beginnings of paths that answer with a problem instead of the login page."""
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 MOST_BYTES = 64 * 1024
 """Of the body of a request."""
+MOST_OF_HOSTS = looks.MOST_BYTES
+"""Of what a host sends."""
 MOST_FIELDS = 100
 """Of a form."""
 LOOK_AGAIN = 50.0
@@ -40,8 +48,9 @@ IDLE = "x-gpuyard-idle"
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, doorman: Doorman, public: re.Pattern[str] | None = None) -> None:
-        """`public`: paths that anybody may look at, and nobody change; who has logged in is somebody there too."""
+    def __init__(self, app: ASGIApp, doorman: Doorman, public: Collection[re.Pattern[str]] = ()) -> None:
+        """`public`: paths that anybody may look at, and nobody change; who has logged in is somebody there too, and
+        nobody while that cannot be found out."""
         self.app, self._doorman, self._public = app, doorman, public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,7 +60,8 @@ class Gate:
         request = Request(scope, receive)
         try:
             reads = request.method not in SAFE and request.url.path not in OWN_BODY
-            body = await read_body(request) if reads else b""
+            most = MOST_OF_HOSTS if OF_HOSTS.fullmatch(request.url.path) else MOST_BYTES
+            body = await read_body(request, most) if reads else b""
             answer = None
             if not is_open(request.url.path):
                 answer = await run_in_threadpool(self._look, request, body)
@@ -75,9 +85,19 @@ class Gate:
         """None: come in."""
         path = request.url.path
         # A page that is left open is not somebody who uses it; client.js says when nobody has touched it.
-        visitor = self._doorman.visitor(request, used=path not in STREAMS and IDLE not in request.headers)
-        if visitor is None and self._public and request.method in SAFE and self._public.fullmatch(path):
-            self._doorman.refuse_too_many_anonymous_reads(request)
+        used = path not in STREAMS and IDLE not in request.headers
+        public = request.method in SAFE and any(pattern.fullmatch(path) for pattern in self._public)
+        try:
+            visitor = self._doorman.visitor(request, used=used)
+        except (CloudError, StoreError):
+            if not public:
+                raise
+            visitor = None
+        if visitor is None and public:
+            if STATUS.fullmatch(path):
+                self._doorman.refuse_too_many_looks(request)
+            else:
+                self._doorman.refuse_too_many_anonymous_reads(request)
             return None
         if visitor is None:
             return self._login(request)
@@ -127,7 +147,7 @@ class Gate:
 
 
 def is_open(path: str) -> bool:
-    return path in OPEN or path.startswith(OPEN_FOLDERS)
+    return path in OPEN or path.startswith(OPEN_FOLDERS) or OF_HOSTS.fullmatch(path) is not None
 
 
 def to_login(request: Request) -> RedirectResponse:
@@ -159,17 +179,17 @@ def form_of(request: Request, body: bytes) -> dict[str, str]:
     return {name: values[0] for name, values in fields.items()}
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request, most: int = MOST_BYTES) -> bytes:
     """Raises Refusal when it is too long for anything that can be asked here."""
-    too_long = Refusal(413, "too_long", f"The body of the request is longer than {MOST_BYTES} bytes.")
+    too_long = Refusal(413, "too_long", f"The body of the request is longer than {most} bytes.")
     if not request.headers.get("content-length", "0").isdecimal():
         raise Refusal(400, "bad_request", "The length of the body is no number.")
-    if int(request.headers.get("content-length", "0")) > MOST_BYTES:
+    if int(request.headers.get("content-length", "0")) > most:
         raise too_long
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MOST_BYTES:
+        if len(body) > most:
             raise too_long
     return body
 

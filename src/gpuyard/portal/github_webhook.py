@@ -17,13 +17,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gpuyard.portal.connections import is_loopback
-from gpuyard.portal.gateway import client_address
 from gpuyard.portal.group_commit import GroupCommit
-from gpuyard.portal.problems import Refusal, unavailable
-from gpuyard.portal.rate_limits import RateLimit
-from gpuyard.portal.tries import EVERYWHERE, places
+from gpuyard.portal.problems import Refusal, response_to, unavailable
+from gpuyard.portal.strangers import Strangers
 from gpuyard.runners import fields
 from gpuyard.runners.records import HookDelivery
 from gpuyard.runners.webhook import JOB_EVENT, MOST_BYTES, SIGNATURE, HookRefusedError, delivery_of, signed_by
@@ -36,9 +34,6 @@ MOST_AT_ONCE = 64 * 1024 * 1024
 READ_WITHIN = 10.0
 """Seconds for a body to be here, which is how long GitHub waits for an answer: a few who send nothing cannot keep
 everybody else out."""
-WRONG, WRONG_EVERY = 30, 2.0
-"""Requests with a wrong signature that one place may send at once, and seconds until one more; a network EVERYWHERE
-times as many. Those that are right do not count, however many they are."""
 OUTCOMES = ("kept", "ignored", "refused", "failed")
 """What becomes of requests, for the metrics: written down; signed, but about nothing that is of use here; refused;
 could not be written down, so that GitHub has to deliver it again."""
@@ -59,9 +54,8 @@ class Intake:
     ) -> None:
         """`keep` makes deliveries durable, `kept` is called after it has, and may be called from any thread."""
         self._enrolments = {one.name: one for one in enrolments}
-        self._secrets, self._now, self._gateways = secrets, now, gateways
-        self._wrong_here = RateLimit(WRONG, WRONG_EVERY, clock)
-        self._wrong_near = RateLimit(WRONG * EVERYWHERE, WRONG_EVERY / EVERYWHERE, clock)
+        self._secrets, self._now = secrets, now
+        self._strangers = Strangers(gateways, clock)
         self._held = 0
         """Bytes of bodies that are in memory, or may be soon."""
         self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
@@ -89,11 +83,9 @@ class Intake:
         return 202 if taken else 200
 
     async def _take(self, request: Request) -> bool:
-        address = client_address(request, self._gateways)
-        limits = self._limits(address)
-        for limit, key in limits:
-            if seconds := limit.wait(key):
-                raise Refusal(429, "too_many", f"Too many requests; try again in {seconds} s.", retry_after=seconds)
+        origin = self._strangers.origin(request)
+        if seconds := origin.wait():
+            raise Refusal(429, "too_many", f"Too many requests; try again in {seconds} s.", retry_after=seconds)
         signature = request.headers.get("x-hub-signature-256", "")
         size = _length(request)
         if not SIGNATURE.fullmatch(signature):
@@ -106,24 +98,15 @@ class Intake:
                 async with asyncio.timeout(READ_WITHIN):
                     body = await _body(request, size)
             except TimeoutError:
-                for limit, key in limits:
-                    limit.take(key)
+                origin.take()
                 raise Refusal(408, "too_slow", f"The body of a webhook has {READ_WITHIN:.0f} s to come.") from None
             names = signed_by(body, signature, self._secrets())
             if not names:
-                for limit, key in limits:
-                    limit.take(key)
+                origin.take()
                 raise unsigned()
             return await self._keep(request, body, names)
         finally:
             self._held -= size
-
-    def _limits(self, address: str) -> list[tuple[RateLimit, str]]:
-        """None for gateways and this machine, behind which anybody can be, GitHub too."""
-        if address in self._gateways or is_loopback(address):
-            return []
-        place, network = places(address)
-        return [(self._wrong_here, place), (self._wrong_near, network)]
 
     async def _keep(self, request: Request, body: bytes, names: Sequence[str]) -> bool:
         try:
@@ -169,11 +152,28 @@ async def _body(request: Request, most: int) -> bytes:
     return bytes(body)
 
 
+async def answered(intake: Intake, request: Request) -> Response:
+    try:
+        status = await intake.take(request)
+    except Refusal as refusal:
+        return response_to(refusal)
+    return PlainTextResponse("kept\n" if status == 202 else "nothing to do\n", status)
+
+
+def doors(intake: Intake) -> Mapping[str, ASGIApp]:
+    """For the front: it answers before what is there for people and their pages, in half of the time."""
+
+    async def take(scope: Scope, receive: Receive, send: Send) -> None:
+        answer = await answered(intake, Request(scope, receive))
+        await answer(scope, receive, send)
+
+    return {PATH: take}
+
+
 def install(app: FastAPI, intake: Intake) -> None:
-    """Before all others, and without what FastAPI does for handlers with parameters: half of the time of a webhook."""
+    """So that the app knows of it: POST gets to `doors` before."""
 
     async def github_webhook(request: Request) -> Response:
-        status = await intake.take(request)
-        return PlainTextResponse("kept\n" if status == 202 else "nothing to do\n", status)
+        return await answered(intake, request)
 
     app.router.routes.insert(0, Route(PATH, github_webhook, methods=["POST"]))

@@ -1,4 +1,5 @@
-"""The live feed: one task looks at the yard for all open pages, and every page gets the newest state, never a queue.
+"""The live feed: one task looks at the yard for all open pages, and every page gets what differs from what it shows,
+never a queue.
 
 Looking is a comparison of two numbers, so the feed polls: there is no callback between threads to get wrong, and a
 change that was missed is seen at the next look. The task runs only while pages are open.
@@ -8,29 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import secrets
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing
-from datetime import datetime
+from dataclasses import replace
 
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.types import Send
 
 from gpuyard.keeper.yard import YardView
-from gpuyard.portal import health
+from gpuyard.portal import freshness
 from gpuyard.portal.assets import render
 from gpuyard.portal.connections import is_loopback
+from gpuyard.portal.health_presenter import marks_of
+from gpuyard.portal.live_map import LiveMap
 from gpuyard.portal.others import hidden_view
-from gpuyard.portal.presenter import present
+from gpuyard.portal.presenter import Marks
 from gpuyard.portal.settings import OthersShown
 from gpuyard.portal.sources import Sources
 from gpuyard.portal.tries import places
+from gpuyard.store.errors import StoreError
 
 LOG = logging.getLogger(__name__)
-MAP, HIDDEN_MAP = "map", "hidden map"
-"""Blocks: the map with all names, and the one where others are hidden."""
+TURN = re.compile(r"([0-9a-f]{8})-([0-9]{1,15})")
+"""What a page shows: which feed it had it from, and the turn of its map."""
 LOOK_EVERY = 0.25
 """Seconds between looks at the yard."""
+MARKS_EVERY = 2.0
+"""Seconds between looks at how GPUs are, which the database has."""
 HEARTBEAT = 15.0
 """Seconds of silence after which a page is told that the line is alive. live.js gives up after three of them."""
 RETRY = 2000
@@ -59,13 +68,19 @@ class LiveFeed:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._blocks: dict[str, tuple[int, bytes]] = {}
-        """Kind of event -> the turn in which it was made, and the event as it goes over the wire."""
-        self._turn = 0
+        self._name = secrets.token_hex(4)  # turns begin anew with every process
+        self._maps = {hidden: LiveMap() for hidden in (False, True)}
+        """With all names, and with others hidden."""
+        self._drawn: dict[tuple[bool, int, int], bytes] = {}
+        """Whether others are hidden, the turn that a page shows, and the one that it is to show -> what it is told;
+        nothing when that could not be drawn. Only of the last turn."""
+        self._drawing = asyncio.Lock()
         self._changed = asyncio.Event()
         """Replaced by a new one after every change, so that setting it wakes whoever waits and nobody twice."""
-        self._view: YardView | None = None
-        self._pulse: health.Pulse | None = None
+        self._marks: Marks | None = None
+        self._marks_due = 0.0
+        self._pulse: freshness.Pulse | None = None
+        self._pulse_block = b""
         self._watcher: asyncio.Task[None] | None = None
         self._looking = asyncio.Lock()
         self.gateways = sources.settings.trusted_gateways
@@ -74,6 +89,11 @@ class LiveFeed:
         self._of: Counter[str] = Counter()
         """The same, of each user, place and network."""
         self.closed = False
+
+    @property
+    def turn(self) -> str:
+        """What a page shows that is made from now on, or something newer."""
+        return f"{self._name}-{self._maps[False].turn}"
 
     @property
     def full(self) -> bool:
@@ -96,9 +116,12 @@ class LiveFeed:
         self.closed = True
         self._changed.set()
 
-    async def stream(self, shares: Collection[str] = (), hidden: bool = False) -> AsyncGenerator[bytes, None]:
-        """Events for one page: what is known now, then each change, then a heartbeat whenever it was quiet. Before them
-        nothing, at once: the page counts from then on. `hidden`: of the map that hides others."""
+    async def stream(
+        self, shares: Collection[str] = (), hidden: bool = False, known: str = ""
+    ) -> AsyncGenerator[bytes, None]:
+        """Events for one page: what it does not show yet, then each change, then a heartbeat whenever it was quiet.
+        Before them nothing, at once: the page counts from then on. `hidden`: of the map that hides others; `known`: the
+        `turn` of what it shows, which anybody may have written."""
         self.streams += 1
         self._of.update(list(shares))
         try:
@@ -107,25 +130,52 @@ class LiveFeed:
             yield b""
             await self._look()  # or the page could get a map that is older than the one it came with
             yield format_sse_event(retry=RETRY)
-            seen = 0
+            turn, pulse = self._turn_of(known), b""
             while not self.closed:
                 changed = self._changed
-                other = MAP if hidden else HIDDEN_MAP
-                due = [block for kind, (turn, block) in self._blocks.items() if turn > seen and kind != other]
-                seen = self._turn
-                for block in due:
-                    for start in range(0, len(block), PIECE):
-                        yield block[start : start + PIECE]
+                block, turn = await self._since(turn, hidden)
+                old, pulse = pulse, self._pulse_block
+                due = [block] * bool(block) + [pulse] * (pulse is not old)
+                for one in due:
+                    for start in range(0, len(one), PIECE):
+                        yield one[start : start + PIECE]
                 if not due and not await _happens(changed, HEARTBEAT):
                     yield self._heartbeat()
         finally:
             self.streams -= 1
             self._of -= Counter(list(shares))  # which also forgets those that have none
 
+    def _turn_of(self, known: str) -> int:
+        """-1 of a page that shows nothing of this feed's."""
+        found = TURN.fullmatch(known)
+        return int(found[2]) if found and found[1] == self._name else -1
+
+    async def _since(self, turn: int, hidden: bool) -> tuple[bytes, int]:
+        """What to tell a page that shows the map of a turn, and the turn that it shows then. Drawn once for all pages
+        that show the same."""
+        async with self._drawing:
+            shown = self._maps[hidden]
+            if shown.view is None or turn >= shown.turn:
+                return b"", turn
+            key = hidden, turn, shown.turn
+            if key not in self._drawn:
+                self._drawn = {one: block for one, block in self._drawn.items() if one[2] == shown.turn}
+                self._drawn[key] = await self._draw(shown, turn)
+            block = self._drawn[key]
+            return (block, shown.turn) if block else (b"", turn)
+
+    async def _draw(self, shown: LiveMap, turn: int) -> bytes:
+        try:
+            # In a thread: a large map takes a tenth of a second, in which every other request would wait.
+            kind, html = await asyncio.to_thread(shown.since, turn, self._sources.now())
+        except Exception:  # the next one may be better
+            LOG.exception("turn %d of the map could not be drawn", shown.turn)
+            return b""
+        return format_sse_event(event=kind, data_str=html, id=f"{self._name}-{shown.turn}")
+
     def _heartbeat(self) -> bytes:
         # A comment keeps proxies from closing the line. Scripts do not see comments, hence the pulse with it.
-        _, block = self._blocks.get("pulse", (0, b""))
-        return format_sse_event(comment="heartbeat") + block
+        return format_sse_event(comment="heartbeat") + self._pulse_block
 
     async def _watch(self) -> None:
         try:
@@ -139,36 +189,44 @@ class LiveFeed:
         """Tell what differs from the last look."""
         async with self._looking:
             view, now = self._sources.yard.latest(), self._sources.now()
-            if view and (self._view is None or view.generation != self._view.generation):
-                try:
-                    # In a thread: a large map takes a tenth of a second, in which every other request would wait.
-                    maps = await asyncio.to_thread(_maps, view, now, self._sources.settings.others)
-                except Exception:  # told once for each generation; the next one may be better
-                    LOG.exception("generation %d of the map could not be rendered", view.generation)
-                else:
-                    for kind, html in maps.items():
-                        self._say(kind, html, str(view.generation), event=MAP)
-            self._view = view
-            pulse = health.pulse(view, self._sources.driver.statuses(), now)
+            marks = await self._look_at_marks()
+            old = self._maps[False]
+            if view and (old.view is None or view.generation != old.view.generation or marks != self._marks):
+                self._maps = await asyncio.to_thread(_advanced, self._maps, view, marks, self._sources.settings.others)
+                self._marks = marks
+                self._tell()
+            pulse = freshness.pulse(view, self._sources.driver.statuses(), now)
             if pulse != self._pulse:
                 self._pulse = pulse
-                self._say("pulse", render("pulse.html", pulse=pulse))
+                self._pulse_block = format_sse_event(event="pulse", data_str=render("pulse.html", pulse=pulse))
+                self._tell()
 
-    def _say(self, kind: str, html: str, id: str | None = None, event: str = "") -> None:
-        self._turn += 1
-        self._blocks.pop(kind, None)  # so that blocks stay in the order in which they were made
-        self._blocks[kind] = self._turn, format_sse_event(event=event or kind, data_str=html, id=id)
+    async def _look_at_marks(self) -> Marks | None:
+        """Those of a moment ago, where the database was asked then or does not answer."""
+        now = time.monotonic()
+        if self._sources.health is None or now < self._marks_due:
+            return self._marks
+        self._marks_due = now + MARKS_EVERY
+        try:
+            return await asyncio.to_thread(marks_of, self._sources.health)
+        except StoreError as error:
+            LOG.error("how GPUs are cannot be read: %s", error)
+            return self._marks
+
+    def _tell(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
 
-def _maps(view: YardView, now: datetime, others: OthersShown) -> dict[str, str]:
-    hidden = {} if others is OthersShown.NAMES else {HIDDEN_MAP: _map(hidden_view(view, others), now)}
-    return {MAP: _map(view, now), **hidden}
-
-
-def _map(view: YardView, now: datetime) -> str:
-    return render("map.html", page=present(view, now))
+def _advanced(
+    maps: Mapping[bool, LiveMap], view: YardView, marks: Marks | None, others: OthersShown
+) -> dict[bool, LiveMap]:
+    """Both in the same turn: a page does not say which of them it shows."""
+    shown = maps[False].after(view, marks)
+    if others is OthersShown.NAMES:
+        return {False: shown, True: shown}
+    hidden = maps[True].after(hidden_view(view, others), marks)
+    return {False: shown, True: replace(hidden, turn=shown.turn)}
 
 
 async def _happens(event: asyncio.Event, seconds: float) -> bool:

@@ -24,6 +24,21 @@ from gpuyard.portal.sources import Sources
 
 NEXT = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/?-]{0,2000}")
 FAILED = "logins that failed"
+SAID = {
+    "refused": (
+        "Keystone does not let you in: your account at the identity provider has no place in this cloud, or its mail "
+        "address is not verified there. Ask who runs the site."
+    ),
+    "left": (
+        "You have logged out here. Single sign-on still knows this browser: whoever uses it next gets in without a "
+        "password until you log out there, too."
+    ),
+}
+"""What the login page says of single sign-on, by `sso` in its query."""
+IN_GROUPS = (
+    " Single sign-on has put you into groups: either these have no role here, or Keystone forgets who is in them at "
+    "once, and its operator has to set [federation] default_authorization_ttl."
+)
 LOG = logging.getLogger(__name__)
 
 
@@ -38,13 +53,16 @@ def install(app: FastAPI, sources: Sources, doorman: Doorman) -> None:
     settings = doorman.settings
     if settings.websso and not settings.websso_url.startswith(("https://", "http://")):
         raise UsageError("single sign-on needs the address of Keystone as browsers find it: pass --websso-url")
+    if settings.websso_logout and not settings.websso_logout.startswith(("https://", "http://")):
+        raise UsageError("--websso-logout is no address: it begins with https:// or http://")
 
-    def page(request: Request, status: int = 200, error: str = "", next: str = "", user: str = "") -> HTMLResponse:
+    def page(
+        request: Request, status: int = 200, error: str = "", next: str = "", user: str = "", left: bool = False
+    ) -> HTMLResponse:
         sso = ""
         if settings.websso:
             back = f"{public_url(request, settings.trusted_gateways, settings.public_url)}/login/sso"
-            where = f"{settings.keystone_v3}/auth/OS-FEDERATION/websso/{quote(settings.websso, safe='')}"
-            sso = f"{where}?origin={quote(back, safe='')}"
+            sso = f"{settings.websso_page}?origin={quote(back, safe='')}"
         html = render(
             "login.html",
             site=sources.site_name,
@@ -53,6 +71,7 @@ def install(app: FastAPI, sources: Sources, doorman: Doorman) -> None:
             next=next if NEXT.fullmatch(next) else "",
             user=user,
             sso=sso,
+            left=settings.websso_logout if left else "",
             up=up_from(request.url.path).removeprefix("./"),
         )
         # Nothing of this page is to be found in a browser's cache.
@@ -64,8 +83,9 @@ def install(app: FastAPI, sources: Sources, doorman: Doorman) -> None:
         return answer
 
     @app.get("/login", include_in_schema=False)
-    def login_page(request: Request, next: str = "") -> Response:
-        return page(request, next=next)
+    def login_page(request: Request, next: str = "", sso: str = "") -> Response:
+        said = SAID.get(sso, "") if settings.websso else ""
+        return page(request, error=said, next=next, left=sso == "left")
 
     @app.post("/login", include_in_schema=False)
     def log_in(request: Request, form: Form) -> Response:
@@ -77,7 +97,8 @@ def install(app: FastAPI, sources: Sources, doorman: Doorman) -> None:
     @app.post("/login/sso", include_in_schema=False)
     def single_sign_on(request: Request, form: Form) -> Response:
         try:
-            return _enter(request, doorman, _by_token(request, doorman, form), "")
+            facts = _by_token(request, doorman, form)
+            return _enter(request, doorman, (facts.user_id, facts.expires), "", IN_GROUPS if facts.in_groups else "")
         except Refusal as refusal:
             return refused(request, refusal, {})
 
@@ -88,7 +109,7 @@ def install(app: FastAPI, sources: Sources, doorman: Doorman) -> None:
         if form.get("everywhere"):
             doorman.end_all(visitor.person.user_id)
         doorman.sessions.end(request.cookies.get(doorman.cookie_name(request), ""))
-        answer = RedirectResponse("login", 303)
+        answer = RedirectResponse("login?sso=left" if settings.websso else "login", 303)
         doorman.clear_cookie(request, answer)
         return answer
 
@@ -133,8 +154,9 @@ def _by_password(request: Request, doorman: Doorman, form: dict[str, str]) -> tu
     return user_id, None
 
 
-def _by_token(request: Request, doorman: Doorman, form: dict[str, str]) -> tuple[str, datetime]:
-    """Id of the user whose token Keystone's single sign-on has the browser post, and when that one ends.
+def _by_token(request: Request, doorman: Doorman, form: dict[str, str]) -> TokenFacts:
+    """What the token says that Keystone's single sign-on has the browser post. It is worth nothing afterwards: browsers
+    post it again when somebody goes back to it after logging out.
 
     Raises Refusal, also for other tokens of Keystone's: those may do less than their user, and a session may do all."""
     settings, address = doorman.settings, doorman.address(request)
@@ -145,22 +167,27 @@ def _by_token(request: Request, doorman: Doorman, form: dict[str, str]) -> tuple
         raise Refusal(403, "cross_site", "The login did not come from Keystone's page; begin on this page.")
 
     def ask() -> TokenFacts | None:
-        facts = doorman.directory.login_token(form.get("token", ""))
-        return facts if facts and facts.federated else None
+        token = form.get("token", "")
+        facts = doorman.directory.login_token(token)
+        return facts if facts and facts.federated and doorman.directory.spend(token) else None
 
     try:
         facts = doorman.guess("", address, FAILED, ask)
     except CloudError as error:
         raise unavailable(error) from None
     if facts is None:
-        text = "Keystone does not accept the token of the login, or it is none of its single sign-on; try again."
+        text = (
+            "Keystone does not accept the token of the login any more, or it is none of its single sign-on; try again."
+        )
         raise Refusal(403, "refused", text)
-    return facts.user_id, facts.expires
+    return facts
 
 
-def _enter(request: Request, doorman: Doorman, login: tuple[str, datetime | None], next: str) -> Response:
+def _enter(
+    request: Request, doorman: Doorman, login: tuple[str, datetime | None], next: str, hint: str = ""
+) -> Response:
     """Begin a new session, and end the one that this browser had: its cookie may be known to others. `login`: id of the
-    user, and when the session ends at the latest."""
+    user, and when the session ends at the latest. `hint`: what somebody without a role is told besides."""
     user_id, until = login
     doorman.directory.logged_in(user_id)
     try:
@@ -170,7 +197,10 @@ def _enter(request: Request, doorman: Doorman, login: tuple[str, datetime | None
     if account is None:
         raise Refusal(403, "refused", "This user is disabled.")
     old = request.cookies.get(doorman.cookie_name(request), "")
-    cookie = doorman.begin(account, doorman.sessions.find(old), until)
+    try:
+        cookie = doorman.begin(account, doorman.sessions.find(old), until)
+    except Refusal as refusal:
+        raise Refusal(refusal.status, refusal.code, refusal.detail + hint) from None
     doorman.sessions.end(old)
     answer = RedirectResponse(up_from(request.url.path).removeprefix("./") + after(next), 303)
     doorman.set_cookie(request, answer, cookie)

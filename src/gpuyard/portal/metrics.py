@@ -12,6 +12,7 @@ from gpuyard import __version__
 from gpuyard.keeper.driver import LoopStatus
 from gpuyard.keeper.yard import YardView
 from gpuyard.model.gpu import Gpu, GpuState
+from gpuyard.portal.freshness import is_late
 from gpuyard.portal.live import LiveFeed
 from gpuyard.portal.presenter import count_states
 from gpuyard.portal.sources import Sources
@@ -26,6 +27,8 @@ class YardCollector(Collector):
         view = self._sources.yard.latest()
         if view:  # until then nothing is known, and a zero would say that no GPU is free
             yield from _of_view(view, self._sources.gpus, self._hosts)
+            if self._hosts:
+                yield _of_gpus(view)
         yield from _of_loops(self._sources.driver.statuses())
         yield GaugeMetricFamily("gpuyard_portal_streams", "Pages open with a live feed.", self._feed.streams)
 
@@ -55,6 +58,15 @@ def _of_view(view: YardView, gpus: Iterable[Gpu], hosts: bool) -> Iterator[Metri
     )
 
 
+def _of_gpus(view: YardView) -> Metric:
+    metric = GaugeMetricFamily(
+        "gpuyard_gpu_state", "1 for the state that a GPU is in.", labels=["pool", "host", "address", "state"]
+    )
+    for status in view.statuses:
+        metric.add_metric([status.gpu.pool, status.gpu.host, status.gpu.address, status.state.value], 1)
+    return metric
+
+
 def _labels(gpu: Gpu, hosts: bool) -> tuple[str, str, str]:
     return gpu.pool, gpu.host if hosts else "", gpu.model
 
@@ -66,9 +78,20 @@ def _of_loops(loops: Iterable[LoopStatus]) -> Iterator[Metric]:
     failures = GaugeMetricFamily("gpuyard_loop_failures", "Failed runs since the last good one.", labels=["loop"])
     seconds = GaugeMetricFamily("gpuyard_loop_run_seconds", "How long the last run took.", labels=["loop"])
     runs = CounterMetricFamily("gpuyard_loop_runs", "Runs since the start, good and failed.", labels=["loop"])
+    lag = GaugeMetricFamily(
+        "gpuyard_loop_lag_seconds",
+        "How much longer ago than its period the last good run ended; a loop without one has none.",
+        labels=["loop"],
+    )
+    late = GaugeMetricFamily(
+        "gpuyard_loop_late", "1: so long ago, or never, that the portal says it is not ready.", labels=["loop"]
+    )
     for loop in loops:
+        if loop.age is not None:
+            lag.add_metric([loop.name], max(0.0, loop.age - loop.period))
+        late.add_metric([loop.name], is_late(loop))
         success.add_metric([loop.name], loop.last_success.timestamp() if loop.last_success else 0)
         failures.add_metric([loop.name], loop.failures)
         seconds.add_metric([loop.name], loop.last_seconds)
         runs.add_metric([loop.name], loop.iterations)
-    yield from (success, failures, seconds, runs)
+    yield from (success, failures, seconds, runs, lag, late)

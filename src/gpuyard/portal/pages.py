@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
-from gpuyard.portal import health
+from gpuyard.portal import freshness
 from gpuyard.portal.assets import assets, render
 from gpuyard.portal.gateway import client_address
+from gpuyard.portal.health_presenter import marks_of
 from gpuyard.portal.live import FeedResponse, LiveFeed
 from gpuyard.portal.navigation import navigation
 from gpuyard.portal.others import hidden_view, hides
@@ -20,21 +23,23 @@ from gpuyard.portal.sources import Sources
 def install(app: FastAPI, sources: Sources, feed: LiveFeed) -> None:
     @app.get("/", include_in_schema=False)
     def gpu_map(request: Request) -> HTMLResponse:
+        turn = feed.turn  # before anything is read: what changes from here on, the feed will tell
         view, now = sources.yard.latest(), sources.now()
         if view and hides(sources.settings.others, find_visitor(request)):
             view = hidden_view(view, sources.settings.others)
         html = render(
             "page.html",
             site=sources.site_name,
-            page=present(view, now) if view else None,
-            pulse=health.pulse(view, sources.driver.statuses(), now),
+            page=present(view, now, marks_of(sources.health)) if view else None,
+            pulse=freshness.pulse(view, sources.driver.statuses(), now),
             legend=LEGEND,
+            turn=turn,
             nav=navigation(request),
         )
         return HTMLResponse(html)
 
     @app.get("/events", include_in_schema=False)
-    async def events(request: Request) -> Response:
+    async def events(request: Request, since: Annotated[str, Query(max_length=100)] = "") -> Response:
         visitor = find_visitor(request)
         shares = feed.shares(client_address(request, feed.gateways), visitor.person.user_id if visitor else "")
         if feed.full:
@@ -42,7 +47,8 @@ def install(app: FastAPI, sources: Sources, feed: LiveFeed) -> None:
         if most := feed.exhausted(shares):
             text = f"You have {most} pages open; close some, and load this one again."
             raise Refusal(429, "too_many_pages", text, retry_after=30)
-        stream = feed.stream(shares, hidden=hides(sources.settings.others, visitor))
+        known = request.headers.get("last-event-id") or since  # a browser that connects again says how far it got
+        stream = feed.stream(shares, hides(sources.settings.others, visitor), known)
         await anext(stream)  # or many that ask at once would all be let in before the first one counts
         # Proxies that collect a response before they pass it on would make the feed useless; nginx heeds the header.
         return FeedResponse(stream, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from urllib.parse import urlencode
 
 from gpuyard.keeper.yard import YardView
 from gpuyard.model.gpu import Claim, GpuRole, GpuState, GpuStatus
@@ -63,6 +64,11 @@ class GpuBox:
     """``leader`` or ``peer``; empty for a lone GPU."""
     claim: ClaimRow | None
     reason: str
+    host: str
+    href: str
+    """Of its page."""
+    mark: str = ""
+    """What is not as it should be with it, in a word or two."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,8 @@ class SlotBox:
 class HostSection:
     id: str
     name: str
+    href: str
+    """Of its page."""
     free: int
     total: int
     models: str
@@ -127,16 +135,25 @@ class Meaning:
 LEGEND = tuple(Meaning(state.value, text) for state, text in MEANINGS.items())
 
 
-def present(view: YardView, now: datetime) -> MapPage:
-    """The map as of a view. `now` is what durations are counted to."""
+Marks = Mapping[tuple[str, str], str]
+"""(host, address) -> what is not as it should be with the GPU, in a word or two; every GPU whose health is followed."""
+
+
+def present(view: YardView, now: datetime, marks: Marks | None = None) -> MapPage:
+    """The map as of a view. `now` is what durations are counted to; `marks`: where the health of GPUs is followed."""
     dense = len(view.statuses) > DENSE_ABOVE
     hosts = _grouped(view.statuses, lambda status: status.gpu.host)
     return MapPage(
         generation=view.generation,
         dense=dense,
         pools=tuple(pool_cards(view.statuses)),
-        hosts=tuple(_host(name, members, dense, now) for name, members in hosts),
+        hosts=tuple(_host(name, members, dense, now, marks) for name, members in hosts),
     )
+
+
+def gpu_boxes(statuses: Iterable[GpuStatus], now: datetime, marks: Marks | None = None) -> list[GpuBox]:
+    """Single GPUs, as `present` has them among the others."""
+    return [_gpu(status, now, marks) for status in statuses]
 
 
 def pool_cards(statuses: Sequence[GpuStatus]) -> list[PoolCard]:
@@ -174,6 +191,11 @@ def duration(seconds: float) -> str:
     return f"{hours} h" if hours < 48 else f"{hours // 24} d"
 
 
+def lasted(seconds: float) -> str:
+    """A time that is over, which may be short: ``40 s``, ``12 min``."""
+    return f"{seconds:.0f} s" if seconds < 120 else duration(seconds)
+
+
 def clock_time(moment: datetime, now: datetime) -> str:
     """``12:03:10 UTC``, with the date when that is not today's."""
     moment, now = moment.astimezone(UTC), now.astimezone(UTC)
@@ -193,13 +215,14 @@ def _free(statuses: Iterable[GpuStatus]) -> int:
     return sum(status.state is GpuState.FREE for status in statuses)
 
 
-def _host(name: str, statuses: list[GpuStatus], dense: bool, now: datetime) -> HostSection:
-    slots = tuple(_slot(members, now) for members in _slots(statuses))
+def _host(name: str, statuses: list[GpuStatus], dense: bool, now: datetime, marks: Marks | None) -> HostSection:
+    slots = tuple(_slot(members, now, marks) for members in _slots(statuses))
     span = min(len(statuses), WIDEST_DENSE if dense else WIDEST)
     models = sorted({status.gpu.model for status in statuses})
     return HostSection(
         id=f"host-{name}",
         name=name,
+        href=host_href(name),
         free=_free(statuses),
         total=len(statuses),
         models=", ".join(models),
@@ -215,23 +238,35 @@ def _slots(statuses: Iterable[GpuStatus]) -> list[list[GpuStatus]]:
     A GPU without a group number (the IOMMU is off) stands alone: nothing is known of what it shares.
     """
     groups: dict[object, list[GpuStatus]] = {}
-    for status in sorted(statuses, key=lambda status: (status.gpu.role is GpuRole.PEER, status.gpu.address)):
+    for status in sorted(statuses, key=lambda status: (status.gpu.role is GpuRole.PEER, status.gpu.place)):
         own = status.gpu.address if status.gpu.group is None else status.gpu.group
         groups.setdefault(own, []).append(status)
-    return sorted(groups.values(), key=lambda members: members[0].gpu.address)
+    return sorted(groups.values(), key=lambda members: members[0].gpu.place)
 
 
-def _slot(statuses: list[GpuStatus], now: datetime) -> SlotBox:
+def _slot(statuses: list[GpuStatus], now: datetime, marks: Marks | None) -> SlotBox:
     first, size = statuses[0].gpu, len(statuses)
     label = "no IOMMU group" if first.group is None else f"IOMMU group {first.group}"
+    if first.is_unit:
+        label = f"share of {first.device}"
     shape = "lone" if size == 1 else "pair" if size == 2 else "set"
     if shape != "lone":
         kind = "pair" if shape == "pair" else f"set of {size}"
         label = f"{label} · {kind} {first.set_letter or ''}".rstrip()
-    return SlotBox(label, shape, min(size, WIDEST), tuple(_gpu(status, now) for status in statuses))
+    return SlotBox(label, shape, min(size, WIDEST), tuple(_gpu(status, now, marks) for status in statuses))
 
 
-def _gpu(status: GpuStatus, now: datetime) -> GpuBox:
+def host_href(host: str) -> str:
+    """Of the page of a host, relative."""
+    return f"host?{urlencode({'name': host})}"
+
+
+def gpu_href(host: str, address: str) -> str:
+    """Of the page of one GPU, relative."""
+    return f"gpu?{urlencode({'name': f'{host}/{address}'}, safe='/:')}"
+
+
+def _gpu(status: GpuStatus, now: datetime, marks: Marks | None) -> GpuBox:
     gpu = status.gpu
     domain, colon, address = gpu.address.partition(":")
     return GpuBox(
@@ -245,6 +280,9 @@ def _gpu(status: GpuStatus, now: datetime) -> GpuBox:
         role="" if gpu.role is GpuRole.LONE else gpu.role.value,
         claim=_claim(status.claim, now) if status.claim else None,
         reason=status.reason,
+        host=gpu.host,
+        href=gpu_href(gpu.host, gpu.address),
+        mark=(marks or {}).get((gpu.host, gpu.address), ""),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
@@ -11,8 +12,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuyard.portal.assets import render
-from gpuyard.portal.gate import PROGRAMS
-from gpuyard.portal.gateway import up_from
+from gpuyard.portal.gate import PROGRAMS, is_open
+from gpuyard.portal.navigation import navigation
+from gpuyard.portal.people import Visitor, find_visitor
 from gpuyard.portal.problems import MEDIA_TYPE
 
 TITLES = {
@@ -37,6 +39,9 @@ class ProblemPages:
         if scope["type"] != "http" or not wants_page(Request(scope)):
             await self.app(scope, receive, send)
             return
+        scope.setdefault(
+            "state", {}
+        )  # where the gate leaves word of who asks, also when somebody between copies the scope
         begun: Message | None = None
         body = b""
 
@@ -52,7 +57,7 @@ class ProblemPages:
             else:
                 body += message.get("body", b"")
                 if not message.get("more_body", False):
-                    content = problem_page(scope["path"], self._site, json.loads(body)).encode()
+                    content = problem_page(Request(scope), self._site, json.loads(body)).encode()
                     headers = MutableHeaders(scope=begun)
                     headers["content-type"] = "text/html; charset=utf-8"
                     headers["content-length"] = str(len(content))
@@ -68,12 +73,31 @@ def wants_page(request: Request) -> bool:
     return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(PROGRAMS)
 
 
-def problem_page(path: str, site: str, problem: Mapping[str, Any]) -> str:
+def problem_page(request: Request, site: str, problem: Mapping[str, Any]) -> str:
+    """`request`: what was refused, after all layers have seen it."""
+    visitor, nav = find_visitor(request), navigation(request)
+    if request.method != "GET":
+        nav = replace(nav, here="/")  # who switches the project cannot be led back to what was sent
+    # Where nobody was looked for it is not known who it is, and who has logged in is not to be asked to.
+    known = visitor is not None or (request.method == "GET" and not is_open(request.url.path))
     return render(
         "problem.html",
         site=site,
         title=TITLES.get(problem["status"], OTHER),
         detail=problem["detail"],
         reasons=[reason for reason in problem["reasons"] if reason != problem["detail"]],
-        up=up_from(path).removeprefix("./"),
+        remedy=_remedy(visitor, problem["code"]),
+        nav=nav if known else None,
+        up=nav.up.removeprefix("./"),
     )
+
+
+def _remedy(visitor: Visitor | None, code: str) -> str:
+    """What somebody may do about it whom their roles do not let; empty where the refusal says it."""
+    if visitor is None or visitor.person.admin or code != "forbidden":
+        return ""
+    known = [one.project for one in visitor.projects if "admin" in one.roles]
+    if known:
+        named = f"project {known[0]}" if len(known) == 1 else f"one of the projects {', '.join(known)}"
+        return f"You are an admin in {named}: switch to it, at the top or in the menu, and this page opens."
+    return "If you need this, ask an administrator of this site."

@@ -15,6 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gpuyard.logs.errand import HEADER as REQUEST_ID
+from gpuyard.portal.requests import ID
 from gpuyard.portal.security import HEADERS
 
 MEDIA_TYPE = "application/problem+json"
@@ -104,7 +106,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
         # This one answers from outside the middleware that adds the headers. What went wrong is in the log only.
-        return _response(500, "internal_error", "This is a bug in gpuyard; its log says more.", [], HEADERS)
+        headers = HEADERS | {REQUEST_ID: request.scope.get(ID, "")}
+        return _response(500, "internal_error", "This is a bug in gpuyard; its log says more.", [], headers)
 
 
 def response_to(refusal: Refusal) -> Response:

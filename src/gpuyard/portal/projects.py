@@ -53,10 +53,15 @@ def colleague(name: str, person: Person, doorman: Doorman) -> Person:
 
 
 def in_project_of(visitor: Visitor, booking: Booking) -> Person:
-    """The person with the roles that they have today in the booking's project; admins of the project that they look at
-    are admins everywhere, and of others nowhere. ledger/rights.py says what these let them do."""
+    """The person with the roles that they have today in the booking's project."""
+    return in_project(visitor, booking.project_id, booking.project)
+
+
+def in_project(visitor: Visitor, project_id: str, project: str) -> Person:
+    """The person with the roles that they have today in a project; admins of the project that they look at are admins
+    everywhere, and of others nowhere. ledger/rights.py says what these let them do."""
     person = visitor.person
-    if person.admin or booking.project_id == person.project_id:
+    if person.admin or project_id == person.project_id:
         return person
-    roles = next((one.roles - {"admin"} for one in visitor.projects if one.project_id == booking.project_id), None)
-    return replace(person, project_id=booking.project_id, project=booking.project, roles=roles or frozenset())
+    roles = next((one.roles - {"admin"} for one in visitor.projects if one.project_id == project_id), None)
+    return replace(person, project_id=project_id, project=project, roles=roles or frozenset())

@@ -3,13 +3,13 @@ each who looks."""
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import ceil
 
+from gpuyard.portal.shared import Shared
 from gpuyard.runners.life import FAILURES
 from gpuyard.runners.records import Cause, GpuUse
 from gpuyard.runners.store import RunnerStore
@@ -40,17 +40,11 @@ class FigureBook:
     """The latest figures. Safe to use from several threads."""
 
     def __init__(self, store: RunnerStore, now: Callable[[], datetime]) -> None:
-        self._store, self._now = store, now
-        self._lock = threading.Lock()
-        self._last: tuple[datetime, Figures] | None = None
+        self._shared: Shared[None, Figures] = Shared(lambda _, moment: reckon(store, moment), AGAIN, now)
 
     def figures(self) -> Figures:
         """Raises StoreError."""
-        with self._lock:  # who comes while they are reckoned waits for that
-            now = self._now()
-            if self._last is None or not self._last[0] <= now < self._last[0] + AGAIN:
-                self._last = now, reckon(self._store, now)
-            return self._last[1]
+        return self._shared.of(None)
 
 
 def reckon(store: RunnerStore, now: datetime) -> Figures:

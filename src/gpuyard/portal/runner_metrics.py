@@ -3,16 +3,16 @@ kept."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import accumulate
 from typing import Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gpuyard.model.counts import Durations
+from gpuyard.portal.private_repositories import sight_of
 from gpuyard.portal.sources import RunnerSources
 from gpuyard.runners.board import RunnerBoard
 from gpuyard.runners.records import DONE, OVER, Cause, JobState, RunnerState
@@ -48,22 +48,6 @@ class Tally(Generic[T]):
         return found
 
 
-class Waits:
-    """Times, counted by BOUNDS."""
-
-    def __init__(self) -> None:
-        self._counts, self.total = [0] * (len(BOUNDS) + 1), 0.0
-
-    def add(self, seconds: float) -> None:
-        self._counts[bisect_left(BOUNDS, seconds)] += 1
-        self.total += seconds
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Upper bound, and how many are not above it."""
-        names = [*(f"{bound}.0" for bound in BOUNDS), "+Inf"]
-        return list(zip(names, accumulate(self._counts), strict=True))
-
-
 class RunnerCollector(Collector):
     def __init__(
         self,
@@ -71,12 +55,14 @@ class RunnerCollector(Collector):
         webhooks: Mapping[str, int],
         now: Callable[[], datetime],
         details: bool,
+        pools: Iterable[str] = (),
     ) -> None:
         """`webhooks`: requests by what became of them. `details`: whether scale sets and enrolments are named; else all
-        of them together count under an empty name."""
+        of them together count under an empty name. `pools` of the site: a series that comes and goes has no rate."""
+        self._pools = sorted({*pools})
         self._runners, self._webhooks, self._now, self._details = runners, webhooks, now, details
         self._jobs, self._ends = Tally[tuple[str, float]](now()), Tally[Cause](now())
-        self._waits: dict[str, Waits] = {}
+        self._waits: dict[str, Durations] = {}
         self._causes: Counter[Cause] = Counter()
 
     def collect(self) -> Iterator[Metric]:
@@ -88,10 +74,13 @@ class RunnerCollector(Collector):
         yield webhooks
         board = self._runners.yard.latest()
         if board is not None:  # until then nothing is known, and a zero would say that nothing waits
-            yield from _of_states(board, self._now())
+            yield from _of_states(board, self._now(), self._pools)
             yield from self._of_sets(board)
-            yield from self._of_github(board)
         try:
+            if board is not None:
+                yield from self._of_github(board)
+                for one in board.sets:
+                    self._waits.setdefault(self._shown(one.name), Durations(BOUNDS))
             yield from self._of_history()
         except StoreError:  # the other metrics say that something is wrong
             return
@@ -128,8 +117,9 @@ class RunnerCollector(Collector):
         )
         made: Counter[tuple[str, str]] = Counter()
         left: dict[str, tuple[int, int]] = {}
+        seen = sight_of(self._runners, self._now(), known=False)  # nobody logs in to read metrics
         for one in board.enrolments:
-            name, counted = self._shown(one.name), one.calls
+            name, counted = self._shown(seen.enrolment(self._runners.site, one.name)), one.calls
             made[name, "unchanged"] += counted.unchanged
             made[name, "failed"] += counted.failed
             made[name, "good"] += counted.calls - counted.unchanged - counted.failed
@@ -146,7 +136,7 @@ class RunnerCollector(Collector):
         now, store = self._now(), self._runners.store
         started = [(one.id, one.started, (one.scale_set, one.waited)) for one in store.started(self._jobs.since(now))]
         for name, seconds in self._jobs.new(now, started):
-            self._waits.setdefault(self._shown(name), Waits()).add(seconds)
+            self._waits.setdefault(self._shown(name), Durations(BOUNDS)).add(seconds)
         ended = [(one.name, one.ended, one.cause) for one in store.ended(self._ends.since(now))]
         self._causes.update(self._ends.new(now, ended))
         startup = HistogramMetricFamily(
@@ -154,8 +144,8 @@ class RunnerCollector(Collector):
             "From GitHub's queue to a runner, of jobs that began since the start; no name: not of a scale set.",
             labels=["name"],
         )
-        for name, waits in sorted(({"": Waits()} | self._waits).items()):
-            startup.add_metric([name], waits.buckets(), waits.total)
+        for name, waits in sorted(({"": Durations(BOUNDS)} | self._waits).items()):
+            startup.add_metric([name], *waits.read())
         yield startup
         ends = CounterMetricFamily(
             "gpuyard_runner_ends", "Runners that ended since the start, by cause.", labels=["cause"]
@@ -168,10 +158,10 @@ class RunnerCollector(Collector):
         return name if self._details else ""
 
 
-def _of_states(board: RunnerBoard, now: datetime) -> Iterator[Metric]:
+def _of_states(board: RunnerBoard, now: datetime, pools: Sequence[str]) -> Iterator[Metric]:
     runners = GaugeMetricFamily("gpuyard_runners", "Runners that are not over, by state.", labels=["pool", "state"])
     counts = Counter((one.choice.pool, one.state) for one in board.runners)
-    for pool in sorted({pool for pool, _ in counts}):
+    for pool in sorted({*pools, *(pool for pool, _ in counts)}):
         for state in RunnerState:
             if state not in OVER:
                 runners.add_metric([pool, state.value], counts[pool, state])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import urlencode
 
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import HTMLResponse
@@ -10,13 +11,15 @@ from fastapi.responses import HTMLResponse
 from gpuyard.portal.assets import render
 from gpuyard.portal.navigation import navigation
 from gpuyard.portal.people import find_visitor
+from gpuyard.portal.private_repositories import sight_of
 from gpuyard.portal.runner_figures import USES, WAITS, FigureBook
-from gpuyard.portal.runner_presenter import job_page, runners_page
+from gpuyard.portal.runner_presenter import HISTORY, job_page, runners_page
 from gpuyard.portal.runners_api import last_runner, places_of, require_job, timeline
+from gpuyard.portal.search import Sought, matching
 from gpuyard.portal.sources import RunnerSources, Sources
 
-HISTORY = 50
-"""Jobs that are over, on the page."""
+SEARCHED = 500
+"""Jobs that are over and searched, the newest ones."""
 
 
 def install(app: FastAPI, sources: Sources, runners: RunnerSources) -> None:
@@ -28,18 +31,45 @@ def install(app: FastAPI, sources: Sources, runners: RunnerSources) -> None:
         return HTMLResponse(html, headers={"Cache-Control": "no-store"})
 
     @app.get("/runners", include_in_schema=False)
-    def all_runners(request: Request) -> HTMLResponse:
+    def all_runners(
+        request: Request, q: Sought = "", repository: Annotated[str, Query(max_length=201)] = ""
+    ) -> HTMLResponse:
         visitor = find_visitor(request)
-        known, admin = visitor is not None, visitor is not None and visitor.person.admin
-        history = runners.store.latest_jobs(limit=HISTORY)
-        shown = runners_page(runners.yard.latest(), history, book.figures(), sources.now(), known, admin)
-        return page(request, "runners.html", page=shown, days=WAITS.days, month=USES.days)
+        admin, seen = (
+            visitor is not None and visitor.person.admin,
+            sight_of(runners, sources.now(), visitor is not None),
+        )
+        history = seen.latest(
+            lambda limit, before: runners.store.latest_jobs(repository=repository, limit=limit, before=before),
+            SEARCHED if q else HISTORY,
+            None,
+        )
+        board = runners.yard.latest()
+        made = seen.runners(board.runners if board else (), runners.store.repositories_of)
+        shown = runners_page(
+            board,
+            made,
+            history,
+            book.figures(),
+            sources.now(),
+            seen,
+            admin,
+            (lambda card: repository in ("", card.repository) and bool(matching([card], q)))
+            if q or repository
+            else None,
+        )
+        names = {one.repository for one in (*history, *(board.jobs if board else ())) if seen.sees(one.repository)}
+        return page(
+            request, "runners.html", page=shown, days=WAITS.days, month=USES.days, q=q, repository=repository,
+            repositories=sorted({*names, repository} - {""}),
+            jobs_query=f"{urlencode({'repository': repository})}&" if repository else "",
+        )  # fmt: skip
 
     @app.get("/job", include_in_schema=False)
     def one_job(request: Request, id: Annotated[str, Query(max_length=300)]) -> HTMLResponse:
-        known = find_visitor(request) is not None
-        found = require_job(runners, id)
-        made = runners.store.runners_of(id)
+        seen = sight_of(runners, sources.now(), find_visitor(request) is not None)
+        found, known = require_job(runners, id, seen), seen.known
+        made = seen.runners(runners.store.runners_of(id), runners.store.repositories_of)
         name = last_runner(found, made) if known else ""
         shown = job_page(
             found,

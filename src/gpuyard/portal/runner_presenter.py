@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import TypeAlias, TypeVar
 from urllib.parse import quote
 
 from gpuyard.model.text import printable
-from gpuyard.portal.presenter import Since, clock_time, duration, since
+from gpuyard.portal.presenter import Since, clock_time, duration, lasted, since
+from gpuyard.portal.private_repositories import RunnerSight
 from gpuyard.portal.runner_figures import USES, WAITS, Figures
 from gpuyard.portal.runners_api import places_of, troubles, web_address
 from gpuyard.runners.board import RunnerBoard
 from gpuyard.runners.records import DONE, OVER, Job, JobState, Runner, RunnerEvent, RunnerState
 from gpuyard.runners.view import QueuePlace
 
+HISTORY = 50
+"""Jobs that are over, on the page."""
 MOST_ROWS = 200
 """Of each list on the page; the API has all."""
 COLOURS = {
@@ -32,6 +36,7 @@ NEITHER = frozenset({"cancelled", "skipped", "neutral", "stale"})
 @dataclass(frozen=True)
 class JobCard:
     href: str
+    """Empty for one that who looks may not know."""
     title: str
     """Of the job; when it has no name its number."""
     repository: str
@@ -67,6 +72,11 @@ class RunnerCard:
     until: Since | None
     hosts: str
     reason: str
+
+
+Sought: TypeAlias = Callable[[JobCard | RunnerCard], bool]
+One = TypeVar("One", Job, Runner)
+Line = TypeVar("Line", JobCard, RunnerCard)
 
 
 @dataclass(frozen=True)
@@ -125,11 +135,12 @@ class JobPage:
 
 
 def runners_page(
-    board: RunnerBoard | None, history: Sequence[Job], figures: Figures, now: datetime, known: bool, admin: bool
-) -> RunnersPage:
-    """`known`: who looks is logged in; `admin`: as an admin."""
-    jobs = board.jobs if board else ()
-    runners = board.runners if board else ()
+    board: RunnerBoard | None, runners: Sequence[Runner], history: Sequence[Job], figures: Figures, now: datetime,
+    seen: RunnerSight, admin: bool, sought: Sought | None = None,
+) -> RunnersPage:  # fmt: skip
+    """`runners` and `history` as who looks may see them; `admin`: they are one. `sought`: whether a line is on the
+    page; None for all."""
+    jobs = [one for one in (board.jobs if board else ()) if seen.job(one) is not None]
     places = places_of(board)
     made = {one.name: one for one in runners}
     order = {job: number for number, job in enumerate(places)}
@@ -139,20 +150,42 @@ def runners_page(
     )
     running = [one for one in jobs if one.state is JobState.RUNNING]
     free = [one for one in runners if one.state is not RunnerState.BUSY]
+    queued, queue_more = _cut(
+        queue, lambda one: _seen_line(one, now, seen, places.get(one.id), made.get(one.runner)), sought
+    )
+    run, run_more = _cut(running, lambda one: _seen_line(one, now, seen, None, made.get(one.runner)), sought)
+    waiting, waiting_more = _cut(free, lambda one: runner_line(one, now, seen.known), sought)
+    over, _ = _cut(history, lambda one: job_line(one, now), sought)
     return RunnersPage(
         seen=since(board.taken_at, now) if board else None,
         counts=_counts(queue, running, runners, figures),
-        queue=[job_line(one, now, places.get(one.id), made.get(one.runner)) for one in queue[:MOST_ROWS]],
-        queue_more=max(0, len(queue) - MOST_ROWS),
-        running=[job_line(one, now, None, made.get(one.runner)) for one in running[:MOST_ROWS]],
-        running_more=max(0, len(running) - MOST_ROWS),
-        runners=[runner_line(one, now, known) for one in free[:MOST_ROWS]],
-        runners_more=max(0, len(free) - MOST_ROWS),
-        history=[job_line(one, now) for one in history],
+        queue=queued,
+        queue_more=queue_more,
+        running=run,
+        running_more=run_more,
+        runners=waiting,
+        runners_more=waiting_more,
+        history=over[:HISTORY],
         failures=_bars([(cause.value.replace("-", " "), count) for cause, count in figures.failures.items()], "{:.0f}"),
-        gpu_hours=_bars([(name or "waiting for jobs", hours) for name, hours in figures.gpu_hours], "{:.1f}"),
+        gpu_hours=_bars(
+            [(name or "waiting for jobs", hours) for name, hours in seen.hours(figures.gpu_hours)], "{:.1f}"
+        ),
         troubles=troubles(board) if admin else [],
     )
+
+
+def _cut(all_of: Sequence[One], line: Callable[[One], Line], sought: Sought | None) -> tuple[list[Line], int]:
+    """Lines on the page, and how many more there are."""
+    if sought is None:  # who does not search does not wait for all of them
+        return [line(one) for one in all_of[:MOST_ROWS]], max(0, len(all_of) - MOST_ROWS)
+    found = [made for one in all_of if sought(made := line(one))]
+    return found[:MOST_ROWS], max(0, len(found) - MOST_ROWS)
+
+
+def _seen_line(job: Job, now: datetime, seen: RunnerSight, place: QueuePlace | None, runner: Runner | None) -> JobCard:
+    shown = seen.job(job)
+    assert shown is not None
+    return job_line(shown, now, place and seen.place(job, place), runner)
 
 
 def _counts(queue: Sequence[Job], running: Sequence[Job], runners: Sequence[Runner], figures: Figures) -> list[Count]:
@@ -175,9 +208,7 @@ def _bars(values: Sequence[tuple[str, float]], form: str) -> list[Bar]:
 
 
 def _seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return "none yet"
-    return f"{seconds:.0f} s" if seconds < 120 else duration(seconds)
+    return "none yet" if seconds is None else lasted(seconds)
 
 
 def job_line(job: Job, now: datetime, place: QueuePlace | None = None, runner: Runner | None = None) -> JobCard:
@@ -186,7 +217,7 @@ def job_line(job: Job, now: datetime, place: QueuePlace | None = None, runner: R
     end = job.completed or (job.changed if over else now)
     ran = _seconds(max(0.0, (end - job.started).total_seconds())) if job.started and end else ""
     return JobCard(
-        href=job_href(job.id),
+        href=job_href(job.id) if job.id else "",
         title=" / ".join(printable(part) for part in (job.workflow, job.name) if part) or job.id,
         repository=job.repository,
         labels=shorten(", ".join(map(printable, job.labels))),

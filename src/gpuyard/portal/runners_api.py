@@ -1,11 +1,13 @@
 """The API of runners: the queue, jobs and runners as their pages show them.
 
 Who is logged in sees all of the site's; what is wrong with a connection to GitHub is for admins. On a site whose
-runners are public everybody sees the queue, jobs and runners, but no logs, hosts, or what happened to servers.
+runners are public everybody sees the queue, jobs and runners, but no logs, hosts, or what happened to servers, and of
+private repositories what the site says (private_repositories.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated
 
@@ -16,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpuyard.portal.booking_documents import Moment
 from gpuyard.portal.bookings_api import Maybe
 from gpuyard.portal.people import find_visitor
+from gpuyard.portal.private_repositories import RunnerSight, sight_of
 from gpuyard.portal.problems import Refusal, documented, no_data_yet
 from gpuyard.portal.sources import RunnerSources
 from gpuyard.runners.board import RunnerBoard
@@ -39,7 +42,7 @@ class PlaceDocument(BaseModel, title="Place"):
 class JobRow(BaseModel, title="Job"):
     """A job of a workflow."""
 
-    id: str
+    id: str = Field(description="Empty for a job of a private repository, where nobody is logged in.")
     repository: str
     name: str
     workflow: str
@@ -96,6 +99,7 @@ class JobDocument(JobRow, title="JobWithHistory"):
 class QueueDocument(BaseModel, title="Queue"):
     taken_at: datetime = Field(description="When it was planned.")
     jobs: list[JobRow] = Field(description="Those with a runner first, then in the order of their turns.")
+    more: int = Field(description="Jobs behind these: ask for them with 'skip'.")
 
 
 class JobList(BaseModel):
@@ -130,29 +134,49 @@ class JobFilter(BaseModel):
     limit: int = Field(100, ge=1, le=MOST_ROWS)
 
 
+class QueueFilter(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(MOST_ROWS, ge=1, le=MOST_ROWS)
+    skip: int = Field(0, ge=0, le=1_000_000, description="Leave out so many from the beginning.")
+
+
 class RunnerFilter(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     ended: int = Field(0, ge=0, le=MOST_ROWS, description="So many of those that have ended, too.")
 
 
-def install(app: FastAPI, runners: RunnerSources) -> None:
-    @app.get("/v1/queue", tags=["runners"], responses=documented(401, 503))
-    def queue() -> QueueDocument:
+def install(app: FastAPI, runners: RunnerSources, now: Callable[[], datetime]) -> None:
+    def sight(request: Request) -> RunnerSight:
+        return sight_of(runners, now(), find_visitor(request) is not None)
+
+    @app.get("/v1/queue", tags=["runners"], responses=documented(401, 422, 503))
+    def queue(request: Request, wanted: Annotated[QueueFilter, Query()]) -> QueueDocument:
         """Jobs that wait, in the order of their turns: position, reason, and when they start at the latest."""
-        board = runners.yard.latest()
+        board, seen = runners.yard.latest(), sight(request)
         if board is None:
             raise no_data_yet()
         jobs = {one.id: one for one in board.jobs}
-        rows = [job_row(jobs[place.job], place) for place in board.queue if place.job in jobs]
-        return QueueDocument(taken_at=board.taken_at, jobs=rows)
+        both = [(jobs[place.job], place) for place in board.queue if place.job in jobs]
+        shown = [(job, seen.place(one, place)) for one, place in both if (job := seen.job(one)) is not None]
+        end = wanted.skip + wanted.limit
+        rows = [job_row(job, place) for job, place in shown[wanted.skip : end]]
+        return QueueDocument(taken_at=board.taken_at, jobs=rows, more=max(0, len(shown) - end))
 
     @app.get("/v1/jobs", tags=["runners"], responses=documented(401, 422))
-    def list_jobs(wanted: Annotated[JobFilter, Query()]) -> JobList:
+    def list_jobs(request: Request, wanted: Annotated[JobFilter, Query()]) -> JobList:
         """Jobs, also those that are over."""
+        seen = sight(request)
+        if not seen.sees(wanted.repository):
+            return JobList(jobs=[])
         states = frozenset(wanted.state) or frozenset(JobState)
-        found = runners.store.latest_jobs(states, wanted.repository, wanted.limit, wanted.before)
+
+        def read(limit: int, before: datetime | None) -> list[Job]:
+            return runners.store.latest_jobs(states, wanted.repository, limit, before)
+
         places = places_of(runners.yard.latest())
+        found = seen.latest(read, wanted.limit, wanted.before)
         return JobList(jobs=[job_row(one, places.get(one.id)) for one in found])
 
     @app.get(
@@ -163,16 +187,16 @@ def install(app: FastAPI, runners: RunnerSources) -> None:
         it. For those who are logged in."""
         if find_visitor(request) is None:
             raise Refusal(401, "unauthorized", "Logs are for those who are logged in.")
-        found = require_job(runners, id)
+        found = require_job(runners, id, sight(request))
         name = last_runner(found, runners.store.runners_of(id))
         return PlainTextResponse(runners.store.log(name) if name else "")
 
     @app.get("/v1/jobs/{id:path}", tags=["runners"], responses=documented(401, 404))
     def get_job(request: Request, id: JobId) -> JobDocument:
         """A job, its runners, and what happened to it."""
-        found = require_job(runners, id)
-        known = find_visitor(request) is not None
-        made = runners.store.runners_of(id)
+        seen = sight(request)
+        found, known = require_job(runners, id, seen), seen.known
+        made = seen.runners(runners.store.runners_of(id), runners.store.repositories_of)
         place = places_of(runners.yard.latest()).get(id)
         return JobDocument(
             **job_row(found, place).model_dump(),
@@ -185,16 +209,19 @@ def install(app: FastAPI, runners: RunnerSources) -> None:
     @app.get("/v1/runners", tags=["runners"], responses=documented(401, 422))
     def list_runners(request: Request, wanted: Annotated[RunnerFilter, Query()]) -> RunnerList:
         """Runners that there are, the scale sets that are listened to, and what is wrong."""
-        visitor, board = find_visitor(request), runners.yard.latest()
+        visitor, board, seen = find_visitor(request), runners.yard.latest(), sight(request)
         admin, known = visitor is not None and visitor.person.admin, visitor is not None
         over = runners.store.runners(over=True, limit=wanted.ended) if wanted.ended else []
         return RunnerList(
             taken_at=board.taken_at if board else None,
-            runners=[runner_row(one, known) for one in (*runners.store.runners(), *over)],
+            runners=[
+                runner_row(one, known)
+                for one in seen.runners([*runners.store.runners(), *over], runners.store.repositories_of)
+            ],
             sets=[
                 SetRow(
                     name=one.name,
-                    enrolment=one.scope,
+                    enrolment=seen.enrolment(runners.site, one.scope),
                     assigned=one.assigned,
                     seen=one.seen,
                     error=one.error if admin else "",
@@ -259,10 +286,10 @@ def web_address(url: str) -> str:
     return url if url.startswith(("https://", "http://")) else ""
 
 
-def require_job(runners: RunnerSources, id: str) -> Job:
-    """Raises Refusal 404."""
+def require_job(runners: RunnerSources, id: str, seen: RunnerSight) -> Job:
+    """Raises Refusal 404, also for a job of a repository that is not theirs to know."""
     found = runners.store.job(id)
-    if found is None:
+    if found is None or not seen.sees(found.repository):
         raise Refusal(404, "not_found", f"There is no job {id!r}, or it was longer ago than jobs are kept.")
     return found
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import re
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -17,10 +19,16 @@ from fastapi import FastAPI
 
 from gpuyard import __version__
 from gpuyard.cloud.people import People
+from gpuyard.history.reading import History
+from gpuyard.keeper.accounting import AccountingDesk
+from gpuyard.keeper.agent_desk import AgentDesk
+from gpuyard.keeper.bootable import BootableDesk
 from gpuyard.keeper.driver import Driver
+from gpuyard.keeper.health_desk import HealthDesk
 from gpuyard.keeper.yard import Yard
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.model.errors import GpuyardError, UsageError
+from gpuyard.model.text import counted
 from gpuyard.portal.app import create_app
 from gpuyard.portal.connections import (
     BACKLOG,
@@ -31,19 +39,27 @@ from gpuyard.portal.connections import (
     raise_file_limit,
     tell,
 )
+from gpuyard.portal.host_checks import RecordedChecks
 from gpuyard.portal.live import LiveFeed
+from gpuyard.portal.notify import Manager
 from gpuyard.portal.security import LOOPBACK_NAMES
 from gpuyard.portal.settings import PortalSettings
-from gpuyard.portal.sources import RunnerSources
+from gpuyard.portal.sources import RunnerSources, Tallies
 from gpuyard.portal.store import PortalStore
 
 if TYPE_CHECKING:
     from gpuyard.site.load import LoadedSite
 
+LOG = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 PORT = 8080
 PATIENCE = 1
-"""Seconds that requests get to end when the server stops; open pages end at once."""
+"""Seconds that answers get to be taken when the server stops; open pages end at once."""
+DRAIN = 20
+"""Seconds that requests that have arrived get to be answered when a signal ends the server."""
+FINISH = 20
+"""Seconds that loops get then to finish what they are at: a call to OpenStack, as a rule. Together less than the
+TimeoutStopSec of the unit."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -63,6 +79,13 @@ def run(
     listener: socket.socket | None = None,
     ends: threading.Event | None = None,
     runners: RunnerSources | None = None,
+    health: HealthDesk | None = None,
+    agents: AgentDesk | None = None,
+    history: History | None = None,
+    accounting: AccountingDesk | None = None,
+    tallies: Tallies | None = None,
+    bootable: BootableDesk | None = None,
+    manager: Manager | None = None,
 ) -> bool:
     """Serve the portal of a site, and run the loops of the driver, until SIGINT or SIGTERM, or until `ends` is set:
     True then. A `listener` is used instead of an own one, and stays open.
@@ -88,21 +111,34 @@ def run(
         settings=settings,
         flavors=site.compiled.flavors,
         runners=runners,
+        health=health,
+        agents=agents,
+        accounting=accounting,
+        tallies=tallies,
+        facts={name: inventory.facts for name, inventory in site.inventories.items()},
+        checks=RecordedChecks(site).of,
+        bootable=bootable,
+        history=history,
     )
+
+    told, replaced = manager or Manager({}), False
 
     def start(url: str) -> None:
         hosts = len({gpu.host for gpu in gpus})
         print(
-            f"gpuyard {__version__}: {site.site.site}, {_count(len(gpus), 'GPU')} on {_count(hosts, 'host')}, "
+            f"gpuyard {__version__}: {site.site.site}, {counted(len(gpus), 'GPU')} on {counted(hosts, 'host')}, "
             f"at {url} (Ctrl+C stops)",
             flush=True,
         )
         driver.start()
 
     try:
-        return serve(app, host, port, started=start, listener=listener, ends=ends)
+        replaced = serve(app, host, port, started=start, listener=listener, ends=ends, manager=told, driver=driver)
+        return replaced
     finally:
-        driver.stop(timeout=PATIENCE / 2)
+        late = driver.stop(timeout=PATIENCE / 2 if replaced else FINISH)
+        if late and not replaced:
+            LOG.warning("these loops have not finished within %d s and are cut off: %s", FINISH, ", ".join(late))
 
 
 def serve(
@@ -114,15 +150,19 @@ def serve(
     access_log: bool = False,
     listener: socket.socket | None = None,
     ends: threading.Event | None = None,
+    manager: Manager | None = None,
+    driver: Driver | None = None,
 ) -> bool:
     """Serve an app of `create_app` until SIGINT or SIGTERM, or until `ends` is set: True then. Port 0 is any free one.
 
-    `started` gets the URL once the address is ours, so that nothing is begun that could not be shown.
+    `started` gets the URL once the address is ours, so that nothing is begun that could not be shown. The `manager`
+    hears that the server lives as long as it does and no loop of the `driver` is stuck.
     """
     with listener.dup() if listener else bind(host, port) as own:
         started(url_of(own))
         server = server_of(app, access_log)
         server.ends = ends or server.ends
+        server.manager, server.driver = manager or server.manager, driver or server.driver
         server.run(sockets=[own])
         return not server.should_exit
 
@@ -155,6 +195,8 @@ class PortalServer(uvicorn.Server):
         self.server_state = self._connections = connections
         self.ends = threading.Event()
         """Ends it as a signal does, but leaves `should_exit` as it is."""
+        self.manager, self.driver = Manager({}), Driver()
+        self._watchdog: asyncio.Task[None] | None = None
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self.ends.is_set()
@@ -162,13 +204,53 @@ class PortalServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         tell(asyncio.get_running_loop(), self._connections.say)
         await super().startup(sockets)
+        self.manager.ready(f"serves at {', '.join(map(url_of, sockets or []))}")
+        if self.manager.watchdog:
+            self._watchdog = asyncio.create_task(self._feed_watchdog(self.manager.watchdog / 3), name="watchdog")
+
+    async def _feed_watchdog(self, period: float) -> None:
+        """As long as this is run the loop of events lives."""
+        said: list[str] = []
+        while True:
+            stuck = self.driver.stuck()
+            if not stuck:
+                self.manager.alive()
+            elif stuck != said:
+                LOG.error("loops do not go on: %s; the service manager will start this service anew", ", ".join(stuck))
+            said = stuck
+            await asyncio.sleep(period)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._feed.close()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        if self.should_exit:
+            self.manager.stopping()
+            await self._drain(sockets or [])
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):  # those that do not take what they were sent
             connection.transport.abort()
         await asyncio.sleep(0)
+
+    async def _drain(self, sockets: Sequence[socket.socket]) -> None:
+        """Take no more requests, and wait for the answers to those that have arrived, but for DRAIN seconds at most."""
+        for listener in sockets:
+            with suppress(OSError):
+                # Not only closed: whoever gave it to us has it too, and it would go on to take connections that nobody
+                # answers. Who comes now is refused, which a gateway knows how to take.
+                listener.shutdown(socket.SHUT_RDWR)
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        until = monotonic() + DRAIN
+        while self._unanswered() and monotonic() < until and not self.force_exit:
+            await asyncio.sleep(0.02)
+
+    def _unanswered(self) -> bool:
+        """Answers that have begun are left to `shutdown`: who does not take his ends nothing."""
+        cycles = [getattr(connection, "cycle", None) for connection in self.server_state.connections]
+        return any(cycle is not None and not cycle.response_started for cycle in cycles)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -214,9 +296,14 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         raise _cannot_bind(host, port, error) from None
+    # Accepted sockets have it from here; asyncio leaves it off for those of a listener that it did not make itself. An
+    # answer is written in pieces, and without it the last one waits up to 40 ms for the client to say that it has the
+    # first.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _cannot_bind(host: str, port: int, error: OSError) -> GpuyardError:
@@ -232,7 +319,3 @@ def _cannot_bind(host: str, port: int, error: OSError) -> GpuyardError:
 def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from urllib.parse import quote
 
 from gpuyard.portal.gateway import origin_of
 
@@ -36,12 +37,17 @@ class PortalSettings:
     for TLS as it says, and only its pages change anything."""
     anonymous_details: bool = False
     """Whether who has not logged in sees the names of hosts, and the errors of loops."""
+    public_status: bool = True
+    """Whether who has not logged in sees how the site is: counts and times, and with `anonymous_details` hosts."""
     others: OthersShown = OthersShown.NAMES
     """What people see of others."""
     websso: str = ""
-    """Protocol of Keystone's single sign-on (``openid``, ``saml2``); empty when there is none."""
+    """Protocol of Keystone's single sign-on (``openid``, ``saml2``), with the name that Keystone has for the identity
+    provider before it (``campus/openid``): else who logs in may have to choose one first. Empty: there is none."""
     websso_url: str = ""
     """Keystone as browsers find it, as in ``https://keystone.example.org/v3``; single sign-on needs it."""
+    websso_logout: str = ""
+    """Where who has logged out here logs out of single sign-on, too; empty: that is not known."""
     login_tries: int = 10
     """Logins of one user from one place that may fail at once, and one more every half minute; from everywhere, 5 times
     that."""
@@ -58,6 +64,16 @@ class PortalSettings:
         """`websso_url` with its version."""
         url = self.websso_url.rstrip("/")
         return url if url.endswith("/v3") else f"{url}/v3"
+
+    @property
+    def websso_page(self) -> str:
+        """Where single sign-on begins; how to go on from there is in its query."""
+        provider, _, protocol = (quote(part, safe="") for part in self.websso.rpartition("/"))
+        if provider:
+            way = f"identity_providers/{provider}/protocols/{protocol}/websso"
+        else:
+            way = f"websso/{protocol}"
+        return f"{self.keystone_v3}/auth/OS-FEDERATION/{way}"
 
     @property
     def keystone_origin(self) -> str:

@@ -14,20 +14,17 @@ All else that a job can write is ignored.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-MOST_CHARACTERS = 256 * 1024
-"""Of a console, its end. Nova keeps less."""
+from gpuyard.guest.console import plain_lines
+
 MOST_LOG = 48 * 1024
 """Characters of a runner's log, its end."""
 MOST_WORDS = 300
 """Characters of a reason."""
 PREFIX = "gpuyard-runner: "
 LOG_LINE = "| "
-ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]{0,20}[A-Za-z]|[()][A-Z0-9]|[=>78cM])")
-"""What terminals make colours and cursor moves of."""
 
 
 class GpuVerdict(StrEnum):
@@ -69,7 +66,7 @@ class Console:
 
 def read(text: str) -> Console:
     """Takes any text, in a time that is proportional to its length."""
-    lines = [_plain(line) for line in text[-MOST_CHARACTERS:].splitlines()]
+    lines = plain_lines(text)
     gpu, gpu_words, result, failed = GpuVerdict.UNKNOWN, "", "", ""
     online = over = False
     job = JobProgress.NONE
@@ -104,10 +101,3 @@ def _log(lines: list[str]) -> str:
             own.append(line[len(LOG_LINE) :])
     shown = lines if own is None else own
     return "\n".join(shown)[-MOST_LOG:].strip("\n")
-
-
-def _plain(line: str) -> str:
-    if line.isprintable():
-        return line.rstrip()
-    line = ESCAPES.sub("", line)
-    return "".join(sign if sign.isprintable() else " " for sign in line).rstrip()

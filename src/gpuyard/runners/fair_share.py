@@ -37,17 +37,18 @@ def factor(hours: float, share: int, all_hours: float, all_shares: int) -> float
 
 
 class Turn(NamedTuple):
-    """Something that has GPUs, or waits for them."""
+    """Something that has GPUs, or waits for them. They sort by priority, then by age."""
 
+    rank: int
+    """Its priority, negative: the least goes first."""
+    queued: float
+    """Seconds since the epoch."""
     id: str
     repository: str
     """Lower case."""
     pool: str
     """The one it would have first."""
-    priority: int
     share: int
-    queued: float
-    """Seconds since the epoch."""
     hours: float
     """GPU-hours that it takes at most."""
     waits: bool
@@ -63,14 +64,14 @@ def in_turn(turns: Iterable[Turn], used: Mapping[str, float], overdue: float) ->
     """
     ranked: list[tuple[int, bool, float, float, str]] = []
     taken: dict[tuple[str, str], float] = {}
-    for turn in sorted(turns, key=lambda one: (-one.priority, one.queued, one.id)):
-        line = (turn.repository, turn.pool)
+    for rank, queued, id, repository, pool, share, takes, waits in sorted(turns):
+        line = (repository, pool)
         hours = taken.get(line)
         if hours is None:
-            hours = used.get(turn.repository, 0.0)
-        if turn.waits:
-            late = turn.queued <= overdue
-            ranked.append((-turn.priority, not late, 0.0 if late else hours / turn.share, turn.queued, turn.id))
-        taken[line] = hours + turn.hours
+            hours = used.get(repository, 0.0)
+        if waits:
+            late = queued <= overdue
+            ranked.append((rank, not late, 0.0 if late else hours / share, queued, id))
+        taken[line] = hours + takes
     ranked.sort()
     return [one[-1] for one in ranked]

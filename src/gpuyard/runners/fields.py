@@ -72,7 +72,8 @@ def texts(one: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def moment(one: Mapping[str, Any], key: str) -> datetime | None:
-    """A time as ISO 8601, in UTC; None when there is none, and for one that nobody can mean."""
+    """A time as ISO 8601, in UTC and whole seconds, as the store keeps it: what is said again must not look like news.
+    None when there is none, and for one that nobody can mean."""
     value = one.get(key)
     if not isinstance(value, str) or len(value) > 40:
         return None
@@ -81,7 +82,7 @@ def moment(one: Mapping[str, Any], key: str) -> datetime | None:
         found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
-    return found if found.year in SANE_YEARS else None
+    return found.replace(microsecond=0) if found.year in SANE_YEARS else None
 
 
 def repository(one: Mapping[str, Any], key: str) -> str:

@@ -58,6 +58,8 @@ class JobUpdate:
     conclusion: str = ""
     started: datetime | None = None
     completed: datetime | None = None
+    private: bool | None = None
+    """Whether the repository is. That is no fact of the job: RunnerStore keeps it."""
 
 
 def merge(job: Job | None, update: JobUpdate, now: datetime) -> Job:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
 from gpuyard.ledger.leases import PoolRoom
@@ -90,6 +90,9 @@ class PoolOpenings:
         self._hosts = [hosts[name] for name in sorted(hosts)]
         self._units: dict[Shape, Sequence[Sequence[_Lane]]] = {}
         self._heaps: dict[tuple[Shape, int], tuple[list[Opening], Sequence[Sequence[_Lane]]]] = {}
+        self._changes = 0
+        self._firsts: dict[tuple[Shape, int], tuple[int, int | None]] = {}
+        """Shape and length -> the first opening, and as of how many changes."""
         self.lanes = len(room.lanes)
         self.busy = sum(not lane.is_free(now, now + 1) for lanes in self._hosts for lane in lanes)
         """Lanes that others had at the beginning."""
@@ -100,12 +103,16 @@ class PoolOpenings:
 
     def first(self, wanted: Shape, length: int) -> int | None:
         """When the first server of a shape could have `length` seconds; None when never, as far as is known."""
-        heap = self._top(wanted, length)
-        return heap[0].start if heap else None
+        key = wanted, length
+        known = self._firsts.get(key)
+        if known is None or known[0] != self._changes:
+            heap = self._top(key)
+            known = self._firsts[key] = self._changes, heap[0].start if heap else None
+        return known[1]
 
     def take(self, wanted: Shape, length: int) -> int:
         """Give away the first opening: when it begins. Raises IndexError when there is none."""
-        found = self._top(wanted, length)[0]
+        found = self._top((wanted, length))[0]
         start, end = found.start, found.start + length
         able = self._of(wanted)[found.place]
         if wanted.lanes > 1:
@@ -115,6 +122,7 @@ class PoolOpenings:
             )
         for lane in able[: wanted.lanes]:
             lane.take(start, end)
+        self._changes += 1
         self.given += wanted.lanes if start == self.now else 0
         return start
 
@@ -149,19 +157,20 @@ class PoolOpenings:
             self._units[wanted] = units
         return units
 
-    def _top(self, wanted: Shape, length: int) -> list[Opening]:
+    def _top(self, key: tuple[Shape, int]) -> list[Opening]:
         """The heap of a shape and length, with a top that still is as it was found."""
-        known = self._heaps.get((wanted, length))
+        wanted, length = key
+        known = self._heaps.get(key)
         if known is None:
             units = self._of(wanted)
             heap = [one for place in range(len(units)) if (one := _opening(units[place], place, wanted.lanes, length))]
             heapify(heap)
-            known = self._heaps[wanted, length] = heap, units
+            known = self._heaps[key] = heap, units
         heap, units = known
         while heap:
             top = heap[0]
             unit = units[top.place]
-            if top.changes == (unit[0].changes if len(unit) == 1 else sum(lane.changes for lane in unit)):
+            if top.changes == (unit[0].changes if len(unit) == 1 else sum([lane.changes for lane in unit])):
                 break
             now = _opening(unit, top.place, wanted.lanes, length)
             if now is None:
@@ -179,8 +188,12 @@ def _opening(unit: Sequence[_Lane], place: int, number: int, length: int) -> Ope
             if end - start >= length:
                 return Opening(start, lane.size, end - start - length, place, lane.changes)
         return None
-    able = sorted(gap for lane in unit for gap in lane.gaps if gap[1] - gap[0] >= length)
-    for start, _ in able:
-        if sum(begin <= start and end - start >= length for begin, end in able) >= number:
-            return Opening(start, 0, 0, place, sum(lane.changes for lane in unit))
+    ends: list[int] = []
+    """Of the gaps that have begun, the earliest first."""
+    for start, end in sorted([gap for lane in unit for gap in lane.gaps if gap[1] - gap[0] >= length]):
+        heappush(ends, end)
+        while ends[0] - start < length:
+            heappop(ends)
+        if len(ends) >= number:
+            return Opening(start, 0, 0, place, sum([lane.changes for lane in unit]))
     return None

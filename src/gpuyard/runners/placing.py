@@ -6,13 +6,14 @@ Everybody who waits keeps the room that it will have first, so nobody behind it 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import NamedTuple
 
 from gpuyard.ledger.leases import HORIZON
 from gpuyard.model.booking import FOREVER, lasting
 from gpuyard.runners.caps import Cap
-from gpuyard.runners.openings import PoolOpenings, Shape, shape
+from gpuyard.runners.openings import PoolOpenings, shape
 from gpuyard.runners.records import Runner, ServerChoice, Wanted
 from gpuyard.runners.view import RunnerView
 from gpuyard.site.runner_rules import JobRules, SiteRunners
@@ -31,9 +32,11 @@ def uses(runner: Runner, repository: str) -> tuple[str, str, str, str]:
     return f"pool {runner.choice.pool}", ALL, f"set {runner.scale_set}", f"repository {repository.lower()}"
 
 
-def lease_length(site: SiteRunners, wanted: Wanted) -> timedelta:
-    """Of a runner that is made now: time to boot and connect, its job's longest time, time to be deleted."""
-    return site.boot + site.register_within + wanted.longest + TEARDOWN
+def lease_length(site: SiteRunners, wanted: Wanted, boots: Mapping[str, timedelta]) -> timedelta:
+    """Of a runner that is made now: time to boot and connect, its job's longest time, time to be deleted. `boots`:
+    `RunnerView.boots`; of several choices the slowest counts."""
+    boot = max((boots.get(one.flavor, site.boot) for one in wanted.choices), default=site.boot)
+    return boot + site.register_within + wanted.longest + TEARDOWN
 
 
 class Place(NamedTuple):
@@ -59,21 +62,23 @@ class PlanRoom:
         self._caps: dict[str, Cap] = {}
         self._caps_of: dict[tuple[str, str], list[Cap]] = {}
         self._rules: dict[tuple[str, str], JobRules] = {}
-        self._lengths: dict[timedelta, int] = {}
+        self._boots = view.boots
+        self._lengths: dict[tuple[object, ...], int] = {}
         self._words: dict[tuple[object, ...], str] = {}
         self.waiting: dict[str, int] = defaultdict(int)
         """What is used up (`uses`) -> GPUs that somebody waits for."""
 
     def rules(self, repository: str, scale_set: str) -> JobRules:
         key = (repository, scale_set)
-        if key not in self._rules:
-            self._rules[key] = self._site.rules(repository, scale_set)
-        return self._rules[key]
+        rules = self._rules.get(key)
+        if rules is None:
+            rules = self._rules[key] = self._site.rules(repository, scale_set)
+        return rules
 
     def count(self, runner: Runner, repository: str, end: int) -> None:
         """A runner has GPUs until `end` at most. To be told of all before anything is placed."""
         choice = runner.choice
-        self._lanes_of_runners[choice.pool] += _shape(choice).lanes
+        self._lanes_of_runners[choice.pool] += shape(choice.gpus, choice.same_group).lanes
         for name in uses(runner, repository)[1:]:
             self._ends[name].append((max(end, self.now), choice.gpus))
 
@@ -81,8 +86,8 @@ class PlanRoom:
         """Give it the room that it can have first. `not_before`: it may not begin before; then it is told when it
         could, and no room is kept for it."""
         length, caps = self._length(wanted), self._under(repository, scale_set)
-        best: tuple[int, int] | None = None
-        for number, choice in enumerate(wanted.choices):
+        best: tuple[int, ServerChoice] | None = None
+        for choice in wanted.choices:
             opening = self._first(choice, length)
             if opening is None:
                 continue
@@ -90,10 +95,10 @@ class PlanRoom:
                 self._take(choice, length, caps)
                 return Place(choice, opening)
             if best is None or opening < best[0]:
-                best = opening, number
+                best = opening, choice
         if best is None:
             return self._never(wanted)
-        return self._later(wanted.choices[best[1]], length, best[0], caps, not_before)
+        return self._later(best[1], length, best[0], caps, not_before)
 
     def fits_now(self, wanted: Wanted, repository: str, scale_set: str) -> ServerChoice | None:
         """As `place`, for one that gets room now or none, and for which nobody shall wait: no pool in which anybody
@@ -113,62 +118,68 @@ class PlanRoom:
         for pool, choice in {choice.pool: choice for choice in reversed(wanted.choices)}.items():
             openings = self._pools.get(pool)
             if openings is not None and not openings.blocked:
-                found += openings.many_now(_shape(choice), length)
+                found += openings.many_now(shape(choice.gpus, choice.same_group), length)
         gpus = min((choice.gpus for choice in wanted.choices), default=1)
         return max(0, min([found, *((cap.most - cap.has - cap.promised) // gpus for cap in caps)]))
 
     def _first(self, choice: ServerChoice, length: int) -> int | None:
         openings = self._pools.get(choice.pool)
-        return None if openings is None or openings.blocked else openings.first(_shape(choice), length)
+        if openings is None or openings.blocked:
+            return None
+        return openings.first(shape(choice.gpus, choice.same_group), length)
 
     def _take(self, choice: ServerChoice, length: int, caps: list[Cap]) -> None:
         """From now on."""
-        self._pools[choice.pool].take(_shape(choice), length)
-        self._lanes_of_runners[choice.pool] += _shape(choice).lanes
+        self._pools[choice.pool].take(shape(choice.gpus, choice.same_group), length)
+        self._lanes_of_runners[choice.pool] += shape(choice.gpus, choice.same_group).lanes
         for cap in caps:
             cap.start(choice.gpus, self.now + length)
 
     def _later(self, choice: ServerChoice, length: int, opening: int, caps: list[Cap], not_before: int) -> Place:
         start = max(opening, not_before)
+        gpus, now = choice.gpus, self.now
         for cap in caps:
-            first = cap.first(choice.gpus, self.now)
+            first = cap.first(gpus, now)
             if first is None:
-                some = f"{choice.gpus} GPU{'' if choice.gpus == 1 else 's'}"
+                some = f"{gpus} GPU{'' if gpus == 1 else 's'}"
                 return Place(choice, None, f"it needs {some}, and {cap.words} may have {cap.most} at once")
             start = max(start, first)
-        if not_before > self.now:
+        if not_before > now:
             return Place(choice, start, "not yet")
         reason = ""
-        if self.now < opening == start:
-            start = self._pools[choice.pool].keep(_shape(choice), length)
-            self.waiting[f"pool {choice.pool}"] += choice.gpus
+        if now < opening == start:
+            start = self._pools[choice.pool].keep(shape(gpus, choice.same_group), length)
+            self.waiting[f"pool {choice.pool}"] += gpus
         else:
-            tight = [cap for cap in caps if not cap.allows(choice.gpus, self.now + length)]
-            reason = tight[0].reason(choice.gpus) if tight else ""
+            tight = [cap for cap in caps if not cap.allows(gpus, now + length)]
+            reason = tight[0].reason(gpus) if tight else ""
             for cap in tight:
-                self.waiting[cap.name] += choice.gpus
+                self.waiting[cap.name] += gpus
         for cap in caps:
-            cap.wait(choice.gpus, start, start + length)
+            cap.wait(gpus, start, start + length)
         return Place(choice, start, reason or self._full(choice, length))
 
     def _length(self, wanted: Wanted) -> int:
-        length = self._lengths.get(wanted.longest)
+        kind = (wanted.longest, *(one.flavor for one in wanted.choices))
+        length = self._lengths.get(kind)
         if length is None:
-            length = self._lengths[wanted.longest] = int(lease_length(self._site, wanted).total_seconds())
+            length = self._lengths[kind] = int(lease_length(self._site, wanted, self._boots).total_seconds())
         return length
 
     def _under(self, repository: str, scale_set: str) -> list[Cap]:
         """The limits that hold for it."""
         key = (repository, scale_set)
-        if key not in self._caps_of:
+        caps = self._caps_of.get(key)
+        if caps is None:
             rules = self.rules(repository, scale_set)
             limits: list[tuple[str, int | None, str]] = [(ALL, self._site.most, "all runners together")]
             if scale_set in self._site.sets:
                 limits.append((f"set {scale_set}", self._site.sets[scale_set].most, f"runners of set {scale_set}"))
             if repository and rules.origins.get("most", "").startswith("repository "):
                 limits.append((f"repository {repository.lower()}", rules.most, "its repository"))
-            self._caps_of[key] = [self._cap(name, most, words) for name, most, words in limits if most is not None]
-        return self._caps_of[key]
+            caps = [self._cap(name, most, words) for name, most, words in limits if most is not None]
+            self._caps_of[key] = caps
+        return caps
 
     def _cap(self, name: str, most: int, words: str) -> Cap:
         if name not in self._caps:
@@ -178,10 +189,12 @@ class PlanRoom:
     def _full(self, choice: ServerChoice, length: int) -> str:
         """Why a pool has no room now."""
         openings, runners = self._pools[choice.pool], self._lanes_of_runners[choice.pool]
-        key = (choice.pool, _shape(choice), length, openings.given)
-        if key not in self._words:
-            self._words[key] = f"waiting for {_gpus(choice)} of pool {choice.pool}: {_taken(openings, runners, length)}"
-        return self._words[key]
+        key = (choice.pool, choice.gpus, choice.same_group, length, openings.given)
+        words = self._words.get(key)
+        if words is None:
+            words = f"waiting for {_gpus(choice)} of pool {choice.pool}: {_taken(openings, runners, length)}"
+            self._words[key] = words
+        return words
 
     def _never(self, wanted: Wanted) -> Place:
         if not wanted.choices:
@@ -192,9 +205,9 @@ class PlanRoom:
             return Place(choice, None, f"no GPU of pool {choice.pool} can be used at the moment")
         if openings.blocked:
             return Place(choice, None, f"no server can be started in pool {choice.pool} now: {openings.blocked}")
-        if not openings.ever(_shape(choice)):
+        if not openings.ever(shape(choice.gpus, choice.same_group)):
             return Place(choice, None, f"no host has {_gpus(choice)} of pool {choice.pool} that can be used")
-        time = lasting(lease_length(self._site, wanted))
+        time = lasting(lease_length(self._site, wanted, self._boots))
         hours = HORIZON // timedelta(hours=1)
         reason = (
             f"in the next {hours} h there is no time in which {_gpus(choice)} of pool {choice.pool} is free for {time}"
@@ -204,10 +217,6 @@ class PlanRoom:
 
 def _allow(caps: list[Cap], gpus: int, end: int) -> bool:
     return all(cap.allows(gpus, end) for cap in caps)
-
-
-def _shape(choice: ServerChoice) -> Shape:
-    return shape(choice.gpus, choice.same_group)
 
 
 def _gpus(choice: ServerChoice) -> str:

@@ -7,7 +7,7 @@ progress.py. docs/adr/0024 says in which order jobs go and what backfill may do.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
@@ -72,7 +72,7 @@ class _Planning:
         self.since: dict[str, datetime] = {}
         self.kept: dict[str, Runner] = {}
         """Runners that are to wait for jobs."""
-        self.numbers: Counter[str] = Counter()
+        self.numbers: dict[str, int] = defaultdict(int)
         """Pool -> jobs that wait for it."""
         self.ending: set[str] = set()
         """Runners that this plan deletes."""
@@ -87,16 +87,12 @@ class _Planning:
         self.able = [one for one in self.runners if self._may_get_job(one)]
 
     def plan(self) -> RunnerPlan:
-        queued = {
-            job.id: (job, job.wanted)
-            for job in self.jobs.values()
-            if job.state is JobState.QUEUED and job.wanted is not None
-        }
-        unknown = {job.id: (job, job.wanted) for one in self._sets() for job in self._untold(one) if job.wanted}
+        queued = {job.id: job for job in self.jobs.values() if job.state is JobState.QUEUED and job.wanted}
+        unknown = {job.id: job for one in self._sets() for job in self._untold(one)}
         placing = self._placing()
         order = self._order({**queued, **unknown}, placing)
         served = self._served(order)
-        places = [self._place(job, wanted, served, placing) for job, wanted in order]
+        places = [self._place(job, job.wanted, served, placing) for job in order if job.wanted]
         self._idle(served, placing)
         self._leases(served)
         return RunnerPlan(
@@ -131,7 +127,7 @@ class _Planning:
             return  # GitHub would have given it one of these long ago: its number is wrong
         lanes = sum(len(self.view.rooms[pool].lanes) for pool in _pools(demand.wanted) if pool in self.view.rooms)
         key = f"set {demand.name}"
-        for number in range(min(demand.assigned - known - strangers, lanes)):
+        for number in range(min(demand.assigned - demand.turned_down - known - strangers, lanes)):
             first = self.since[key] = self.view.since.get(key, self.now)
             yield Job(
                 id=f"{key}: {number}",
@@ -152,6 +148,8 @@ class _Planning:
     def _placing(self) -> PlanRoom:
         placing = PlanRoom(self.view, seconds(self.now))
         for runner in self.runners:
+            if runner.state is S.DELETING and not runner.lease:
+                continue  # its server is gone; only GitHub still has it
             lease = self.view.leases.get(runner.lease)
             placing.count(runner, self._repository(runner), seconds(lease.ask.end if lease else self.now + TEARDOWN))
         return placing
@@ -162,14 +160,14 @@ class _Planning:
 
     # Whose turn it is, and who is served already
 
-    def _order(self, queued: dict[str, tuple[Job, Wanted]], placing: PlanRoom) -> list[tuple[Job, Wanted]]:
+    def _order(self, queued: dict[str, Job], placing: PlanRoom) -> list[Job]:
         """In the order of their turns; those that have failed too often come last."""
         used: dict[str, float] = defaultdict(float, {name.lower(): hours for name, hours in self.view.used.items()})
         late = (self.now - OVERDUE).timestamp()
         turns = [
-            self._turn(job.id, job.repository, job.scale_set, wanted, job.queued, placing, waits=True)
-            for job, wanted in queued.values()
-            if job.tries < MOST_TRIES
+            self._turn(job.id, job.repository, job.scale_set, job.wanted, job.queued, placing, waits=True)
+            for job in queued.values()
+            if job.wanted and job.tries < MOST_TRIES
         ]
         for runner in self.runners:
             has, whose = self.job_of.get(runner.name), self._repository(runner)
@@ -180,26 +178,26 @@ class _Planning:
             if (runner.state is S.BUSY or has is not None) and not stands_itself:
                 id, since = (has.id, has.queued) if has else (runner.name, runner.created)
                 turns.append(self._turn(id, whose, runner.scale_set, runner.wanted, since, placing, waits=False))
-        given_up = sorted(id for id, (job, _) in queued.items() if job.tries >= MOST_TRIES)
+        given_up = sorted(job.id for job in queued.values() if job.tries >= MOST_TRIES)
         return [queued[id] for id in (*in_turn(turns, used, late), *given_up)]
 
     def _turn(
         self, id: str, whose: str, scale_set: str, wanted: Wanted, queued: datetime, placing: PlanRoom, *, waits: bool
     ) -> Turn:
         pool, gpus = (wanted.choices[0].pool, wanted.choices[0].gpus) if wanted.choices else ("", 0)
-        hours = gpus * wanted.longest.total_seconds() / 3600
         share = placing.rules(whose, scale_set).share
-        return Turn(id, whose.lower(), pool, wanted.priority, share, queued.timestamp(), hours, waits)
+        hours = gpus * (wanted.longest / HOUR)
+        return Turn(-wanted.priority, queued.timestamp(), id, whose.lower(), pool, share, hours, waits)
 
-    def _served(self, order: Sequence[tuple[Job, Wanted]]) -> dict[str, Runner]:
+    def _served(self, order: Sequence[Job]) -> dict[str, Runner]:
         """Job -> the runner that it has, or will get."""
         by_name = {one.name: one for one in self.runners}
         served = {
             job.id: runner
-            for job, _ in order
+            for job in order
             if (runner := by_name.get(job.runner) or self.presumed.get(job.id)) is not None
         }
-        return match([job for job, _ in order if job.id not in served], self.able) | served
+        return match([job for job in order if job.id not in served], self.able) | served
 
     # What becomes of each queued job
 
@@ -219,7 +217,7 @@ class _Planning:
         not_before = job.not_before if job.not_before and job.not_before > self.now else None
         place = placing.place(wanted, job.repository, job.scale_set, seconds(not_before) if not_before else 0)
         pool = place.choice.pool if place.choice else first
-        start = moment(place.start) if place.start is not None else None
+        start = None if place.start is None else moment(place.start)
         if not_before:
             cause = f" ({job.reason})" if job.reason else ""
             return self._waits(job, pool, f"its last runner failed{cause}; next try {spell(not_before)}", start)
@@ -298,7 +296,7 @@ class _Planning:
                 self.steps.append(DeleteRunner(runner.name, Cause.NOT_NEEDED, reason))
 
     def _make_idle(self, wish: IdleRunners, count: int, placing: PlanRoom) -> None:
-        if self._stopped(wish.scope):
+        if self._stopped(wish.scope) or (wish.not_before is not None and self.now < wish.not_before):
             return
         for _ in range(count):
             choice = placing.fits_now(wish.wanted, wish.repository, wish.scale_set)
@@ -322,7 +320,7 @@ class _Planning:
     # Leases, and what scale sets may have
 
     def _lease_end(self, wanted: Wanted) -> datetime:
-        return self.now.replace(microsecond=0) + lease_length(self.view.site, wanted)
+        return self.now.replace(microsecond=0) + lease_length(self.view.site, wanted, self.view.boots)
 
     def _leases(self, served: dict[str, Runner]) -> None:
         """A runner that may get a job always has time for it; a booking may end the lease of one that serves none."""
@@ -351,7 +349,7 @@ class _Planning:
         having = sum(one.scale_set == demand.name and one.name not in gone for one in self.runners)
         making = sum(isinstance(step, CreateRunner) and step.scale_set == demand.name for step in self.steps)
         more = 0 if self._stopped(demand.scope) else placing.many_now(demand.wanted, demand.name)
-        return having + making + more
+        return having + making + more + demand.turned_down  # GitHub counts those against it
 
 
 def _is_of(runner: Runner, wish: IdleRunners) -> bool:

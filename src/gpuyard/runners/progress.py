@@ -39,6 +39,8 @@ class SeenServer:
     created: datetime | None = None
     fault: str = ""
     """Of one in ERROR: why."""
+    ours: bool = True
+    """It has the tags of this site's runners; without them it is not touched."""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,8 @@ class Cause(StrEnum):
     """The server was ACTIVE, and GitHub never had the runner online."""
     GITHUB_ERROR = "github-error"
     """GitHub would not register it."""
+    NOT_OURS = "not-ours"
+    """Somebody took gpuyard's tags off its server, which was then left alone, with its GPU."""
     LOST = "lost"
     """It stopped in the middle of its job, and GitHub has it no more."""
 

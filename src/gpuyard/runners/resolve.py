@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 
 from gpuyard.model.finding import Finding
@@ -104,6 +105,8 @@ class IdleRunners:
     labels: tuple[str, ...]
     wanted: Wanted
     count: int
+    not_before: datetime | None = None
+    """After some have failed: when the next one may be made."""
 
 
 def read(files: RepositoryFiles) -> Configuration:
@@ -211,7 +214,9 @@ class _Case:
             return self._end(Ruling.UNKNOWN, "GitHub has not said yet how near the fork's author is to the repository")
         if job.association.upper() not in ASSOCIATIONS[rules.forks] and rules.forks != "everybody":
             who = f"; its author is {job.association.upper()}" if job.association and rules.forks != "never" else ""
-            return self._end(Ruling.REFUSED, f"it is a pull request from a fork, and {origin} does not allow it{who}")
+            key = "" if "forks" in rules.origins else "; the key 'forks' of the site file would"
+            reason = f"it is a pull request from a fork, and {origin} does not allow it{who}{key}"
+            return self._end(Ruling.REFUSED, reason)
         self._ok(f"a pull request from a fork: {origin} allows it")
         return None
 

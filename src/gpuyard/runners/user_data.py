@@ -9,22 +9,13 @@ from __future__ import annotations
 
 import base64
 import re
-from functools import cache
-from importlib.resources import files
-from io import StringIO
 
-from ruamel.yaml import YAML
-from ruamel.yaml.scalarstring import LiteralScalarString
-
+from gpuyard.guest.cloud_config import FOLDER, GPU_CHECK, MOST_BYTES, cloud_config, guest_file, script
 from gpuyard.model.errors import BlockedError
 
-MOST_BYTES = 65_535
-"""Of the user data in base64: Nova takes no more."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 CONFIGURATION = re.compile(r"[A-Za-z0-9+/_=-]{1,40000}", re.ASCII)
 
-FOLDER = "/var/lib/gpuyard"
-"""In the server: our scripts."""
 SECRET = "/run/gpuyard/jitconfig"  # noqa: S105 - a path
 """In the server: the configuration, until the runner has it. In memory, and root's."""
 AGAIN = f"! cmp -s {FOLDER}/started /var/lib/cloud/data/instance-id || sh {FOLDER}/runner again"
@@ -52,31 +43,21 @@ def user_data(name: str, encoded_jit_config: str, gpus: int, check_seconds: int 
     document = {
         "bootcmd": [["sh", "-c", AGAIN]],
         "write_files": [
-            _file(f"{FOLDER}/settings", settings),
-            _file(f"{FOLDER}/runner", _script("runner.sh")),
-            _file(f"{FOLDER}/gpu-check", _script("gpu-check.sh")),
-            _file(f"{FOLDER}/job-started.sh", _script("job-started.sh"), "0755"),
-            _file(f"{UNITS}/gpuyard.slice", _script("gpuyard.slice")),
-            _file(f"{UNITS}/gpuyard-runner.service", _script("gpuyard-runner.service")),
-            _file(SECRET, encoded_jit_config, "0600"),
+            guest_file(f"{FOLDER}/settings", settings),
+            guest_file(f"{FOLDER}/runner", _script("runner.sh")),
+            guest_file(f"{FOLDER}/gpu-check", script("gpuyard.guest", GPU_CHECK)),
+            guest_file(f"{FOLDER}/job-started.sh", _script("job-started.sh"), "0755"),
+            guest_file(f"{UNITS}/gpuyard.slice", _script("gpuyard.slice")),
+            guest_file(f"{UNITS}/gpuyard-runner.service", _script("gpuyard-runner.service")),
+            guest_file(SECRET, encoded_jit_config, "0600"),
         ],
         "runcmd": [["systemctl", "daemon-reload"], ["systemctl", "start", "--no-block", "gpuyard-runner.service"]],
     }
-    out = StringIO()
-    yaml = YAML()
-    yaml.width = 100_000
-    yaml.dump(document, out)
-    text = f"#cloud-config\n{out.getvalue()}"
+    text = cloud_config(document)
     if len(base64.b64encode(text.encode())) > MOST_BYTES:
         raise UserDataError(f"the user data of runner {name} is larger than Nova takes ({MOST_BYTES} bytes in base64)")
     return text
 
 
-def _file(path: str, content: str, permissions: str = "0644") -> dict[str, str]:
-    shown = LiteralScalarString(content) if "\n" in content else content
-    return {"path": path, "permissions": permissions, "owner": "root:root", "content": shown}
-
-
-@cache
 def _script(name: str) -> str:
-    return files("gpuyard.runners").joinpath("guest", name).read_text(encoding="utf-8")
+    return script("gpuyard.runners", f"guest/{name}")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from gpuyard.ledger.leases import PoolRoom
 from gpuyard.model.booking import Booking
@@ -29,6 +30,8 @@ class SetDemand:
     """What its runners are."""
     assigned: int = 0
     """Jobs that GitHub has assigned to it, running ones included: ``totalAssignedJobs``."""
+    turned_down: int = 0
+    """Of these, those that we have refused or given up: GitHub counts them until they are over there."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class RunnerView:
     """Runners that should wait for jobs now."""
     sets: Sequence[SetDemand] = ()
     """All scale sets that we listen to."""
+    boots: Mapping[str, timedelta] = field(default_factory=dict)
+    """Flavor -> how long its server may take to be ACTIVE, where that is not the site's `boot`."""
     stopped: Mapping[str, str] = field(default_factory=dict)
     """Enrolment -> why no runner can be made for it at the moment, as in ``GitHub answers no requests since 12:10``;
     under "" what holds for all of them."""
@@ -109,8 +114,7 @@ class FailJob:
 Step = CreateRunner | DeleteRunner | ChangeLease | FailJob
 
 
-@dataclass(frozen=True, slots=True)
-class QueuePlace:
+class QueuePlace(NamedTuple):
     """Where a queued job is."""
 
     job: str
@@ -131,6 +135,6 @@ class RunnerPlan:
     queue: tuple[QueuePlace, ...] = ()
     """All queued jobs: those with a runner first, then in the order of their turns."""
     capacity: Mapping[str, int] = field(default_factory=dict)
-    """Scale set -> jobs that it can have now: its runners, and those that could be made at once."""
+    """Scale set -> jobs that it can have now: its runners, those that could be made at once, and `turned_down`."""
     since: Mapping[str, datetime] = field(default_factory=dict)
     """What was seen first when: to be handed to the next plan, so that nothing is deleted on one look only."""

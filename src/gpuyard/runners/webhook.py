@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from gpuyard.model.errors import UsageError
 from gpuyard.runners import fields
@@ -70,4 +71,6 @@ def job_update(event: str, body: bytes, scope: str, host: str = "github.com") ->
     job, repository = fields.row(told, "workflow_job"), fields.repository(fields.row(told, "repository"), "full_name")
     if not repository or not fields.whole(job, "id"):
         raise HookRefusedError("the body names no repository, or no job with a number", 400)
-    return workflow_job(job, repository, scope, host, action=fields.text(told, "action", 40))
+    update = workflow_job(job, repository, scope, host, action=fields.text(told, "action", 40))
+    private = fields.row(told, "repository").get("private")
+    return replace(update, private=private) if update is not None and isinstance(private, bool) else update

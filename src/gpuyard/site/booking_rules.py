@@ -14,7 +14,6 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -27,6 +26,7 @@ from pydantic import (
 
 from gpuyard.model.booking import RULES, QuietHours, ReclaimAction, Rules, rule_text
 from gpuyard.model.events import EVENTS
+from gpuyard.site.strict import Strict
 
 UNITS = {
     **dict.fromkeys(("min", "minute", "minutes"), timedelta(minutes=1)),
@@ -152,10 +152,8 @@ class BookingRules(create_model("_Rules", **_fields())):  # type: ignore[misc]
         return cls(**{**stated, "no_show": rules.no_show or False, "users": users})
 
 
-class Mail(BaseModel):
+class Mail(Strict):
     """An SMTP server for messages. A password comes from GPUYARD_SMTP_PASSWORD, never from this file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: Annotated[str, StringConstraints(min_length=1)]
     port: Annotated[int, Field(ge=1, le=65535, strict=True)] = 25
@@ -183,10 +181,8 @@ def _known_event(kind: str) -> str:
     return kind
 
 
-class Webhook(BaseModel):
+class Webhook(Strict):
     """An address that is told what happens. Requests are signed with the secret in the variable that is named here."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: Annotated[str, StringConstraints(pattern=r"^https?://")]
     secret_variable: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")] = Field(
@@ -211,12 +207,19 @@ class SiteBooking(BookingRules):
     )
     anonymous_details: bool = Field(
         False,
-        description="Tell also who has not logged in which hosts there are (/metrics) and why a loop fails (/readyz).",
+        description="Tell also who has not logged in which hosts there are (/metrics, /status), why a loop fails "
+        "(/readyz) and, unless 'others' hides that, why operators hold GPUs (/status).",
+    )
+    public_status: bool = Field(
+        True,
+        description="Tell also who has not logged in how many GPUs of each pool are in which state, what is out of use "
+        "and what is planned (/status); false: only who is logged in.",
     )
     others: Literal["names", "projects", "nothing"] = Field(
         "names",
         description="What people see of bookings and servers of projects that are not theirs: names and comments, only "
-        "the project, or nothing but that a GPU is taken, and until when. Admins see all.",
+        "the project, or nothing but that a GPU is taken, and until when. Admins see all. Who has used what before "
+        "is for themselves, managers of their project and admins, whatever is said here.",
     )
     mail: Mail | None = None
     webhooks: list[Webhook] = Field(default_factory=list)

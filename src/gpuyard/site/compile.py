@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from gpuyard.model.gpu import Gpu
 from gpuyard.model.host import Inventory
+from gpuyard.site.address_space import too_small
 from gpuyard.site.capacity import HostCapacity, capacities, wants_dedicated_cpus
-from gpuyard.site.encoding import encode
+from gpuyard.site.encoding import by_host, encode
 from gpuyard.site.nova import nova_options
 from gpuyard.site.objects import (
     AggregateObject,
@@ -26,6 +27,7 @@ from gpuyard.site.problems import Problem
 from gpuyard.site.provider_config import ProviderConfig
 from gpuyard.site.rules import site_problems
 from gpuyard.site.schema import Site
+from gpuyard.site.sharing import encode_shared
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,19 @@ class CompiledSite:
     limits: tuple[LimitObject, ...]
     aggregates: tuple[AggregateObject, ...] = ()
     images: tuple[ImageObject, ...] = ()
+    unseen: tuple[str, ...] = ()
+    """Notes of flavors whose servers may not see all their GPUs."""
+
+    @property
+    def whole_gpus(self) -> tuple[Gpu, ...]:
+        """Without shares of GPUs."""
+        return tuple(gpu for gpu in self.gpus if not gpu.is_unit)
+
+    @property
+    def shared_flavors(self) -> dict[str, str]:
+        """Flavors whose servers get a share of a GPU, each with its pool."""
+        pools = self.site.pools
+        return {one.name: one.pool for one in self.flavors if one.pool is not None and pools[one.pool].is_shared}
 
     def options_of(self, service: str, host: str | None = None) -> ServiceOptions:
         """The options of a service; empty ones when the site has none for it."""
@@ -59,17 +74,20 @@ class CompiledSite:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is allowed and will surprise somebody."""
-        return tuple(_notes(self.site, self.capacities, self.gpus))
+        return (*_notes(self.site, self.capacities, self.gpus), *self.unseen)
 
 
 def compile_site(site: Site, inventories: Mapping[str, Inventory]) -> tuple[CompiledSite, list[Problem]]:
     """Compile. With problems, the result must not be used: it may be empty."""
     encoded, problems = encode(site, inventories)
+    shared, more = encode_shared(site, inventories)
+    encoded, problems = by_host([*encoded, *shared], site.hosts), [*problems, *more]
     problems += site_problems(site, inventories, encoded)
     if problems:
         # Names that point nowhere have been reported; what follows may rely on them.
         return CompiledSite(site, (), (), (), (), (), ()), problems
-    hosts = capacities(site, {name: inventory.facts for name, inventory in inventories.items()}, encoded)
+    facts = {name: inventory.facts for name, inventory in inventories.items()}
+    hosts = capacities(site, facts, encoded)
     compiled = CompiledSite(
         site=site,
         gpus=tuple(item.gpu for item in encoded),
@@ -80,6 +98,7 @@ def compile_site(site: Site, inventories: Mapping[str, Inventory]) -> tuple[Comp
         limits=tuple(limit_objects(site, encoded)),
         aggregates=tuple(aggregate_objects(site)),
         images=tuple(image_objects(site)),
+        unseen=tuple(too_small(site, facts, encoded)),
     )
     return compiled, [*_same_names(compiled), *_too_much_reserved(hosts)]
 

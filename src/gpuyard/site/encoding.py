@@ -73,7 +73,8 @@ def set_name(size: int, index: int) -> str:
 
 
 def encode(site: Site, inventories: Mapping[str, Inventory]) -> tuple[list[EncodedGpu], list[Problem]]:
-    """Every GPU of the site's pools, by host and address, with its class and set; and what does not fit together."""
+    """Every whole GPU of the site's pools, by host and address, with its class and set; and what does not fit together.
+    Shares of GPUs are site/sharing.py's."""
     problems = [*_claimed_twice(site, inventories), *_same_class(site)]
     encoded: list[EncodedGpu] = []
     for host, inventory in inventories.items():
@@ -81,6 +82,12 @@ def encode(site: Site, inventories: Mapping[str, Inventory]) -> tuple[list[Encod
             encoded += _encode_slot(site, host, slot)
     problems += _mixed_types(site, encoded)
     return _with_letters(encoded), problems
+
+
+def by_host(encoded: Iterable[EncodedGpu], hosts: Iterable[str]) -> list[EncodedGpu]:
+    """In the order of the hosts, and of one host as they come."""
+    order = {name: number for number, name in enumerate(hosts)}
+    return sorted(encoded, key=lambda item: order[item.gpu.host])
 
 
 def _same_class(site: Site) -> Iterable[Problem]:
@@ -94,9 +101,9 @@ def _same_class(site: Site) -> Iterable[Problem]:
 
 
 def pool_of(site: Site, host: str, function: PciFunction) -> str | None:
-    """The pool that a GPU belongs to; None when no pool wants its model."""
+    """The pool that a whole GPU belongs to; None when no pool wants its model."""
     for name, pool in site.pools.items():
-        if function.ids in pool.models and (pool.hosts is None or host in pool.hosts):
+        if not pool.is_shared and function.ids in pool.models and (pool.hosts is None or host in pool.hosts):
             return name
     return None
 
@@ -160,7 +167,7 @@ def _with_letters(encoded: list[EncodedGpu]) -> list[EncodedGpu]:
 
 def _claimed_twice(site: Site, inventories: Mapping[str, Inventory]) -> list[Problem]:
     problems = []
-    names = list(site.pools)
+    names = [name for name, pool in site.pools.items() if not pool.is_shared]
     for index, name in enumerate(names):
         for other in names[:index]:
             problems += _overlap(site, inventories, other, name)

@@ -33,12 +33,7 @@ class LoadedSite:
 
 def load_site(path: Path) -> LoadedSite:
     """Read, check and compile a site. Raises SiteError with all problems found, UsageError when it cannot be read."""
-    text = _read(path)
-    try:
-        site = Site.model_validate(_plain(path, _parse(path, text)))
-    except ValidationError as error:
-        document = _parse(path, text, places=True)
-        raise located(str(path), document, of_validation(error, document)) from None
+    site, text = _read_site(path)
     inventories, problems = _inventories(path, site)
     if problems:  # what else there is to say would follow from the missing hosts
         raise located(str(path), _parse(path, text, places=True), problems)
@@ -46,6 +41,20 @@ def load_site(path: Path) -> LoadedSite:
     if problems:
         raise located(str(path), _parse(path, text, places=True), problems)
     return LoadedSite(path, site, inventories, compiled)
+
+
+def read_site(path: Path) -> Site:
+    """What a site file says, whether its recordings are there already or not. Raises SiteError, UsageError."""
+    return _read_site(path)[0]
+
+
+def _read_site(path: Path) -> tuple[Site, str]:
+    text = _read(path)
+    try:
+        return Site.model_validate(_plain(path, _parse(path, text))), text
+    except ValidationError as error:
+        document = _parse(path, text, places=True)
+        raise located(str(path), document, of_validation(error, document)) from None
 
 
 def _read(path: Path) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gpuyard.model.gpu import GpuRole
+from gpuyard.model.gpu import GpuKind, GpuRole
 from gpuyard.nova.filters import AGGREGATE_FILTER, DEFAULTS, NUMA_FILTER, PCI_FILTER
-from gpuyard.nova.options import name_in
+from gpuyard.nova.options import MDEV_TYPES, mdev_sections, name_in
 from gpuyard.nova.release import RELEASES, Release
 from gpuyard.site.capacity import cpu_ratio
 from gpuyard.site.encoding import EncodedGpu, count_class, peer_class, pool_class, set_trait
@@ -27,6 +27,8 @@ MAX_CANDIDATES = 100
 CANDIDATES_PER_HYPERVISOR = 4
 
 SPEC_REASON = "one line per GPU: the leader of an IOMMU group has the pool's class, its peers their own"
+VF_REASON = "one line per virtual function; Placement counts them at their card"
+MDEV_REASON = "which functions make vGPUs of which type, and the class that Placement counts them by"
 ALIAS_REASON = "what flavors ask for; the same on every Nova service, because resize and migration read it too"
 ORDER_REASON = "one scheduling decision at a time: requests that come together would otherwise pick the same GPU"
 WIDE_REASON = "hosts with many GPUs of one class: bound Placement's search for candidates"
@@ -95,11 +97,12 @@ def _common(site: Site, encoded: Sequence[EncodedGpu]) -> Iterable[Option]:
 def _quotas(site: Site, by_pool: dict[str, list[EncodedGpu]]) -> Iterable[Option]:
     reason = "limits live in Keystone, where GPUs can be counted"
     yield Option("quota", "driver", "nova.quota.UnifiedLimitsDriver", reason)
-    reason = "without a registered limit a class is unlimited for everybody; those named here are then nobody's"
-    classes = [name for pool in by_pool for name in limited_classes(site, pool, by_pool[pool])]
-    yield Option("quota", "unified_limits_resource_strategy", "require", reason)
-    named = ",".join(["servers", *(f"class:{name}" for name in classes)])
-    yield Option("quota", "unified_limits_resource_list", named, reason)
+    if RELEASES[site.release].limits_named:
+        reason = "without a registered limit a class is unlimited for everybody; those named here are then nobody's"
+        classes = [name for pool in by_pool for name in limited_classes(site, pool, by_pool[pool])]
+        yield Option("quota", "unified_limits_resource_strategy", "require", reason)
+        named = ",".join(["servers", *(f"class:{name}" for name in classes)])
+        yield Option("quota", "unified_limits_resource_list", named, reason)
     if any(wish.vcpus is not None for wish in (site.limits, *site.projects.values())):
         reason = "a limit on vCPUs is one on dedicated ones too"
         yield Option("workarounds", "unified_limits_count_pcpu_as_vcpu", "true", reason)
@@ -112,6 +115,8 @@ def limited_classes(site: Site, pool: str, members: Iterable[EncodedGpu]) -> lis
     the classes of the GPUs themselves are counted from 2026.2 on, but not when a server is resized. Limits on those
     hold for flavors that somebody else makes.
     """
+    if not site.pools[pool].counted_by_alias:
+        return [pool_class(pool)]  # flavors ask for it themselves, so Nova counts it in every release
     classes = [count_class(pool)]
     if RELEASES[site.release].pci_quotas and site.pci_in_placement == "on":
         classes.append(pool_class(pool))
@@ -122,7 +127,7 @@ def limited_classes(site: Site, pool: str, members: Iterable[EncodedGpu]) -> lis
 
 def _aliases(site: Site, pool: str, members: Sequence[EncodedGpu]) -> Iterable[dict[str, str]]:
     """The alias of a pool, then leader and peer of each of its sets. A pool without offered GPUs has none."""
-    if not members:
+    if not members or not site.pools[pool].counted_by_alias:
         return
     wish = site.pools[pool]
     more = {"device_type": members[0].function.device_type.value}
@@ -171,13 +176,31 @@ def _compute(site: Site, name: str, mine: Sequence[EncodedGpu]) -> Iterable[Opti
         reason = "each GPU becomes a provider in Placement; cannot be taken back on a host once it is set"
         yield Option("pci", "report_in_placement", "true", reason)
     for item in mine:
-        yield Option("pci", "device_spec", compact_json(device_spec(site, item)), SPEC_REASON)
+        if item.gpu.kind is not GpuKind.VGPU:
+            reason = VF_REASON if item.gpu.kind is GpuKind.VF else SPEC_REASON
+            yield Option("pci", "device_spec", compact_json(device_spec(site, item)), reason)
     for extra in site.hosts[name].extra_device_specs:
         yield Option("pci", "device_spec", compact_json(extra), "other devices, from 'extra_device_specs'")
     if any(site.pools[item.gpu.pool].live_migratable for item in mine):
         reason = "VFIO devices cannot migrate after the switch to the other host"
         yield Option("libvirt", "live_migration_permit_post_copy", "false", reason)
+    yield from _mdevs(site, [item for item in mine if item.gpu.kind is GpuKind.VGPU])
     yield from _sharing(site.hosts[name], bool(mine))
+
+
+def _mdevs(site: Site, mine: Sequence[EncodedGpu]) -> Iterable[Option]:
+    """Every type with its devices by name: a type without would be made on whatever else the host has, and then Nova
+    counts it as a plain VGPU."""
+    makers: dict[str, dict[str, None]] = {}
+    for item in mine:
+        makers.setdefault(item.gpu.pool, {})[item.function.address] = None
+    types = {pool: site.pools[pool].type or "" for pool in makers}
+    if types:
+        yield Option(*MDEV_TYPES, ",".join(types.values()), MDEV_REASON)
+    for pool, kind in types.items():
+        section, _ = mdev_sections(kind)
+        yield Option(section, "device_addresses", ",".join(makers[pool]), MDEV_REASON)
+        yield Option(section, "mdev_class", pool_class(pool), MDEV_REASON)
 
 
 def _sharing(host: Host, with_gpus: bool) -> Iterable[Option]:
@@ -208,7 +231,7 @@ def device_spec(site: Site, item: EncodedGpu) -> dict[str, str]:
     """The ``[pci]device_spec`` of one GPU."""
     pool = site.pools[item.gpu.pool]
     spec = {
-        "address": item.gpu.address,
+        "address": item.function.address,
         "vendor_id": item.function.vendor_id,
         "product_id": item.function.product_id,
     }
@@ -218,6 +241,8 @@ def device_spec(site: Site, item: EncodedGpu) -> dict[str, str]:
             spec["traits"] = set_trait(item.gpu.set_letter)
     if pool.managed is not None:
         spec["managed"] = "yes" if pool.managed else "no"
+    elif item.function.vgpu_type is not None:
+        spec["managed"] = "no"  # NVIDIA's driver gives it away itself: bound to another one it is no vGPU any more
     if pool.live_migratable:
         spec["live_migratable"] = "yes"
     if pool.one_time_use:

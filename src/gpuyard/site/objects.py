@@ -125,7 +125,7 @@ def _expand(site: Site, name: str, flavor: Flavor, sets: SetSizes) -> Iterable[F
     if pool not in site.pools:
         return
     if not flavor.same_group:
-        yield _flavor(site, name, flavor, f"{alias(site, pool)}:{count}")
+        yield _flavor(site, name, flavor, f"{alias(site, pool)}:{count}" if site.pools[pool].counted_by_alias else None)
         return
     for letter in sets_of_size(sets, pool, count):
         aliases = f"{leader_alias(site, pool, letter)}:1,{peer_alias(site, pool, letter)}:{count - 1}"
@@ -203,7 +203,9 @@ def _site_specs(site: Site, flavor: Flavor) -> dict[str, str]:
             specs["hw:hide_hypervisor_id"] = "true"
         if pool.big_bars:
             specs["hw:maxphysaddr_mode"] = "passthrough"
-        if site.gpu_quotas:
+        if not pool.counted_by_alias:
+            specs[f"resources:{pool_class(name)}"] = str(count)
+        elif site.gpu_quotas:
             specs[f"resources:{count_class(name)}"] = str(count)
     if not flavor.gpus and keeps_reserves(site):
         specs |= {f"resources:{name}": str(amount) for name, amount in size_of(flavor).classes.items() if amount}
@@ -284,16 +286,8 @@ def aggregate_objects(site: Site) -> list[AggregateObject]:
 
 
 def image_objects(site: Site) -> list[ImageObject]:
-    """Properties of images, of those that the site names."""
-    wanted = []
-    for name, image in site.images.items():
-        properties = {}
-        if image.hide_hypervisor:
-            properties["img_hide_hypervisor_id"] = "true"
-        if image.big_bars:
-            properties |= {"hw_machine_type": "q35", "hw_firmware_type": "uefi"}
-        wanted.append(ImageObject(name, {**properties, **image.properties}))
-    return wanted
+    """Properties of images that others have made; gpuyard's own get theirs when they are uploaded."""
+    return [ImageObject(name, image.wanted_properties) for name, image in site.images.items() if image.build is None]
 
 
 def provider_configs(site: Site, encoded: Sequence[EncodedGpu], hosts: Sequence[HostCapacity]) -> list[ProviderConfig]:
@@ -301,7 +295,7 @@ def provider_configs(site: Site, encoded: Sequence[EncodedGpu], hosts: Sequence[
     the site's trait."""
     counts: dict[str, dict[str, int]] = {host.host: {} for host in hosts}
     for item in encoded:
-        if item.offered and site.gpu_quotas:
+        if item.offered and site.gpu_quotas and site.pools[item.gpu.pool].counted_by_alias:
             mine, name = counts[item.gpu.host], count_class(item.gpu.pool)
             mine[name] = mine.get(name, 0) + 1
     configs = []

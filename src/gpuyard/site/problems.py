@@ -60,19 +60,19 @@ def _path(place: Place) -> str:
     return ".".join(str(part) for part in place) or "site"
 
 
-def of_validation(error: ValidationError, document: Any) -> list[Problem]:
-    """pydantic's errors in our words, each saying what to write."""
+def of_validation(error: ValidationError, document: Any, root: type[BaseModel] = Site) -> list[Problem]:
+    """pydantic's errors in our words, each saying what to write. `root`: what the document is."""
     problems = []
     for item in error.errors(include_url=False):
         place = tuple(part for part in item["loc"] if part not in ("[key]", *TAGS))
-        problems.append(Problem(place, _message(item, place, document)))
+        problems.append(Problem(place, _message(item, place, root)))
     return problems
 
 
-def _message(item: Any, place: Place, document: Any) -> str:
+def _message(item: Any, place: Place, root: type[BaseModel]) -> str:
     kind, context, given = item["type"], item.get("ctx", {}), item.get("input")
     if kind == "extra_forbidden":
-        known = _known_keys(place[:-1])
+        known = _known_keys(place[:-1], root)
         close = difflib.get_close_matches(str(place[-1]), known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known here are {', '.join(known)}"
         return f"unknown key; {hint}"
@@ -118,13 +118,25 @@ _PATTERN_HINTS = {
     r"^[A-Za-z0-9](-?[A-Za-z0-9])*$": "the name of an organisation, as in 'conda-forge'",
     r"^[A-Za-z0-9-]+/[A-Za-z0-9._-]+$": "a repository, as in 'owner/name'",
     r"^[A-Za-z0-9*?-]+/[A-Za-z0-9._*?-]+$": "repositories, as in 'conda-forge/*-gpu'",
+    r"^https?://[^\s/'\"\\$`]+(/[A-Za-z0-9._~+:@%-]+)*/?$": "a mirror, as in 'http://deb.debian.org/debian'",
+    r"^[1-9][0-9]{2}$": "the first number of a driver's version, as in '580' (quote it)",
+    r"^[0-9]{2}-[0-9]$": "the version of CUDA as in NVIDIA's packages, '12-8'",
+    r"^[0-9]{1,4}(\.[0-9]{1,6}){2}$": "a version, as in '2.330.0'",
+    r"^[0-9a-f]{64}$": "64 digits of hexadecimal",
+    r"^[a-z][a-z0-9]*$": "a release's code name, as in 'bookworm'",
+    r"^[a-z0-9][a-z0-9.+-]*$": "the name of a package, as in 'git'",
     r"^https?://[^\s/]+$": "where GitHub is, as in 'https://github.example.org'",
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$": "the name of a network interface, as in 'eno1'",
+    r"^[A-Za-z0-9][A-Za-z0-9.:-]*$": "a name or an address, as in '10.0.0.11'",
+    r"^[a-z][a-z0-9_]*$": "the name of a variable of Kolla, as in 'enable_cinder'",
+    r"^[^\n]*$": "one line",
+    r"^[a-z_][a-z0-9_-]*$": "the name of a user, as in 'root'",
 }
 
 
-def _known_keys(place: Place) -> list[str]:
+def _known_keys(place: Place, root: type[BaseModel]) -> list[str]:
     """The keys that may stand at a place, found by walking the model along it."""
-    model: Any = Site
+    model: Any = root
     for part in place:
         fields = model.model_fields if isinstance(model, type) and issubclass(model, BaseModel) else {}
         annotation = fields[part].annotation if part in fields else model

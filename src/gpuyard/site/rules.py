@@ -6,13 +6,16 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from gpuyard.host.pci_ids import PciIds
 from gpuyard.model.gpu import GpuRole
 from gpuyard.model.host import HostFacts, Inventory
 from gpuyard.nova.alias import schema_problems
 from gpuyard.nova.alias_spec import ALIAS_SPEC
 from gpuyard.nova.device_spec import ANY, DeviceSpecError, matchers_of
 from gpuyard.nova.release import RELEASES
+from gpuyard.site.accounting_problems import accounting_problems
 from gpuyard.site.capacity import aggregates_of, may_run_on, parse_cpu_set
+from gpuyard.site.driver_choice import image_problems
 from gpuyard.site.encoding import EncodedGpu
 from gpuyard.site.nova import alias
 from gpuyard.site.objects import set_sizes
@@ -39,10 +42,14 @@ def site_problems(site: Site, inventories: Mapping[str, Inventory], encoded: Seq
     return [
         *problems,
         *_owned_properties(site),
+        *_uncounted(site),
         *_zones(site),
         *_other_devices(site),
         *_booking(site),
+        *_health(site),
+        *accounting_problems(site),
         *runner_problems(site),
+        *image_problems(site, PciIds.of_this_machine()),
     ]
 
 
@@ -63,6 +70,37 @@ def _booking(site: Site) -> Iterable[Problem]:
             f"bookings need GPUs that Nova's scheduler finds in Placement, and the site has 'pci_in_placement: "
             f"{site.pci_in_placement}'; 'gpuyard site rollout' says what it takes to change that",
         )
+
+
+def _health(site: Site) -> Iterable[Problem]:
+    """What keeps a GPU back is what keeps bookings."""
+    if site.health is not None and site.booking is None:
+        yield Problem(("health",), "GPUs are kept back by the ledger, which the site has not; add 'booking: {}'")
+    if site.history is not None and site.booking is None:
+        yield Problem(("history",), "history is kept where GPUs can be booked; add 'booking: {}'")
+    acceptance = site.health.acceptance if site.health is not None else None
+    if acceptance is None or acceptance.project is None:
+        return
+    place = ("health", "acceptance", "project")
+    if acceptance.project in site.projects:
+        reason = (
+            f"{acceptance.project!r} is under 'projects', and servers that accept GPUs are in one of gpuyard's own, "
+            "where nobody else starts any; name another one"
+        )
+        yield Problem(place, reason)
+    if site.runners is not None and acceptance.project == site.runners.project:
+        yield Problem(place, f"{acceptance.project!r} is the project of the runners; name another one")
+
+
+def _uncounted(site: Site) -> Iterable[Problem]:
+    """What limits of an old release would refuse to everybody."""
+    reserved = next((name for name, host in site.hosts.items() if host.reserve is not None), None)
+    if reserved is not None and site.gpu_quotas and not RELEASES[site.release].limits_named:
+        reason = (
+            f"Nova of {site.release} refuses what has no limit in Keystone, and flavors consume classes of a reserve "
+            "that have none; leave it out, or write 'gpu_quotas: false'"
+        )
+        yield Problem(("hosts", reserved, "reserve"), reason)
 
 
 def _unknown_names(site: Site) -> Iterable[Problem]:
@@ -136,6 +174,10 @@ def _pools(site: Site) -> Iterable[Problem]:
             message = f"alias {wanted!r} is one of those of pool {other!r}; give one of them another 'alias'"
             yield Problem(("pools", name), message)
         aliases[wanted] = name
+        for key, wished in (("managed", pool.managed is not None), ("live_migratable", pool.live_migratable)):
+            if wished and not RELEASES[site.release].managed:
+                message = f"Nova knows {key} from 2025.1 on, and the site's release is {site.release}"
+                yield Problem(("pools", name, key), message)
         if pool.one_time_use:
             if not RELEASES[site.release].one_time_use:
                 message = f"Nova knows one_time_use from 2025.2 on, and the site's release is {site.release}"

@@ -11,17 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from gpuyard.site.booking_rules import SomeTime, known_zone
+from gpuyard.site.strict import Strict
 
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+:=/-]*$", max_length=100)]
 OrganizationName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9](-?[A-Za-z0-9])*$", max_length=39)]
 RepositoryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]+/[A-Za-z0-9._-]+$", max_length=140)]
 RepositoryPattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9*?-]+/[A-Za-z0-9._*?-]+$", max_length=140)]
 Forks = Literal["never", "members", "collaborators", "contributors", "everybody"]
+PrivateShown = Literal["names", "jobs", "nothing"]
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 WEEKDAYS = re.compile(r"(mon|tue|wed|thu|fri|sat|sun)(-(mon|tue|wed|thu|fri|sat|sun))?")
 HOURS_OF_DAY = re.compile(r"([01]?\d|2[0-4])-([01]?\d|2[0-4])")
@@ -29,13 +32,7 @@ Share = Annotated[int, Field(ge=1, le=1000, strict=True)]
 Many = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 
 
-class Stated(BaseModel):
-    """Frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class RunnerLimits(Stated):
+class RunnerLimits(Strict):
     """What jobs may have. What is left out: as in the site, and then the default that is named here."""
 
     longest: SomeTime | None = Field(
@@ -76,14 +73,14 @@ class JobRules:
 JOB_RULES = tuple(one.name for one in fields(JobRules) if one.name != "origins")
 
 
-class GitHubApp(Stated):
+class GitHubApp(Strict):
     """A GitHub App that is installed where runners are wanted."""
 
     id: Annotated[int, Field(ge=1, strict=True)] = Field(description="App ID.")
     key_file: str = Field(description="Its private key, PEM. Readable by gpuyard alone.")
 
 
-class Enrolment(Stated):
+class Enrolment(Strict):
     """An organisation, or a repository of its own, whose jobs get runners."""
 
     organization: OrganizationName | None = None
@@ -103,6 +100,11 @@ class Enrolment(Stated):
     )
     statuses: bool = Field(
         True, description="Say at the commit why its job waits, as a commit status, where the app or token may."
+    )
+    cancel_refused: bool = Field(
+        True,
+        description="Cancel the run of a scale set's job that is refused, where the app or token may ('Actions: "
+        "write'): it would wait at GitHub for a day. GitHub cancels a run with all of its jobs.",
     )
     cirun: bool = Field(True, description="Read .cirun.yml of repositories, and the .cirun repository.")
     access_required: bool = Field(
@@ -164,7 +166,7 @@ def within_week(days: frozenset[int], start: int, end: int, local: datetime) -> 
     return local.hour < end and (local.weekday() - 1) % 7 in days
 
 
-class Idle(Stated):
+class Idle(Strict):
     """Runners that wait for jobs, in a part of the week or always."""
 
     count: Annotated[int, Field(ge=0, le=1000, strict=True)]
@@ -191,7 +193,7 @@ class ScaleSet(RunnerLimits):
     idle: list[Idle] = Field(default_factory=list, description="Runners that wait for jobs; none when empty.")
 
 
-class Allowed(Stated):
+class Allowed(Strict):
     """What `.cirun.yml` may name."""
 
     flavors: list[str] = Field(default_factory=list, description="All of the site's with GPUs when empty.")
@@ -238,9 +240,13 @@ class SiteRunners(RunnerLimits):
         "UTC", description="For idle runners by the hour."
     )
     public: bool = Field(
-        False,
-        description="Show queue and history to everybody, without login: names of private repositories and their jobs "
-        "too, but no logs.",
+        False, description="Show queue and history to everybody, without login. No logs, hosts or servers."
+    )
+    private_repositories: PrivateShown = Field(
+        "jobs",
+        description="What is shown without login of jobs of repositories that are private at GitHub, or of which that "
+        "is not known: 'names' shows all, as of public ones, 'jobs' that there is a job and how it is with it, "
+        "'nothing' leaves them out.",
     )
 
     @model_validator(mode="after")
@@ -256,6 +262,11 @@ class SiteRunners(RunnerLimits):
                 raise ValueError(f"set {label!r} is for {one.enrolment!r}, and enrolled are {', '.join(names)}")
         return self
 
+    @cached_property
+    def _patterns(self) -> tuple[tuple[str, str, bool], ...]:
+        """Keys of `repositories`, each in lower case too, and whether it is just a name."""
+        return tuple((one, one.lower(), not set("*?") & set(one)) for one in self.repositories)
+
     def rules(self, repository: str, label: str = "") -> JobRules:
         """What holds for jobs of a repository (``owner/name``), of a scale set where it is one's. Of priority, share
         and limits the repository's word goes last."""
@@ -264,10 +275,11 @@ class SiteRunners(RunnerLimits):
         layers: list[tuple[str, RunnerLimits]] = [("runners", self)]
         if label in self.sets:
             layers.append((f"set {label}", self.sets[label]))
+        wanted = repository.lower()
         layers += [
-            (f"repository {pattern}", one)
-            for pattern, one in self.repositories.items()
-            if fnmatchcase(repository.lower(), pattern.lower())
+            (f"repository {pattern}", self.repositories[pattern])
+            for pattern, lower, is_name in self._patterns
+            if lower == wanted or (not is_name and fnmatchcase(wanted, lower))
         ]
         for name, layer in layers:
             said = {key: value for key in JOB_RULES if (value := getattr(layer, key)) is not None}

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     StringConstraints,
@@ -22,9 +20,17 @@ from pydantic import (
 )
 
 from gpuyard.model.booking import Rules
+from gpuyard.model.gpu import GpuKind
 from gpuyard.nova.release import NEWEST, ReleaseName
+from gpuyard.site.accounting_rules import PRICE, BudgetRules, Price, SiteAccounting
 from gpuyard.site.booking_rules import BookingRules, SiteBooking, resolve
+from gpuyard.site.deploy_rules import SiteDeploy
+from gpuyard.site.gateway_rules import SiteGateway
+from gpuyard.site.health_rules import SiteHealth
+from gpuyard.site.history_rules import SiteHistory
+from gpuyard.site.image_rules import ImageBuild
 from gpuyard.site.runner_rules import SiteRunners
+from gpuyard.site.strict import Strict
 
 UNITS_MIB = {"MiB": 1, "GiB": 1024, "TiB": 1024 * 1024}
 SIZE = re.compile(r"^(\d{1,9})\s*([A-Za-z]*)$")
@@ -58,16 +64,11 @@ Mib = Annotated[int, BeforeValidator(parse_size_mib), WithJsonSchema(_SIZE_SCHEM
 Gib = Annotated[int, BeforeValidator(parse_size_gib), WithJsonSchema(_SIZE_SCHEMA)]
 
 ModelIds = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{4}:[0-9a-f]{4}$")]
+SharedType = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)]
 PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=40)]
 # Nova takes letters, digits and . - _ space in flavor names and ids; a name here is both, so no spaces.
 FlavorName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=250)]
 Count = Annotated[int, Field(ge=1, le=64, strict=True)]
-
-
-class Strict(BaseModel):
-    """Frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Amounts(Strict):
@@ -137,6 +138,16 @@ class Pool(Strict):
     """GPUs of one kind over all hosts: what people ask for."""
 
     models: list[ModelIds] = Field(min_length=1, description="PCI ids of the models, vendor:product in lower-case hex.")
+    kind: GpuKind = Field(
+        GpuKind.PASSTHROUGH,
+        description="passthrough: each server has a whole GPU. vgpu: a share of one that its driver makes (a mediated "
+        "device). vf: a virtual function of one (SR-IOV).",
+    )
+    type: SharedType | None = Field(
+        None,
+        description="What a share is. Of vgpu the mdev type, as 'nvidia-558'; of vf, where NVIDIA's driver gives "
+        "virtual functions away, the number of the vGPU type that was chosen for them, as '1414'.",
+    )
     hosts: list[str] | None = Field(None, description="Only GPUs of these hosts; all hosts when left out.")
     alias: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")] | None = Field(
         None, description="Name of Nova's alias, which flavors ask for; the pool's name when left out."
@@ -165,6 +176,17 @@ class Pool(Strict):
         "hw_machine_type=q35 and hw_firmware_type=uefi, which a flavor cannot say.",
     )
     booking: BookingRules | None = Field(None, description="Rules of bookings of this pool, before the site's.")
+    price: Price | None = PRICE
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several servers share one GPU."""
+        return self.kind is not GpuKind.PASSTHROUGH
+
+    @property
+    def counted_by_alias(self) -> bool:
+        """Whether flavors ask for its GPUs by an alias, so that limits need a class of their own to count them."""
+        return self.kind is not GpuKind.VGPU
 
 
 class Flavor(Strict):
@@ -224,6 +246,9 @@ class Project(Limits):
         "without a booking.",
     )
     booking: BookingRules | None = Field(None, description="Rules of bookings of this project, before its pools'.")
+    budget: BudgetRules | None = Field(
+        None, description="GPU-hours that it may have; that of 'accounting' if it has one."
+    )
 
 
 AggregateName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]
@@ -238,11 +263,22 @@ class Aggregate(Strict):
 
 
 class Image(Strict):
-    """Properties of an image that exists in Glance. What is not stated here is left as it is."""
+    """Properties of an image in Glance, and how it is made. What is not stated here is left as it is."""
 
     hide_hypervisor: bool = Field(False, description="img_hide_hypervisor_id=true.")
     big_bars: bool = Field(False, description="hw_machine_type=q35 and hw_firmware_type=uefi, for GPUs with big BARs.")
     properties: dict[str, str] = Field(default_factory=dict, description="Further properties, as in 'hw_...'.")
+    build: ImageBuild | None = Field(
+        None, description="'gpuyard image build' makes it like this. Its properties are set when it is uploaded."
+    )
+
+    @property
+    def wanted_properties(self) -> dict[str, str]:
+        """What Glance is to have."""
+        found = {"img_hide_hypervisor_id": "true"} if self.hide_hypervisor else {}
+        if self.big_bars:
+            found |= {"hw_machine_type": "q35", "hw_firmware_type": "uefi"}
+        return {**found, **self.properties}
 
 
 class Site(Strict):
@@ -261,7 +297,7 @@ class Site(Strict):
     exclusive: bool = Field(
         False, description="The hosts take only servers of this site's flavors. Hosts with a 'reserve' make it so."
     )
-    extra_filters: list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z]+Filter$")]] = Field(
+    extra_filters: list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z]+(Filter|Isolation)$")]] = Field(
         default_factory=list, description="Scheduler filters besides Nova's default ones and those that GPUs need."
     )
     extra_aliases: list[dict[str, str]] = Field(
@@ -279,11 +315,41 @@ class Site(Strict):
     limits: Limits = Limits()
     booking: SiteBooking | None = Field(None, description="GPUs can be booked, by these rules.")
     runners: SiteRunners | None = Field(None, description="GitHub jobs get GPU servers; needs 'booking'.")
+    health: SiteHealth | None = Field(None, description="How each GPU is, and what follows; needs 'booking'.")
+    history: SiteHistory | None = Field(
+        None, description="How long who had which GPU is kept; needs 'booking', with which it is kept anyhow."
+    )
+    accounting: SiteAccounting | None = Field(
+        None, description="Prices, budgets, and who else is asked before a booking is made; needs 'booking'."
+    )
+    gateway: SiteGateway | None = Field(
+        None, description="A public machine in front of the cloud: what 'gpuyard gateway render' makes."
+    )
+    deploy: SiteDeploy | None = Field(
+        None, description="The machines, from bare ones to a cloud: 'gpuyard deploy' prepares them and runs Kolla."
+    )
+
+    @model_validator(mode="after")
+    def _hypervisors_are_deployed(self) -> Site:
+        if self.deploy is not None:
+            computes = self.deploy.with_role("compute")
+            if lost := [name for name in self.hosts if name not in computes]:
+                raise ValueError(
+                    f"deploy.hosts has no {lost[0]} with the role compute, and it is one of the site's hosts; add it"
+                )
+        return self
 
     def rules(self, pool: str, project: str = "") -> Rules:
         """What holds for bookings of a project in a pool."""
         own = self.projects.get(project)
         return resolve(site=self.booking, pool=self.pools[pool].booking, project=own.booking if own else None)
+
+    def budget(self, project: str) -> BudgetRules | None:
+        """What a project may use and book; None: as much as it gets."""
+        own = self.projects.get(project)
+        if own is not None and own.budget is not None:
+            return own.budget
+        return self.accounting.budget if self.accounting else None
 
     @property
     def isolated(self) -> bool:

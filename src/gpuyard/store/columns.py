@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, Text
 
 RISING = BigInteger().with_variant(Integer, "sqlite")
 """A number that the database gives; SQLite gives one only to columns of exactly this type."""
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+def storable(text: str) -> str:
+    """Without what a database refuses and JSON may have: NUL, and half a pair of UTF-16."""
+    return _UNSTORABLE.sub("�", text)
 
 
 def new_tables() -> MetaData:

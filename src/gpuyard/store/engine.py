@@ -27,6 +27,9 @@ PATIENCE = 30
 """Seconds to wait for somebody else's transaction before giving up."""
 STATEMENT = 60
 """Seconds that one statement may take on PostgreSQL, but in a migration."""
+REST = 20
+"""Seconds that a transaction of a portal may rest between two statements on PostgreSQL: who is stopped in the middle of
+one keeps others from a pool. Less than PATIENCE, so that those who wait get it."""
 LINE = {
     "connect_timeout": 10,
     "keepalives": 1,
@@ -37,10 +40,14 @@ LINE = {
 }
 """To PostgreSQL: a server that is gone without a word is noticed within half a minute; else it takes many."""
 CONNECTIONS = 32
+FOR_TURNS = 4
+"""Connections besides: who keeps something must not wait for those who want to read it."""
 CACHE_KIB = 16 * 1024
 """Of a connection to SQLite, at most."""
 OVERLAP = "a lane is taken twice"
 """What the triggers of SQLite say."""
+SERVING = "gpuyard"
+"""What portals call themselves to PostgreSQL."""
 IMMEDIATE = "gpuyard_immediate"
 """Execution option: the transaction will write, so SQLite takes the lock at its beginning."""
 
@@ -48,18 +55,18 @@ IMMEDIATE = "gpuyard_immediate"
 class Database:
     """An engine, and the two kinds of transactions on it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, statement: int | None = None, who: str = SERVING) -> None:
+        """`statement` and `who` as for `open_engine`."""
         self.url = parse_url(url)
         self.sqlite = self.url.get_backend_name() == "sqlite"
-        self.engine = open_engine(self.url)
+        self.engine = open_engine(self.url, statement, who)
+        self.for_turns = self.engine if self.sqlite else open_engine(self.url, statement, who, FOR_TURNS)
         self._writer = threading.Lock()
+        self.name = shown(self.url)
 
     def close(self) -> None:
         self.engine.dispose()
-
-    @property
-    def name(self) -> str:
-        return shown(self.url)
+        self.for_turns.dispose()
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -115,22 +122,25 @@ def shown(url: URL) -> str:
     return url.set(query={}).render_as_string(hide_password=True)
 
 
-def open_engine(url: URL, statement: int | None = None) -> Engine:
-    """Does not connect yet. `statement`: seconds that one may take; 0: any; None: STATEMENT."""
+def open_engine(url: URL, statement: int | None = None, who: str = SERVING, connections: int = CONNECTIONS) -> Engine:
+    """Does not connect yet. `statement`: seconds that one may take, or a transaction rest; 0: any; None: STATEMENT
+    and REST. `who`: what it calls itself to PostgreSQL; `connections`: to that at most."""
     if url.get_backend_name() == "sqlite":
         return open_sqlite(url)
     limit = STATEMENT if statement is None else statement
+    rest = REST if statement is None else statement
     try:
         return create_engine(
             url,
-            pool_size=CONNECTIONS,
+            pool_size=connections,
             max_overflow=0,
             pool_timeout=PATIENCE,
             pool_pre_ping=True,
             connect_args={
                 **{name: value for name, value in LINE.items() if name not in url.query},
-                "application_name": "gpuyard",
-                "options": f"-c lock_timeout={PATIENCE}s -c statement_timeout={limit}s -c timezone=UTC",
+                "application_name": who,
+                "options": f"-c lock_timeout={PATIENCE}s -c statement_timeout={limit}s -c timezone=UTC "
+                f"-c idle_in_transaction_session_timeout={rest}s",
             },
         )
     except ModuleNotFoundError:
@@ -170,6 +180,9 @@ def open_sqlite(url: URL, *, foreign_keys: bool = True) -> Engine:
 def private_file(path: Path) -> None:
     """Make the file if there is none, for its owner only; SQLite gives its log the same mode. Raises StoreError.
 
+    What root makes belongs to the owner of the folder, as what SQLite makes beside a database belongs to that one's: or
+    the service could not start after its administrator has made a backup.
+
     A file that is there is not opened: closing it would take off all locks that this process has on it through SQLite
     (so POSIX says), and the next process that comes and goes would delete the log under us, with what is in it.
     """
@@ -178,6 +191,9 @@ def private_file(path: Path) -> None:
         if not path.exists():
             with suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+                if os.geteuid() == 0:
+                    folder = path.parent.stat()
+                    os.chown(path, folder.st_uid, folder.st_gid)
         if path.is_dir():
             raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
         if not os.access(path, os.R_OK | os.W_OK):
@@ -212,10 +228,13 @@ def _meaning(error: DBAPIError, name: str) -> StoreError:
         return ConflictError(f"it is there already ({text}); read it again")
     if state in ("55P03", "40P01", "40001") or "database is locked" in text:
         return StoreError(_busy(name))
-    if state == "57014":
+    if state in ("57014", "25P03"):
         return StoreError(f"the database {name} gave up: {text}; try again")
     if state == "25006" or "readonly database" in text:
-        return StoreError(f"the database {name} is read-only; let gpuyard's user write to it")
+        return StoreError(
+            f"the database {name} is read-only; let gpuyard's user write to it, or name the server that is no standby "
+            "(target_session_attrs=read-write)"
+        )
     if state == "28P01" or state == "28000":
         return StoreError(f"the database {name} does not let this user in: check the user and password of its URL")
     if error.connection_invalidated or state is None or state.startswith(("08", "57P")):

@@ -25,7 +25,7 @@ from gpuyard.store.errors import StoreError
 from gpuyard.store.rooms import Room
 
 HEAD = "head"
-_ONE_AT_A_TIME = threading.Lock()
+ONE_AT_A_TIME = threading.Lock()
 """Alembic hands its operations to the migrations in a global variable."""
 LOCK = 5_283_174_901_226_411
 """Number of PostgreSQL's advisory lock; any that nobody else uses."""
@@ -35,7 +35,7 @@ def migrate(url: URL, room: Room, target: str = HEAD) -> None:
     """Raises StoreError; then nothing was changed."""
     sqlite = url.get_backend_name() == "sqlite"
     path = Path(url.database or "") if sqlite else None
-    with translated(shown(url)), _ONE_AT_A_TIME, _file_lock(path) if path else nullcontext():
+    with translated(shown(url)), ONE_AT_A_TIME, file_lock(path) if path else nullcontext():
         engine = open_sqlite(url, foreign_keys=False) if sqlite else open_engine(url, statement=0)
         try:
             _upgrade(engine, room, path, target)
@@ -51,7 +51,7 @@ def _upgrade(engine: Engine, room: Room, path: Path | None, target: str) -> None
                 connection.execute(text("select pg_advisory_xact_lock(:number)"), {"number": LOCK})
             script = steps_of(room)
             before = revision_of(connection, room)
-            _refuse_newer(room, script, before, shown(engine.url))
+            refuse_newer(room, script, before, shown(engine.url))
             if before == script.get_current_head():
                 return
             if path and before:
@@ -78,7 +78,7 @@ def run_steps(connection: Connection, room: Room, script: ScriptDirectory, targe
         context.run_migrations()
 
 
-def _refuse_newer(room: Room, script: ScriptDirectory, revision: str | None, name: str) -> None:
+def refuse_newer(room: Room, script: ScriptDirectory, revision: str | None, name: str) -> None:
     known = {one.revision for one in script.walk_revisions()}
     if revision is not None and revision not in known:
         raise StoreError(
@@ -103,7 +103,7 @@ def _check_references(connection: Connection, path: Path) -> None:
 
 
 @contextmanager
-def _file_lock(path: Path) -> Iterator[None]:
+def file_lock(path: Path) -> Iterator[None]:
     private_file(path)
     lock = path.with_name(f"{path.name}.lock")
     private_file(lock)

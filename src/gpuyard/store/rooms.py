@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqlalchemy import MetaData
@@ -19,3 +20,5 @@ class Room:
     """As the last step leaves them; a test holds both together."""
     version_table: str
     """Where the database says which step its tables are at."""
+    references: Mapping[str, str] = field(default_factory=dict)
+    """Columns that refer to others, as in ``table.column``, where no constraint says so."""

@@ -16,6 +16,14 @@ def insert_new(connection: Connection, table: Table, *rows: Mapping[str, Any]) -
     return sum(connection.execute(counted, dict(row)).rowcount for row in rows) > 0
 
 
+def insert_missing(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert those of many rows that are not there yet, at once."""
+    if rows:
+        connection.execute(
+            _insert(connection.dialect.name, table).on_conflict_do_nothing(), [dict(row) for row in rows]
+        )
+
+
 def put(connection: Connection, table: Table, row: Mapping[str, Any]) -> None:
     """Insert a row, or replace the one with its primary key."""
     connection.execute(upsert(connection.dialect.name, table, list(row)), dict(row))
@@ -31,6 +39,14 @@ def upsert(
     values = {name: statement.excluded[name] for name in columns if name not in keys}
     whole = statement.on_conflict_do_update(index_elements=keys, set_=values, where=only)
     return whole.execution_options(preserve_rowcount=True)
+
+
+def adding(dialect: str, table: Table, column: str) -> postgresql.Insert | sqlite.Insert:
+    """A statement that inserts a row, or adds to a number of the one with its primary key."""
+    keys = [key.name for key in table.primary_key]
+    statement = _insert(dialect, table)
+    more = {column: table.c[column] + statement.excluded[column]}
+    return statement.on_conflict_do_update(index_elements=keys, set_=more)
 
 
 def _insert(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:

@@ -162,11 +162,16 @@ class _Builder:
             settings["numa"] = lines[0].numa_policy
         raws = [one.entry.raw for one in gpus if one.entry is not None]
         managed = {truth(raw.get("managed", True)) for raw in raws}
-        if managed == {False}:
+        release = RELEASES[self._release]
+        if managed == {False} and release.managed:
             settings["managed"] = False
-        if all(truth(line.raw.get("live_migratable")) for line in lines) and _all_true(raws, "live_migratable"):
+        if (
+            release.managed
+            and all(truth(line.raw.get("live_migratable")) for line in lines)
+            and _all_true(raws, "live_migratable")
+        ):
             settings["live_migratable"] = True
-        if _all_true(raws, "one_time_use") and self._stage != "off" and RELEASES[self._release].one_time_use:
+        if _all_true(raws, "one_time_use") and self._stage != "off" and release.one_time_use:
             settings["one_time_use"] = True
         for tag, found in (
             ("managed", managed),

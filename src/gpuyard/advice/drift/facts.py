@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 
 from gpuyard.model.world import HostService, Stock
@@ -91,6 +92,7 @@ class MigrationSeen:
     kind: str
     source: str | None
     target: str | None
+    created: datetime | None = None
 
     @property
     def running(self) -> bool:
@@ -143,6 +145,9 @@ class World:
     """Name of a root provider that is no host of the site -> classes and traits of the site that it has."""
     leftovers: tuple[Root, ...] = ()
     """Roots that no nova-compute has, and that have the name of a host of the site or its classes."""
+    shares: Mapping[str, Mapping[str, Stock]] = field(default_factory=dict)
+    """Of the site's devices that servers share, by name of their provider: what Placement has of them, by class. Those
+    that it does not have are left out."""
     mirrored: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Aggregate -> names of the providers that Placement has in it."""
     images: Mapping[str, str] = field(default_factory=dict)

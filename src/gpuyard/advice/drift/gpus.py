@@ -27,6 +27,7 @@ def gpu_findings(subject: DriftSubject) -> Iterable[Finding]:
     else:
         yield from (_not_offered(subject, d) for d in subject.devices_on_site() if d.name not in subject.offered)
     yield from split_groups(subject)
+    yield from _shares(subject)
 
 
 def _lost(subject: DriftSubject) -> Iterable[Finding]:
@@ -80,15 +81,21 @@ def _held(subject: DriftSubject, gpu: Gpu, device: DeviceSeen) -> Finding:
     command = (
         f"openstack resource provider inventory set --amend --resource {gpu.resource_class}:reserved=0 {device.id}"
     )
+    site = subject.compiled.site
     why, remedy = "somebody keeps it back", f"to give it back: {command}"
+    if subject.words is None and site.booking is not None:
+        remedy = f"if gpuyard itself does not keep it (the portal knows; name it with --url), {command}"
     if kept is not None and kept.state is GpuState.BOOKED:
         why, remedy = kept.reason, f"see the booking: gpuyard booking show {kept.booking}" if kept.booking else ""
-    elif kept is not None:
+    elif kept is not None and kept.booking:
         why, remedy = kept.reason, f"to give it back: gpuyard gpu release {kept.booking}"
-    elif subject.compiled.site.pools[gpu.pool].one_time_use:
+    elif kept is not None:
+        why, remedy = kept.reason, f"who is to look after it: gpuyard gpu health {gpu.host}/{gpu.address}"
+    elif site.pools[gpu.pool].one_time_use:
         why = "after a server, it waits for somebody to scrub and release it"
-    if subject.words is None and subject.compiled.site.booking is not None:
-        remedy = f"if no booking or hold keeps it (the portal knows; name it with --url), {command}"
+        if site.health is not None:
+            why = "after a server, it waits for its host to scrub it"
+            remedy = f"how far that is: gpuyard gpu health {gpu.host}/{gpu.address}"
     return drift(
         Severity.NOTE, "gpu-held", f"{gpu.host} {gpu.address}", f"reserved in Placement: {why}",
         "reserved 0 when it is to be used", "nobody can use it: it is held", remedy,
@@ -143,6 +150,34 @@ def _not_offered(subject: DriftSubject, device: DeviceSeen) -> Finding:
         level, kind, f"{device.host} {device.address}",
         f"Nova offers it as {stock}" + (f", and {held} has it" if held else ""), "not offered", effect, remedy,
     )  # fmt: skip
+
+
+def _shares(subject: DriftSubject) -> Iterable[Finding]:
+    """Devices that servers share: whether Placement has as many units of each as the site offers."""
+    devices: dict[str, list[Gpu]] = {}
+    for gpu in subject.compiled.gpus:
+        if gpu.is_unit and not gpu.blocked and subject.world.hosts[gpu.host].provider is not None:
+            devices.setdefault(gpu.provider, []).append(gpu)
+    for name, units in devices.items():
+        gpu, stock = units[0], subject.world.shares.get(name)
+        where, fix = f"{gpu.host} {gpu.device}", DEPLOY.format(host=gpu.host)
+        if stock is None:
+            yield drift(
+                Severity.ERROR, "gpu-lost", where, f"Placement does not have {gpu.device}",
+                f"nova-compute reports it, with {len(units)} shares (pool {gpu.pool})", "nobody can have them",
+                f"{fix}; if that is done, see 'gpuyard host check' on {gpu.host}: is the card cut up as recorded?",
+            )  # fmt: skip
+        elif gpu.resource_class not in stock:
+            yield drift(
+                Severity.ERROR, "gpu-other-class", where, _label(stock, ()), _label({gpu.resource_class}, ()),
+                "flavors of the pool do not find it", fix,
+            )  # fmt: skip
+        elif (total := stock[gpu.resource_class].total) != len(units):
+            effect = "those that are missing are lost" if total < len(units) else "the map leaves some out"
+            yield drift(
+                Severity.ERROR, "share-count", where, f"Placement has {total} shares of it", f"{len(units)}", effect,
+                f"cut the card up as it was, or record {gpu.host} again ('gpuyard host record') and deploy its options",
+            )  # fmt: skip
 
 
 def split_groups(subject: DriftSubject) -> Iterable[Finding]:

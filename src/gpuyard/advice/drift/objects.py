@@ -128,7 +128,8 @@ def _reaches(subject: DriftSubject, item: SeenFlavor) -> Iterable[Finding]:
             "its servers take GPUs past the projects' limits", f"openstack flavor set {specs} {item.id}, or delete it",
         )  # fmt: skip
     taken = sorted(_takes(flavor) - {count_class(pool) for pool in asked})
-    mine = {name for pool in site.pools for name in (pool_class(pool), peer_class(pool), count_class(pool))}
+    by_alias = [name for name, pool in site.pools.items() if pool.counted_by_alias]
+    mine = {name for pool in by_alias for name in (pool_class(pool), peer_class(pool), count_class(pool))}
     if any(name in mine or name.startswith("CUSTOM_PCI_") for name in taken):
         yield drift(
             Severity.ERROR, "flavor-takes-gpu", where, f"asks Placement for {', '.join(taken)}",

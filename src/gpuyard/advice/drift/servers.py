@@ -9,7 +9,7 @@ from gpuyard.advice.drift.finding import drift
 from gpuyard.advice.drift.fixes import Allocation, AllocationStep
 from gpuyard.advice.drift.subject import DriftSubject
 from gpuyard.model.finding import Finding, Severity
-from gpuyard.nova.alias_spec import ALIAS_SPEC
+from gpuyard.nova.alias_spec import ALIAS_SPEC, takes_devices
 from gpuyard.site.capacity import HostCapacity, Size
 from gpuyard.site.encoding import count_class
 from gpuyard.site.objects import site_trait
@@ -135,8 +135,7 @@ def _elsewhere(subject: DriftSubject) -> Iterable[Finding]:
                 Severity.ERROR, "server-elsewhere", f"server {server}",
                 f"runs on {server.host} and has {_what([d for d in devices if d.host in there], there)}",
                 f"only something of {server.host}", "nobody can have what it has there",
-                f"nova-manage placement audit --verbose --delete takes its room on {', '.join(sorted(there))} away; "
-                "GPUs there: openstack resource provider allocation set, without them",
+                f"gpuyard host leftovers {min(there)} says what it is from, and --clean takes away what is safe",
             )  # fmt: skip
 
 
@@ -234,7 +233,7 @@ def _reserve(subject: DriftSubject, capacity: HostCapacity) -> Iterable[Finding]
     servers = []
     for consumer, amounts in host.consumers.items():
         server = subject.world.servers.get(subject.world.server_behind(consumer))
-        if server is None or ALIAS_SPEC in server.specs or consumer in subject.world.devices_of:
+        if server is None or takes_devices(server.specs) or consumer in subject.world.devices_of:
             continue
         size = _not_counted(amounts)
         if size != Size():

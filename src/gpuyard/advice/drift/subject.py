@@ -31,12 +31,12 @@ class DriftSubject:
         """GPUs that Placement should know, by name of their provider."""
         if self.compiled.site.pci_in_placement == "off":
             return {}
-        return {gpu.provider_name: gpu for gpu in self.compiled.gpus if not gpu.blocked}
+        return {gpu.provider_name: gpu for gpu in self.compiled.whole_gpus if not gpu.blocked}
 
     @cached_property
     def gpus(self) -> dict[str, Gpu]:
         """All GPUs of the site, by name of their provider."""
-        return {gpu.provider_name: gpu for gpu in self.compiled.gpus}
+        return {gpu.provider_name: gpu for gpu in self.compiled.whole_gpus}
 
     @cached_property
     def functions(self) -> dict[tuple[str, str], PciFunction]:

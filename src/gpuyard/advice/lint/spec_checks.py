@@ -93,6 +93,11 @@ def _placement(entry: Entry, view: View, release: Release) -> Iterator[Finding]:
         reason = "nova-compute does not start: devname cannot be used while report_in_placement is on"
         fix = "name the device by address"
         yield found("devname-with-placement", entry.source, reason, fix, line=entry.line)
+    for tag in ("managed", "live_migratable"):
+        if tag in entry.raw and not release.managed:
+            since = min(one.nova for one in RELEASES.values() if one.managed)
+            reason = f"{tag} does nothing in {release.name} (Nova {release.nova}); it came with Nova {since}"
+            yield found("tag-too-new", entry.source, reason, "upgrade, or remove it", line=entry.line)
     if entry.truth("one_time_use") and not release.one_time_use:
         since = min(one.nova for one in RELEASES.values() if one.one_time_use)
         reason = f"one_time_use does nothing in {release.name} (Nova {release.nova}); it came with Nova {since}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpuyard.advice.why.facts import ComputeNode, Device, HostAggregate, HostStock, RequestFacts, obstacle
+from gpuyard.advice.why.facts import Asker, ComputeNode, Device, HostAggregate, HostStock, RequestFacts, obstacle
 from gpuyard.advice.why.words import amount, amount_of, and_list, words
 from gpuyard.model.finding import Finding
-from gpuyard.nova.filters import AGGREGATE_FILTER, NUMA_FILTER
+from gpuyard.nova.filters import AGGREGATE_FILTER, NUMA_FILTER, TENANT_FILTER
 from gpuyard.nova.request import PINNED, SHARED, DeviceNeed, Request
 
 # Placement decides about these. It is asked for the whole request too, and has the last word.
@@ -16,6 +16,8 @@ OF_PLACEMENT = frozenset({"gpu", "gpu-count", "room", "too-big", "max-unit", "cl
 LIBVIRT = "QEMU"
 """What nova-compute with libvirt says of itself; no other driver of Nova reports a NUMA topology."""
 ISOLATION = "trait:"
+TENANTS = "filter_tenant_id"
+"""Metadata of aggregates that TENANT_FILTER keeps for some projects begins with it."""
 
 
 def of_flavor(facts: RequestFacts, request: Request) -> list[Finding]:
@@ -113,6 +115,10 @@ def _of_placement(facts: RequestFacts, request: Request, host: ComputeNode) -> l
             fix = f"openstack resource provider trait set --trait {trait} {host.provider} (and those it has), or "
             text = f"the flavor requires trait {trait}, which the host does not have"
             causes.append(obstacle("trait", text, fix + "take it out of the flavor"))
+    for trait in sorted(request.forbidden - facts.unknown_traits):
+        if host.provider in facts.with_trait.get(trait, frozenset()):
+            text = f"the flavor forbids trait {trait}, which the host has"
+            causes.append(obstacle("trait", text, "use another host, or take it out of the flavor"))
     for group in request.groups:
         known = {name: needs for name, needs in group.amounts.items() if name not in facts.unknown_classes}
         missing = [f"{needs} {name}" for name, needs in sorted(known.items()) if not _able(facts, host, name, needs)]
@@ -331,6 +337,8 @@ def _of_aggregates(facts: RequestFacts, request: Request, host: ComputeNode) -> 
         causes += _isolated(mine, request)
     if AGGREGATE_FILTER in facts.filters:
         causes += _specs(mine, request.aggregate_specs)
+    if TENANT_FILTER in facts.filters and facts.asker is not None:
+        causes += _tenants(mine, facts.asker)
     return causes
 
 
@@ -356,6 +364,23 @@ def _isolated(mine: Iterable[HostAggregate], request: Request) -> Iterable[Findi
             )
             fix = f"set {', '.join(f'trait:{name}=required' for name in missing)} in the flavor"
             yield obstacle("aggregate-isolated", text, fix)
+
+
+def _tenants(mine: Iterable[HostAggregate], asker: Asker) -> Iterable[Finding]:
+    """As AggregateMultiTenancyIsolation: whom one of the host's aggregates names may use it, and nobody else then."""
+    kept = {
+        aggregate.name: {
+            part.strip()
+            for key, ids in aggregate.metadata.items()
+            if key.startswith(TENANTS)
+            for part in ids.split(",")
+        }
+        for aggregate in mine
+    }
+    if any(kept.values()) and not any(asker.id in ids for ids in kept.values()):
+        names = and_list(sorted(name for name, ids in kept.items() if ids))
+        text = f"the host is kept for other projects ({TENANTS} of aggregate {names}), and {TENANT_FILTER} refuses"
+        yield obstacle("aggregate-tenants", text, f"name project {asker.id} in the aggregate, or use another host")
 
 
 def _specs(mine: Sequence[HostAggregate], wanted: Mapping[str, str]) -> Iterable[Finding]:

@@ -16,7 +16,7 @@ from gpuyard.nova.request import Request
 NOT_LOOKED_AT = (
     "properties of the image, and volumes to boot from",
     "networks and ports, server groups and other scheduler hints",
-    "filters that the site does not switch on, aggregates that are kept for projects",
+    "filters that the site does not switch on",
     "weighers: of several hosts that fit, Nova's takes one of its own choice",
 )
 RACE = (
@@ -37,6 +37,7 @@ SHORT = {
     "numa": "no NUMA topology",
     "aggregate": "not in such an aggregate",
     "aggregate-isolated": "isolated",
+    "aggregate-tenants": "kept for other projects",
     "zone": "in another availability zone",
     "service-disabled": "disabled",
     "service-down": "down",
@@ -122,8 +123,6 @@ def _doubts(facts: RequestFacts, request: Request, answers: Sequence[HostAnswer]
     flavor = facts.flavor
     for item in request.not_followed:
         yield f"{item} of the flavor is not looked at"
-    if request.forbidden:
-        yield f"forbidden traits of the flavor are not looked at host by host: {', '.join(sorted(request.forbidden))}"
     if request.numa and any(answer.fits for answer in answers):
         yield f"{request.numa}: what each NUMA node of a host has left cannot be seen from outside"
     scoped = [key for key in flavor.extra_specs if key.startswith("aggregate_instance_extra_specs:")]

@@ -73,7 +73,7 @@ def _cause(facts: RequestFacts, request: Request, asker: Asker, group: list[Limi
         {"resource": one.resource, "limit": one.limit, "in_use": one.used, "asks": asked[one.resource], "own": one.own}
         for one in group
     )
-    short = f"the limit of project {asker.name} on {what} is reached"
+    short = f"the limit of project {asker.name} on {what} is {'reached' if item.limit else 0}"
     return obstacle("quota", text, fix, numbers, short if item.registered else f"no limit is registered on {what}")
 
 

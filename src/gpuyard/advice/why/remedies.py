@@ -9,6 +9,7 @@ from gpuyard.advice.why.causes import available, matching, shortage, unmet
 from gpuyard.advice.why.facts import Action, ComputeNode, Device, HostAnswer, Remedy, RequestFacts, RunningServer
 from gpuyard.advice.why.quota import counted_of, exceeded, raising
 from gpuyard.advice.why.words import OTHERS, WORDS, amount
+from gpuyard.ledger.state import FOREIGN
 from gpuyard.model.finding import Finding
 from gpuyard.nova.request import Request
 
@@ -188,12 +189,16 @@ def _release(facts: RequestFacts, device: Device, values: Mapping[str, object]) 
     if device.booking:
         text = f"{when} ({device.reason}): gpuyard gpu release {device.booking}"
         return Action("release-hold", text, {**values, "booking": device.booking})
+    if device.state == "held" and device.reason and device.reason != FOREIGN:
+        name = f"{device.host}/{device.address}"
+        text = f"have {device.address} looked after ({device.reason}): gpuyard gpu health {name}"
+        return Action("repair", text, values)
     text = (
         f"{when}: openstack resource provider inventory set --amend --resource {device.resource_class}:reserved=0 "
         f"(provider {device.provider})"
     )
     if facts.bookable and not facts.ledger_known:
-        text = f"if no booking or hold keeps {device.address} (the portal knows; name it with --url), {text}"
+        text = f"if gpuyard itself does not keep {device.address} (the portal knows; name it with --url), {text}"
     return Action("release-hold", text, values)
 
 

@@ -26,7 +26,7 @@ def read_facts(api: CloudApi, seen: SeenObjects) -> CloudFacts:
         newest = cloud.later(cloud.newest_microversion)
         flavors = cloud.later(cloud.flavors)
         # One that was shelved has given its devices back, and is on no host.
-        servers = [row for row in cloud.servers().rows if row.asks_devices and row.host]
+        servers = [row for row in cloud.servers().rows if ALIAS_SPEC in row.flavor.extra_specs and row.host]
         names = Names({("project", identity): name for name, identity in seen.projects.items()})
         names.learn(cloud, projects={row.project for row in servers})
         devices = _devices(providers.result())

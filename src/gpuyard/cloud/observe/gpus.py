@@ -31,11 +31,8 @@ def see_gpus(
     `allocatable`: names of what can be had; `held`: server -> ids of the providers that it has something of."""
     names = {one.id: one.name for one in providers.values() if one.root_id != one.id}
     holders = {names[one]: server for server, ids in held.items() for one in ids if one in names}
-    odd = {
-        gpu.provider_name: gpu
-        for gpu in gpus
-        if not gpu.blocked and gpu.provider_name in providers.keys() - allocatable - holders.keys()
-    }
+    unexplained = providers.keys() - allocatable - holders.keys()
+    odd = {gpu.provider_name: gpu for gpu in gpus if not gpu.blocked and gpu.provider_name in unexplained}
     found = cloud.each(lambda name: _look(cloud, odd[name], providers[name].id), odd)
     by_verdict = {verdict: frozenset(n for n, (one, _) in found.items() if one is verdict) for verdict in WhyNot}
     return GpusSeen(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime
 from typing import Any, ParamSpec, Self, TypeVar
 
 from gpuyard.advice.drift.facts import MigrationSeen
 from gpuyard.cloud.api import CloudApi, CloudError
 from gpuyard.cloud.observe import rows
-from gpuyard.cloud.observe.rows import AggregateRow, Hypervisor, LimitRow, ServerRow, Servers
+from gpuyard.cloud.observe.rows import ActionRow, AggregateRow, Hypervisor, LimitRow, ServerRow, Servers
 from gpuyard.cloud.people import shown, shown_user
+from gpuyard.logs.errand import carried
 from gpuyard.model.errors import UsageError
 from gpuyard.model.world import DOMAIN, HostService, Provider, Stock
 from gpuyard.nova.request import NovaFlavor
@@ -20,6 +23,7 @@ Key = TypeVar("Key")
 Something = TypeVar("Something")
 
 BAD_REQUEST, FORBIDDEN, NOT_FOUND = 400, 403, 404
+RAISED = re.compile(r"raise (?:\w+\.)*(\w+)\(")
 PAGE = 1000
 PARALLEL = 6
 
@@ -38,12 +42,12 @@ class Reader:
         self._threads.shutdown()
 
     def later(self, ask: Callable[Given, Something], *given: Given.args, **named: Given.kwargs) -> Future[Something]:
-        return self._threads.submit(ask, *given, **named)
+        return self._threads.submit(carried(ask), *given, **named)
 
     def each(self, ask: Callable[[Key], Something], keys: Iterable[Key]) -> dict[Key, Something]:
         """The answer for each key, asked at the same time."""
         wanted = list(dict.fromkeys(keys))
-        return dict(zip(wanted, self._threads.map(ask, wanted), strict=True))
+        return dict(zip(wanted, self._threads.map(carried(ask), wanted), strict=True))
 
     def members(self, service: str, path: str, key: str, **query: object) -> list[dict[str, Any]]:
         return list(self.api.get(service, path, **query)[key])
@@ -62,6 +66,36 @@ class Reader:
     def has_server(self, identity: str) -> bool:
         """Whether Nova knows a server of that id, also one that it has deleted softly."""
         return unless_gone(lambda: bool(self.api.get("compute", f"/servers/{identity}")), False)
+
+    def server(self, identity: str) -> ServerRow | None:
+        """None when Nova knows none of that id, or its cell does not answer."""
+        row = unless_gone(lambda: self.api.get("compute", f"/servers/{identity}")["server"], None)
+        return ServerRow.of(row) if row is not None and "flavor" in row else None
+
+    def actions(self, server: str) -> list[ActionRow]:
+        """What was done with a server, also a deleted one; nothing when Nova has forgotten it."""
+        nothing: list[dict[str, Any]] = []
+        path = f"/servers/{server}/os-instance-actions"
+        found = unless_gone(lambda: self.members("compute", path, "instanceActions"), nothing)
+        return [ActionRow.of(row) for row in found]
+
+    def parts(self, server: str, request: str) -> dict[str, datetime | None]:
+        """The parts of an action that have begun, each with when it ended well; None where it has not (yet)."""
+        path = f"/servers/{server}/os-instance-actions/{request}"
+        nothing: dict[str, Any] = {"instanceAction": {}}
+        found = unless_gone(lambda: self.api.get("compute", path), nothing)["instanceAction"].get("events", ())
+        return {row["event"]: rows.moment(row["finish_time"]) if row["result"] == "Success" else None for row in found}
+
+    def words_of(self, server: str, request: str) -> str:
+        """What went wrong in an action, as its last part that failed says it: an error of Nova's by name, or the last
+        line of the traceback that admins get; empty when nothing went wrong."""
+        path = f"/servers/{server}/os-instance-actions/{request}"
+        nothing: dict[str, Any] = {"instanceAction": {}}
+        found = unless_gone(lambda: self.api.get("compute", path), nothing)["instanceAction"]
+        failed = [row for row in found.get("events", ()) if row["result"] == "Error"]
+        lines = [line for row in failed[-1:] for line in str(row.get("traceback") or "").splitlines() if line.strip()]
+        raised = RAISED.search(lines[-1]) if lines else None
+        return raised[1] if raised else lines[-1].strip() if lines else ""
 
     def flavors(self) -> list[NovaFlavor]:
         """All, private ones too, without who may use them."""
@@ -83,13 +117,14 @@ class Reader:
     def aggregates(self) -> list[AggregateRow]:
         return [AggregateRow.of(row) for row in self.members("compute", "/os-aggregates", "aggregates")]
 
-    def migrations(self) -> dict[str, MigrationSeen]:
-        """All that Nova remembers, by id. It lists no single one, and none by a set of statuses."""
-        found = self.pages("compute", "/os-migrations", "migrations")
+    def migrations(self, **query: object) -> dict[str, MigrationSeen]:
+        """All that Nova remembers, or those of a ``source_compute``, by id. It lists no single one, and none by a set
+        of statuses."""
+        found = self.pages("compute", "/os-migrations", "migrations", **query)
         return {
             row["uuid"]: MigrationSeen(
                 row["uuid"], row["instance_uuid"], row["status"], row["migration_type"], row["source_compute"],
-                row["dest_compute"],
+                row["dest_compute"], rows.moment(row.get("created_at")),
             )
             for row in found
         }  # fmt: skip

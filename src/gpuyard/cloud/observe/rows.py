@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from gpuyard.model.world import HostService, Provider, Server, Stock
-from gpuyard.nova.alias_spec import ALIAS_SPEC
+from gpuyard.model.world import AGENT_WORD, SITE_KEY, HostService, Provider, Server, Stock
+from gpuyard.nova.alias_spec import takes_devices
 from gpuyard.nova.request import NovaFlavor
 
 ZONE = "availability_zone"
@@ -32,6 +32,14 @@ class ServerRow:
     launched: datetime | None
     updated: str
     fault: str
+    agent: str = ""
+    """AGENT_WORD of its metadata."""
+    terminated: datetime | None = None
+    """Of one that is deleted."""
+    from_volume: bool = False
+    """It has no image: its root disk is a volume."""
+    ours: bool = False
+    """gpuyard itself has made it, and deletes it."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
@@ -48,18 +56,46 @@ class ServerRow:
             launched=moment(row["OS-SRV-USG:launched_at"]),
             updated=row["updated"],
             fault=row.get("fault", {}).get("message", ""),
+            agent=row.get("metadata", {}).get(AGENT_WORD, ""),
+            terminated=moment(row.get("OS-SRV-USG:terminated_at")),
+            from_volume=row.get("image") == "",
+            ours=SITE_KEY in row.get("metadata", {}),
         )
 
     @property
+    def changed(self) -> datetime | None:
+        return moment(self.updated)
+
+    @property
     def asks_devices(self) -> bool:
-        """Whether its flavor asks for PCI devices by an alias."""
-        return ALIAS_SPEC in self.flavor.extra_specs
+        """Whether its flavor asks for PCI devices by an alias, or for vGPUs by their class."""
+        return takes_devices(self.flavor.extra_specs)
 
     def named(self, project: str, user: str) -> Server:
         """With the names that people know."""
         return Server(
             self.id, self.name, self.status, self.host, project, user, self.flavor.name, self.created, self.launched,
-            self.user, self.project, self.task or "",
+            self.user, self.project, self.task or "", self.agent,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ActionRow:
+    """Something that was done with a server."""
+
+    action: str
+    request: str
+    started: datetime
+    finished: datetime | None
+    """When its last part was done or, while one is under way, when that began: only its parts tell which it is."""
+    failed: bool
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        started = moment(row["start_time"])
+        assert started is not None
+        return cls(
+            row["action"], row["request_id"], started, moment(row["updated_at"]), bool(row["message"])
         )  # fmt: skip
 
 

@@ -11,42 +11,31 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
 
 from gpuyard.advice.why.explain import explain
-from gpuyard.advice.why.facts import (
-    Asker,
-    ComputeNode,
-    Device,
-    Explanation,
-    HostAggregate,
-    Limit,
-    NeedKey,
-    RequestFacts,
-)
+from gpuyard.advice.why.facts import ComputeNode, Device, Explanation, HostAggregate, NeedKey, RequestFacts
 from gpuyard.cloud.api import CloudApi, CloudError
 from gpuyard.cloud.observe.reader import BAD_REQUEST, Reader
-from gpuyard.cloud.observe.rows import Hypervisor
+from gpuyard.cloud.observe.scheduling import (
+    SHARES,
+    asker_named,
+    compute_nodes,
+    limits_of,
+    placement_decides,
+    pools_of_classes,
+    scheduling,
+    site_aliases,
+)
 from gpuyard.cloud.observe.why_closer import CloserLook
-from gpuyard.cloud.people import KeystonePeople
 from gpuyard.ledger.state import LedgerWords
 from gpuyard.model.errors import UsageError
 from gpuyard.model.gpu import Gpu
-from gpuyard.model.world import HostService, Provider
-from gpuyard.nova.alias import Alias, aliases_of
-from gpuyard.nova.filters import DEFAULTS
-from gpuyard.nova.release import RELEASES
+from gpuyard.model.world import Provider
 from gpuyard.nova.request import PINNED, SHARED, NovaFlavor, Request, request_of
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.encoding import count_class, set_trait
 from gpuyard.site.load import LoadedSite
 from gpuyard.site.nova import alias
-
-SHARES = "MISC_SHARES_VIA_AGGREGATE"
-# Nova's own, for a site that does not set the option.
-DEFAULT_FILTERS = ",".join(DEFAULTS)
-# Without a registered limit Nova refuses what this option names, and lets anybody have the rest; its own default.
-DEFAULT_REQUIRED = "servers"
 
 
 def why(
@@ -84,23 +73,24 @@ class FactsReader:
     def read(self, name: str, project: str | None, zone: str | None) -> tuple[RequestFacts, Request]:
         """The first round: what holds of all hosts at once."""
         run, cloud = self._cloud.later, self._cloud
-        asker = run(self._project, project) if project is not None else None
+        asker = run(asker_named, cloud, project) if project is not None else None
         hypervisors = run(cloud.hypervisors)
         services = run(cloud.services)
         aggregates = run(cloud.aggregates)
         providers = run(cloud.providers)
         sharing = run(cloud.able, required=SHARES)
         flavor = self._flavor(name)
+        self._refuse_shares(flavor.name)
         request = request_of(flavor, self._aliases)
-        if _option(self._loaded.compiled, "filter_scheduler", "pci_in_placement") != "true":
+        if not placement_decides(self._loaded.compiled):
             request = request.without_devices()
-        limits = run(self._limits, asker.result(), request) if asker else None
+        limits = run(limits_of, cloud, self._loaded.compiled, asker.result(), request.counted(True)) if asker else None
         by_id = providers.result()
         self._providers = {one.name: one for one in by_id.values()}
         able = {(name, amount): run(cloud.able, resources=f"{name}:{amount}") for name, amount in _amounts(request)}
         wanted = {need.resource_class for need in request.devices}
-        pools = {gpu.pool for gpu in self._loaded.compiled.gpus if gpu.resource_class in wanted}
-        self._gpus = [gpu for gpu in self._loaded.compiled.gpus if gpu.pool in pools]
+        pools = {gpu.pool for gpu in self._loaded.compiled.whole_gpus if gpu.resource_class in wanted}
+        self._gpus = [gpu for gpu in self._loaded.compiled.whole_gpus if gpu.pool in pools]
         asked: set[NeedKey] = {(need.resource_class, need.traits) for need in request.devices}
         plain: set[NeedKey] = {(name, frozenset()) for name in wanted}
         plain |= {(gpu.resource_class, frozenset()) for gpu in self._gpus if not gpu.blocked}
@@ -112,7 +102,7 @@ class FactsReader:
         }
         self._allocatable = frozenset().union(*found.values())
         shares = _ids(sharing)
-        hosts = tuple(self._hosts(hypervisors.result(), services.result(), shares))
+        hosts = tuple(compute_nodes(self._loaded, hypervisors.result(), services.result(), by_id.values(), shares))
         facts = RequestFacts(
             flavor=flavor,
             hosts=hosts,
@@ -126,14 +116,13 @@ class FactsReader:
             aggregates=tuple(HostAggregate(row.name, row.hosts, row.metadata) for row in aggregates.result()),
             asker=limits.result() if limits else None,
             zone=zone,
-            pools={gpu.resource_class: gpu.pool for gpu in self._loaded.compiled.gpus}
-            | {count_class(pool): pool for pool in self._loaded.site.pools},
-            pool_sizes=Counter((gpu.host, gpu.pool) for gpu in self._loaded.compiled.gpus),
+            pools=pools_of_classes(self._loaded.compiled),
+            pool_sizes=Counter((gpu.host, gpu.pool) for gpu in self._loaded.compiled.whole_gpus),
             counting=frozenset(map(count_class, self._loaded.site.pools)),
             site_limits=_site_limits(self._loaded.compiled, limits.result().name) if limits else {},
             bookable=self._loaded.site.booking is not None,
             gpu_hosts=_gpu_hosts(self._loaded.compiled, request),
-            **_options(self._loaded.compiled),
+            **scheduling(self._loaded.compiled),
         )
         return _with_candidates(facts, [later.result() for later in candidates]), request
 
@@ -141,6 +130,14 @@ class FactsReader:
         """What reads the second round, after the first."""
         asker = (facts.asker.id, facts.asker.name) if facts.asker else None
         return CloserLook(self._cloud, self._aliases, self._gpus, self._providers, self._allocatable, asker, words)
+
+    def _refuse_shares(self, flavor: str) -> None:
+        pool = self._loaded.compiled.shared_flavors.get(flavor)
+        if pool is not None:
+            raise UsageError(
+                f"flavor {flavor} takes a share of a GPU, and why there is none is only known of whole ones; see "
+                f"'gpuyard gpu list --pool {pool}' for those that are free, and Nova's own fault of the server"
+            )
 
     def _flavor(self, name: str) -> NovaFlavor:
         rows = self._cloud.flavors()
@@ -158,34 +155,6 @@ class FactsReader:
         flavor = found[0]
         return flavor if flavor.public else replace(flavor, projects=self._cloud.access(flavor.id))
 
-    def _project(self, name: str) -> Asker:
-        """A project by its id, or by its name as the site file has it."""
-        found = KeystonePeople(self._cloud.api).projects(name)
-        if not found:
-            raise UsageError(
-                f"cloud {self._cloud.api.name} has no project {name!r}; one of another domain is NAME@DOMAIN"
-            )
-        return Asker(found[0].id, found[0].name)
-
-    def _limits(self, asker: Asker, request: Request) -> Asker:
-        """The project with its limits on what the flavor asks, and what it uses of them, counted as Nova does."""
-        usages = self._cloud.later(self._cloud.project_usages, asker.id)
-        servers = self._cloud.pages("compute", "/servers", "servers", all_tenants=1, project_id=asker.id)
-        used = {"servers": sum(1 for _ in servers)}
-        registered, own = self._cloud.limits(project_id=asker.id)
-        used |= {f"class:{name}": number for name, number in usages.result().items()}
-        default = {row.resource: row.value for row in registered}
-        mine = {row.resource: row.value for row in own}
-        missing = set(_unregistered(self._loaded.compiled)) - default.keys() - mine.keys()
-        default |= dict.fromkeys(missing, 0)
-        return replace(
-            asker,
-            limits=tuple(
-                Limit(name, mine.get(name, default.get(name, -1)), used.get(name, 0), name in mine, name not in missing)
-                for name in request.counted(True)
-            ),
-        )
-
     def _candidates(self, query: Mapping[str, str]) -> tuple[frozenset[str], str]:
         """Ids of the root providers that Placement would give the whole request to, or what it says instead."""
         try:
@@ -196,42 +165,12 @@ class FactsReader:
         used = {provider for row in answer["allocation_requests"] for provider in row["allocations"]}
         return frozenset(summaries[provider]["root_provider_uuid"] for provider in used), ""
 
-    def _hosts(
-        self, hypervisors: Iterable[Hypervisor], services: Mapping[str, HostService], sharing: frozenset[str]
-    ) -> Iterable[ComputeNode]:
-        """Every hypervisor, and every root provider of which Nova knows none."""
-        kept = {one.host: one.reserve.classes for one in self._loaded.compiled.capacities if one.keeps}
-        known = set()
-        for row in hypervisors:
-            service = services.get(row.host)
-            known.add(row.id)
-            yield ComputeNode(
-                name=row.host,
-                provider=row.id,
-                service_host=row.host,
-                up=row.up,
-                enabled=row.enabled,
-                forced_down=service is not None and service.forced_down,
-                disabled_reason=row.disabled_reason,
-                zone=service.zone if service else "",
-                hypervisor_type=row.type,
-                numa_nodes=self._numa_nodes(row.host),
-                kept=kept.get(row.host, {}),
-            )
-        for provider in self._providers.values():
-            if provider.id == provider.root_id and provider.id not in known | sharing:
-                yield ComputeNode(provider.name, provider.id, provider.name, has_service=False)
-
-    def _numa_nodes(self, host: str) -> int | None:
-        inventory = self._loaded.inventories.get(host)
-        return inventory.facts.numa_nodes if inventory else None
-
     def _devices(
         self, able: Mapping[NeedKey, frozenset[str]], wanted: set[str], hosts: Sequence[ComputeNode]
     ) -> Iterable[Device]:
         """The site's GPUs of the classes that are asked, and providers that would do and that it does not know."""
         free = frozenset[str]().union(*able.values()) if able else frozenset()
-        mine = {gpu.provider_name for gpu in self._loaded.compiled.gpus}
+        mine = {gpu.provider_name for gpu in self._loaded.compiled.whole_gpus}
         for gpu in self._gpus:
             if gpu.resource_class in wanted:
                 meant = any(name == gpu.resource_class and traits <= _traits(gpu) for name, traits in able)
@@ -262,33 +201,6 @@ class FactsReader:
             reason=reason,
             device_type=self._loaded.inventories[gpu.host].function(gpu.address).device_type.value,
         )
-
-
-def site_aliases(compiled: CompiledSite) -> dict[str, Alias]:
-    """The aliases that the site gives to every Nova service."""
-    return aliases_of(compiled.options_of("nova").values("pci", "alias"))
-
-
-def _option(compiled: CompiledSite, section: str, key: str) -> str | None:
-    """An option of the services that no host has for itself; None when the site does not set it."""
-    values = [v for options in compiled.options if options.host is None for v in options.values(section, key)]
-    return values[-1] if values else None
-
-
-def _options(compiled: CompiledSite) -> dict[str, Any]:
-    filters = _option(compiled, "filter_scheduler", "enabled_filters") or DEFAULT_FILTERS
-    isolated = _option(compiled, "scheduler", "enable_isolated_aggregate_filtering") or "false"
-    return {
-        "filters": frozenset(name.strip() for name in filters.split(",")),
-        "isolated_aggregates": isolated.lower() == "true",
-        "counts_devices": RELEASES[compiled.site.release].pci_quotas,
-    }
-
-
-def _unregistered(compiled: CompiledSite) -> list[str]:
-    """Resources that nobody gets while no limit is registered for them."""
-    named = _option(compiled, "quota", "unified_limits_resource_list") or DEFAULT_REQUIRED
-    return [name.strip() for name in named.split(",")]
 
 
 def _site_limits(compiled: CompiledSite, project: str) -> dict[str, int]:

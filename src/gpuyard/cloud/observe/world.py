@@ -6,7 +6,6 @@ GPUs cost some each.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -23,15 +22,14 @@ from gpuyard.cloud.api import CloudApi
 from gpuyard.cloud.observe.objects import OF_PROVIDER_CONFIGS, read_objects
 from gpuyard.cloud.observe.reader import PAGE, Reader
 from gpuyard.cloud.observe.rows import AggregateRow, ServerRow, below
-from gpuyard.model.world import HostService, Provider
-from gpuyard.nova.alias_spec import ALIAS_SPEC
+from gpuyard.model.world import HostService, Provider, Stock
+from gpuyard.nova.alias_spec import takes_devices
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.encoding import count_class, set_trait
 from gpuyard.site.objects import SeenObjects, site_trait
 
 MANAGED = "COMPUTE_MANAGED_PCI_DEVICE"
 """Nova's trait of the PCI devices that it keeps in Placement."""
-TAKES_DEVICE = re.compile(r"^resources[\w-]*:CUSTOM_(GPU|PCI)_")
 
 
 def read_world(api: CloudApi, compiled: CompiledSite, migrations: bool = False) -> World:
@@ -49,7 +47,8 @@ class WorldReader:
         self._cloud = cloud
         self._compiled = compiled
         staged = compiled.site.pci_in_placement != "off"
-        self._offered = {gpu.provider_name: gpu for gpu in compiled.gpus if staged and not gpu.blocked}
+        self._offered = {gpu.provider_name: gpu for gpu in compiled.whole_gpus if staged and not gpu.blocked}
+        self._shared = {gpu.provider for gpu in compiled.gpus if gpu.is_unit}
         self._providers: dict[str, Provider] = {}
         """By id."""
 
@@ -76,6 +75,7 @@ class WorldReader:
             objects=replace(seen, reported=self._reported(hosts, trait), in_use=self._in_use(hosts)),
             hosts=hosts,
             devices=devices,
+            shares=self._shares(),
             servers=servers,
             services=services.result(),
             unknown_hosts=unknown,
@@ -186,12 +186,16 @@ class WorldReader:
 
     # Devices.
 
+    def _shares(self) -> dict[str, dict[str, Stock]]:
+        there = {one.name: one.id for one in self._providers.values() if one.name in self._shared}
+        return self._cloud.each(lambda name: self._cloud.stock(there[name]), sorted(there))
+
     @property
     def _classes(self) -> frozenset[str]:
         return frozenset(gpu.resource_class for gpu in self._offered.values())
 
     def _devices(self, servers: Mapping[str, ServerSeen]) -> dict[str, DeviceSeen]:
-        """Every PCI device in Placement; those that are not as they should be, looked at closer."""
+        """Every PCI device in Placement that is not shared; those that are not as they should be, looked at closer."""
         run = self._cloud.later
         managed = run(self._with, required=MANAGED)
         able = {name: run(self._with, resources=f"{name}:1") for name in self._classes}
@@ -203,6 +207,8 @@ class WorldReader:
         too_many = frozenset().union(*(later.result() for later in twice))
         devices = []
         for provider in sorted(managed.result() & self._providers.keys()):
+            if self._providers[provider].name in self._shared:
+                continue  # is one of `_shares`; who has what of it, gpuyard gpu list says
             classes = {name for name, ids in free.items() if provider in ids}
             holders = held.get(provider, {})
             classes |= {name for amounts in holders.values() for name in amounts}
@@ -255,7 +261,7 @@ class WorldReader:
         names = {identity: name for name, identity in objects.projects.items()}
         wanted = {limit.project for limit in self._compiled.limits if limit.project in objects.projects}
         ids = {objects.projects[name] for name in wanted if name}
-        ids |= {server.project for server in servers if ALIAS_SPEC in server.specs}
+        ids |= {server.project for server in servers if asks_devices(server)}
         found = self._cloud.each(self._cloud.project_usages, sorted(ids))
         return {names.get(identity, identity): usage for identity, usage in found.items()}
 
@@ -290,4 +296,4 @@ def server_seen(row: ServerRow) -> ServerSeen:
 
 def asks_devices(server: ServerSeen) -> bool:
     """Whether a server's flavor takes devices of Placement, by an alias or by naming a class."""
-    return ALIAS_SPEC in server.specs or any(TAKES_DEVICE.match(key) for key in server.specs)
+    return takes_devices(server.specs)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Dict, List
 
-from gpuyard.host.checks import cards, drivers, platform
+from gpuyard.host.checks import cards, drivers, models, platform, shared
 from gpuyard.host.machine import Check, Machine
 from gpuyard.model.finding import Finding
 
@@ -45,8 +45,12 @@ CHECKS: Dict[str, Check] = {
     "variant-drivers": drivers.variants,
     "pending-reboot": platform.pending_reboot,
     "reset": cards.reset,
+    "scrub": cards.scrubs,
     "bars": cards.bars,
+    "nvswitch": models.nvswitch,
+    "quirks": models.quirks,
     "sr-iov": cards.sriov,
+    "shared": shared.shared,
     "guests": cards.guests,
     "memory": platform.memory,
     "software": platform.software,

@@ -11,13 +11,14 @@ import struct
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
+from gpuyard.host.config_space import extended, within
 from gpuyard.host.scan import DEVICES
 from gpuyard.host.tree import FileTree, Tree
 
 RECORDED = "acs"
 """A file of recordings only: the whole configuration space has a serial number in it."""
 AS_RECORDED = re.compile(r"(-|[0-9]{1,2})(?: ([0-9a-f]{4}) ([0-9a-f]{4}))?", re.ASCII)
-HEADER, CONVENTIONAL = 64, 256
+HEADER = 64
 STATUS, HAS_CAPABILITIES, FIRST_CAPABILITY = 0x06, 0x10, 0x34
 CAPABILITY_EXPRESS, EXTENDED_ACS = 0x10, 0x000D
 TYPE_ROOT_PORT, TYPE_DOWNSTREAM, TYPE_PCI_BRIDGE = 4, 6, 7
@@ -74,7 +75,7 @@ def parse(config: bytes) -> Acs:
     """Of a configuration space of 256 or 4096 bytes."""
     express = _capability(config, CAPABILITY_EXPRESS)
     kind = None if express is None else _word(config, express + 2) >> 4 & 0xF
-    place = _extended(config, EXTENDED_ACS)
+    place = extended(within(config), EXTENDED_ACS)
     return Acs(kind, None if place is None else (_word(config, place + 4), _word(config, place + 6)))
 
 
@@ -91,16 +92,4 @@ def _capability(config: bytes, wanted: int) -> Optional[int]:
         if config[place] == wanted:
             return place
         place = config[place + 1] & 0xFC
-    return None
-
-
-def _extended(config: bytes, wanted: int) -> Optional[int]:
-    place = CONVENTIONAL
-    for _ in range(480):
-        if place < CONVENTIONAL or place + 8 > len(config):
-            return None
-        header = _word(config, place) | _word(config, place + 2) << 16
-        if header & 0xFFFF == wanted:
-            return place
-        place = header >> 20 & 0xFFC
     return None

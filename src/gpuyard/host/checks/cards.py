@@ -6,16 +6,17 @@ import re
 from typing import Dict, List
 
 from gpuyard.host.checks.acs import acs_of
-from gpuyard.host.judge import capacity
+from gpuyard.host.judge import capacity, sharing
 from gpuyard.host.machine import Answer, Machine, by_model, named
 from gpuyard.model.finding import Severity
-from gpuyard.model.pci import PciFunction
+from gpuyard.model.pci import RESETS_THAT_COUNT, PciFunction
 from gpuyard.model.slot import Slot
 
 GIB = 2**30
 BIG_BAR = 32 * GIB
 """From here on firmware needs "Above 4G Decoding", and a guest UEFI, q35 and enough address bits."""
 RESET_WORKS = ("flr", "pm", "bus", "device_specific", "af_flr", "acpi")
+COUNTED = [(method,) for method in RESETS_THAT_COUNT]
 # Cards whose driver refused to run in a VM until version 465. Names are those of pci.ids.
 CONSUMER = re.compile(r"GeForce|TITAN|NVS|Quadro (FX|K)?\d", re.IGNORECASE)
 
@@ -42,12 +43,13 @@ def groups(machine: Machine) -> Answer:
         gpus = ", ".join(gpu.short_address for gpu in slot.gpus)
         name = f"group {slot.group}" if slot.group is not None else "no group"
         if not slot.usable:
+            shared = {reason for gpu in slot.gpus for reason in sharing(gpu)}
             for reason in slot.reasons:
-                yield (
-                    Severity.ERROR,
-                    f"{name} ({gpus}): {reason}",
-                    "keep it with the host, or move the card to another PCIe slot",
-                )
+                remedy = "keep it with the host, or move the card to another PCIe slot"
+                if reason in shared:
+                    remedy = "nothing to do where it is to be shared; so it cannot be given away whole"
+                level = Severity.WARNING if reason in shared else Severity.ERROR
+                yield level, f"{name} ({gpus}): {reason}", remedy
         elif len(slot.gpus) > 1:
             remedy = (
                 "nothing to do: gpuyard offers them as leader and peers; another PCIe slot, or ACS, may separate them"
@@ -104,6 +106,30 @@ def reset(machine: Machine) -> Answer:
     for cards in by_model(stuck):
         remedy = "a VM may find it as the last one left it; test starting a second VM on it"
         yield Severity.WARNING, f"no way to reset {cards} is shown", remedy
+
+
+def scrubs(machine: Machine) -> Answer:
+    """Whether `gpuyard host scrub` has a reset for each slot that counts: see host/scrub.py."""
+    able: List[PciFunction] = []
+    for slot in machine.slots if machine.inventory.iommu_on else ():
+        members = [f for f in machine.group_members(slot) if not f.stays_with_host] if slot.usable else []
+        stuck = [f for f in members if not (_goes_with_its_bus(machine, f, members) or f.reset_methods[:1] in COUNTED)]
+        if stuck:
+            remedy = (
+                "use its pool without one_time_use, and tell its users; behind another root port it may be different"
+            )
+            reason = f"group {slot.group}: {named(stuck)} cannot be reset in a way that counts between two VMs"
+            yield Severity.WARNING, reason, remedy
+        elif members:
+            able += slot.gpus
+    if able:
+        yield Severity.OK, f"{named(able)} can be scrubbed between two VMs, by bus or FLR", ""
+
+
+def _goes_with_its_bus(machine: Machine, function: PciFunction, members: List[PciFunction]) -> bool:
+    """Whether its bus can be reset and nobody else be hit. Of a function that is alone on it the kernel says so."""
+    beside = [f for f in machine.inventory.functions if f.parent == function.parent and f.parent is not None]
+    return bool(beside) and all(f in members for f in beside) and (len(beside) > 1 or "bus" in function.reset_methods)
 
 
 def bars(machine: Machine) -> Answer:

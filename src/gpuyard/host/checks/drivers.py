@@ -6,8 +6,9 @@ import re
 from typing import Dict, Iterable, List, Tuple
 
 from gpuyard.host.checks.attached import CLASS_USB, frame_buffers, text_console, usb_devices
-from gpuyard.host.holders import USUAL_HOLDERS, DeviceHolder
-from gpuyard.host.judge import PASSTHROUGH_DRIVERS
+from gpuyard.host.fabric import is_shared
+from gpuyard.host.holders import FABRIC_MANAGER, USUAL_HOLDERS, DeviceHolder
+from gpuyard.host.judge import PASSTHROUGH_DRIVERS, sharing
 from gpuyard.host.machine import Answer, Machine, by_model, named
 from gpuyard.host.modules import canonical, ids_by_option, is_available, is_builtin, kept_out
 from gpuyard.host.preparation.passthrough import is_vfio
@@ -26,7 +27,8 @@ def drivers(machine: Machine) -> Answer:
         yield Severity.OK, f"{len(bound)} of {len(machine.members)} functions are with {bound[0].driver}", ""
     others: Dict[str, List[PciFunction]] = {}
     for function in machine.members:
-        if function.driver and not is_vfio(function.driver):
+        # The driver of a card that is cut up is the one that cuts it.
+        if function.driver and not is_vfio(function.driver) and not any(sharing(function)):
             others.setdefault(function.driver, []).append(function)
     for driver, functions in others.items():
         for cards in by_model(functions):
@@ -51,7 +53,7 @@ def in_use(machine: Machine) -> Answer:
             yield (
                 Severity.WARNING,
                 reason,
-                USUAL_HOLDERS.get(holder.command, "end it before the GPU is prepared for VMs"),
+                _remedy(machine, holder),
             )
     if seen.hidden:
         yield (
@@ -69,6 +71,12 @@ def in_use(machine: Machine) -> Answer:
         )
     elif not held:
         yield Severity.OK, "no process holds a GPU or a companion", ""
+
+
+def _remedy(machine: Machine, holder: DeviceHolder) -> str:
+    if holder.command == FABRIC_MANAGER and is_shared(machine.tree):
+        return "keep it: it gives VMs their part of the NVSwitch board; restart it once the GPUs are with vfio-pci"
+    return USUAL_HOLDERS.get(holder.command, "end it before the GPU is prepared for VMs")
 
 
 def _by_holder(machine: Machine) -> Iterable[Tuple[DeviceHolder, List[PciFunction]]]:

@@ -9,9 +9,10 @@ import errno
 import os
 import struct
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from fcntl import ioctl
-from typing import Dict, Iterator, Mapping, Optional, Sequence
+from typing import Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from gpuyard.model.errors import GpuyardError
 
@@ -60,27 +61,45 @@ class VfioRefusedError(GpuyardError):
         self.remedy = remedy
 
 
+@dataclass(frozen=True)
+class HeldGroup:
+    """A group that this process has, and nobody else."""
+
+    descriptor: int
+    functions: Mapping[str, int]
+    """Address -> descriptor."""
+
+
 def open_group(group: int, addresses: Sequence[str], dev: str = "/dev") -> Dict[str, str]:
     """Open a group and functions of it, and give all back; address -> ``vendor:product`` from its config space.
+
+    See `opened` for what that does to them. Raises Refused.
+    """
+    with opened(group, addresses, dev) as open_now:
+        return {address: _read_ids(device, address) for address, device in open_now.functions.items()}
+
+
+@contextmanager
+def opened(group: int, addresses: Sequence[str], dev: str = "/dev") -> Iterator[HeldGroup]:
+    """Open a group and functions of it; they are given back when the block ends.
 
     `dev` is the folder of device nodes. The kernel resets a function that is opened. One that a VM has is safe from
     that: a group can be open only once. For the same reason a VM that starts at this very moment would be refused.
 
     Raises Refused.
     """
-    with ExitStack() as opened:
+    with ExitStack() as closing:
         container = _open_container(f"{dev}/vfio/vfio")
-        opened.callback(os.close, container)
+        closing.callback(os.close, container)
         _check_kernel(container)
         descriptor = _open_node(group, f"{dev}/vfio/{group}")
-        opened.callback(os.close, descriptor)
+        closing.callback(os.close, descriptor)
         _attach(group, descriptor, container)
-        ids = {}
+        functions = {}
         for address in addresses:
-            device = _open_device(descriptor, address)
-            opened.callback(os.close, device)
-            ids[address] = _read_ids(device, address)
-        return ids
+            functions[address] = _open_device(descriptor, address)
+            closing.callback(os.close, functions[address])
+        yield HeldGroup(descriptor, functions)
 
 
 def _open_container(path: str) -> int:
@@ -91,7 +110,7 @@ def _open_container(path: str) -> int:
 
 
 def _check_kernel(container: int) -> None:
-    with _asking("VFIO: version and IOMMU type"):
+    with asking("VFIO: version and IOMMU type"):
         version, type1 = ioctl(container, GET_API_VERSION), ioctl(container, CHECK_EXTENSION, TYPE1V2_IOMMU)
     if version != API_VERSION:
         raise VfioRefusedError(
@@ -112,20 +131,20 @@ def _open_node(group: int, path: str) -> int:
 def _open(path: str, absent: VfioRefusedError, known: Optional[Mapping[int, VfioRefusedError]] = None) -> int:
     not_root = VfioRefusedError(VfioProblem.NOT_PERMITTED, f"{path} may not be opened", "run this as root")
     answers = {**dict.fromkeys(_NOT_THERE, absent), **dict.fromkeys(_NOT_ROOT, not_root), **(known or {})}
-    with _asking(f"opening {path}", answers):
+    with asking(f"opening {path}", answers):
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
 def _attach(group: int, descriptor: int, container: int) -> None:
     """Put the group into a container, and the container behind the IOMMU."""
     status = bytearray(GROUP_STATUS.pack(GROUP_STATUS.size, 0))
-    with _asking(f"group {group}: its status"):
+    with asking(f"group {group}: its status"):
         ioctl(descriptor, GROUP_GET_STATUS, status)
     if not GROUP_STATUS.unpack(status)[1] & GROUP_FLAGS_VIABLE:
         reason = f"group {group} is not viable: a driver of the host holds a member"
         remedy = "bind every member but PCI bridges to vfio-pci, or leave it without a driver"
         raise VfioRefusedError(VfioProblem.NOT_VIABLE, reason, remedy)
-    with _asking(f"group {group}: VFIO does not take it in"):
+    with asking(f"group {group}: VFIO does not take it in"):
         ioctl(descriptor, GROUP_SET_CONTAINER, struct.pack("=i", container))
     unsafe = VfioRefusedError(
         VfioProblem.UNSAFE,
@@ -134,29 +153,42 @@ def _attach(group: int, descriptor: int, container: int) -> None:
         "dmesg says which; enable interrupt remapping (x2APIC) in the firmware, or for trusted guests only set "
         "vfio_iommu_type1.allow_unsafe_interrupts=1; a device with an RMRR must stay with the host",
     )
-    with _asking(f"group {group}: the IOMMU does not take it", {errno.EPERM: unsafe}):
+    with asking(f"group {group}: the IOMMU does not take it", {errno.EPERM: unsafe}):
         ioctl(container, SET_IOMMU, TYPE1V2_IOMMU)
 
 
 def _open_device(descriptor: int, address: str) -> int:
     unbound = VfioRefusedError(VfioProblem.FAILED, f"{address} is not with a VFIO driver", "bind it to vfio-pci")
     # A bytearray, because for immutable bytes ioctl() returns them and not the kernel's answer, the descriptor.
-    with _asking(f"{address}: VFIO does not open it", {errno.ENODEV: unbound}):
+    with asking(f"{address}: VFIO does not open it", {errno.ENODEV: unbound}):
         device: int = ioctl(descriptor, GROUP_GET_DEVICE_FD, bytearray(address.encode() + b"\0"))
     return device
 
 
 def _read_ids(device: int, address: str) -> str:
-    region = bytearray(REGION_INFO.pack(REGION_INFO.size, 0, CONFIG_REGION, 0, 0, 0))
-    with _asking(f"{address}: its config space"):
-        ioctl(device, DEVICE_GET_REGION_INFO, region)
-        offset = REGION_INFO.unpack(region)[5]
-        vendor, product = IDS.unpack(os.pread(device, IDS.size, offset))
+    with asking(f"{address}: its config space"):
+        vendor, product = IDS.unpack(read_region(device, CONFIG_REGION, 0, IDS.size))
     return f"{vendor:04x}:{product:04x}"
 
 
+def read_region(device: int, index: int, offset: int, size: int) -> bytes:
+    """Raises OSError, also when less can be read."""
+    found = os.pread(device, size, region_of(device, index)[1] + offset)
+    if len(found) != size:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return found
+
+
+def region_of(device: int, index: int) -> Tuple[int, int]:
+    """Size of a region of a function that is open, 0 when it has none, and where it begins for pread. Raises
+    OSError."""
+    region = bytearray(REGION_INFO.pack(REGION_INFO.size, 0, index, 0, 0, 0))
+    ioctl(device, DEVICE_GET_REGION_INFO, region)
+    return REGION_INFO.unpack(region)[4:6]
+
+
 @contextmanager
-def _asking(what: str, answers: Optional[Mapping[int, VfioRefusedError]] = None) -> Iterator[None]:
+def asking(what: str, answers: Optional[Mapping[int, VfioRefusedError]] = None) -> Iterator[None]:
     """Turn the kernel's errno into its meaning: that of `answers`, or a failure of `what`."""
     try:
         yield

@@ -18,12 +18,13 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from gpuyard.guest.cloud_config import FOLDER
 from gpuyard.lab.github.faults import Faults
 from gpuyard.lab.github.runner_standin import read_config
 from gpuyard.lab.github.standin import StandIn
 from gpuyard.lab.github.wire import ForgeRequest
 from gpuyard.runners.console import LOG_LINE, PREFIX
-from gpuyard.runners.user_data import FOLDER, SECRET
+from gpuyard.runners.user_data import SECRET
 
 Answer = tuple[int, dict[str, Any]]
 Ask = Callable[[str, str, str, dict[str, Any] | None], Answer]

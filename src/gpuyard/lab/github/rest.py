@@ -19,7 +19,6 @@ from gpuyard.lab.github.records import (
     ForgeRepository,
     ForgeRun,
     ForgeRunner,
-    HookSending,
 )
 from gpuyard.lab.github.webhooks import Webhooks
 from gpuyard.lab.github.wire import ForgeAnswer, ForgeRefusal, ForgeRequest
@@ -31,9 +30,9 @@ MOST_PER_PAGE = 100
 PERMISSIONS = {"read": "read", "triage": "read", "write": "write", "maintain": "write", "admin": "admin"}
 
 
-def route(method: str, path: str) -> Callable[[Handler], Handler]:
+def route(method: str, path: str, routes: list[tuple[str, str, Handler]] = ROUTES) -> Callable[[Handler], Handler]:
     def known(handler: Handler) -> Handler:
-        ROUTES.append((method, path, handler))
+        routes.append((method, path, handler))
         return handler
 
     return known
@@ -554,75 +553,3 @@ def rerun(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
         raise ForgeRefusal(403, "This workflow is already running")
     rest.forge.rerun(run, failed_only=request.path.endswith("failed-jobs"))
     return ForgeAnswer(201, {})
-
-
-# -- deliveries of webhooks
-
-
-@route("GET", "/repos/{owner}/{repo}/hooks")
-@route("GET", "/orgs/{org}/hooks")
-def list_hooks(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
-    owner, repository = rest.place(request)
-    wanted = repository or owner
-    rows = (
-        {"id": one.id, "active": True, "events": ["workflow_job"], "config": {"url": one.url, "content_type": "json"}}
-        for one in rest.forge.hooks.values()
-        if one.scope.lower() == wanted.lower()
-    )
-    return rest.pages(request, "", rows)
-
-
-def sendings(rest: Rest, request: ForgeRequest) -> list[HookSending]:
-    """What was sent to the hook of a path, the newest first."""
-    hooks = {one.id: one for one in rest.forge.hooks.values()}
-    if "hook" in request.parts:
-        owner, repository = rest.place(request)
-        hook = hooks.get(number(request, "hook"))
-        if hook is None or hook.scope.lower() != (repository or owner).lower():
-            raise ForgeRefusal(404, "Not Found")
-        wanted = {hook.id}
-    else:
-        rest.require_app()
-        wanted = {one.id for one in hooks.values() if one.scope == "app"}
-    return [one for one in reversed(rest.forge.sendings.values()) if one.hook in wanted and one.sent]
-
-
-@route("GET", "/app/hook/deliveries")
-@route("GET", "/orgs/{org}/hooks/{hook}/deliveries")
-@route("GET", "/repos/{owner}/{repo}/hooks/{hook}/deliveries")
-def list_deliveries(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
-    found = sendings(rest, request)
-    per_page = min(number(request, "per_page", PER_PAGE), MOST_PER_PAGE) or PER_PAGE
-    if cursor := request.query.get("cursor"):
-        at = number(request, "cursor") if cursor.isdecimal() else 0
-        found = [one for one in found if one.id < at]
-    headers = {}
-    if len(found) > per_page:
-        found = found[:per_page]
-        headers["link"] = f'<{rest.forge.url}{request.path}?per_page={per_page}&cursor={found[-1].id}>; rel="next"'
-    return ForgeAnswer(200, [payloads.sending(one) for one in found], headers)
-
-
-def one_sending(rest: Rest, request: ForgeRequest) -> HookSending:
-    wanted = number(request, "id")
-    found = next((one for one in sendings(rest, request) if one.id == wanted), None)
-    if found is None:
-        raise ForgeRefusal(404, "Not Found")
-    return found
-
-
-@route("GET", "/app/hook/deliveries/{id}")
-@route("GET", "/orgs/{org}/hooks/{hook}/deliveries/{id}")
-@route("GET", "/repos/{owner}/{repo}/hooks/{hook}/deliveries/{id}")
-def get_delivery(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
-    found = one_sending(rest, request)
-    more = {"request": {"payload": json.loads(found.body)}, "response": {"headers": {}, "payload": ""}}
-    return ForgeAnswer(200, {**payloads.sending(found), **more})
-
-
-@route("POST", "/app/hook/deliveries/{id}/attempts")
-@route("POST", "/orgs/{org}/hooks/{hook}/deliveries/{id}/attempts")
-@route("POST", "/repos/{owner}/{repo}/hooks/{hook}/deliveries/{id}/attempts")
-def redeliver(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
-    rest.hooks.redeliver(one_sending(rest, request))
-    return ForgeAnswer(202, {})

@@ -275,6 +275,8 @@ class ScaleSets:
         found: list[QueuedMessage] = []
 
         def something() -> bool:
+            if request.gone():  # what there is to say waits for the next poll
+                return True
             self.give(one)
             unread = (each for each in one.messages if each.id > last and not each.acknowledged)
             message = next(unread, None) or self._make_message(one)
@@ -283,6 +285,8 @@ class ScaleSets:
             return bool(found) or one.session != session
 
         self.wait(something, self.forge.settings.poll_s)
+        if request.gone():
+            return ForgeAnswer(202, cut="all")
         one.polled = self.forge.now()
         if one.session != session:
             raise ServiceRefusal(404, "RunnerScaleSetSessionNotFoundException", "The session is gone.")

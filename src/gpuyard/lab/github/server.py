@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -44,10 +46,17 @@ class ForgeHandler(BaseHTTPRequestHandler):
             return
         body = self.rfile.read(length)
         request = ForgeRequest.of(self.command, self.path, dict(self.headers.items()), body)
-        answer = self.server.standin.handle(request)
+        answer = self.server.standin.handle(replace(request, gone=self._gone))
         if answer.delay_s:
             time.sleep(answer.delay_s)
         self._send(answer)
+
+    def _gone(self) -> bool:
+        readable, _, _ = select.select([self.connection], [], [], 0)
+        try:
+            return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
 
     do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _serve  # noqa: N815
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from gpuyard.lab.github import control, rest, runner_side, scale_sets
+from gpuyard.lab.github import control, rest, rest_hooks, runner_side, scale_sets
 from gpuyard.lab.github.auth import ForgeGate
 from gpuyard.lab.github.faults import Faults
 from gpuyard.lab.github.forge import Forge, ForgeSettings
@@ -16,7 +16,7 @@ from gpuyard.lab.github.webhooks import Webhooks
 from gpuyard.lab.github.wire import ForgeAnswer, ForgeRefusal, ForgeRequest
 
 API = "/api/v3"
-ROUTES = Routes(rest.ROUTES)
+ROUTES = Routes([*rest.ROUTES, *rest_hooks.ROUTES])
 LONGEST_WAIT_S = 1.0
 """In a long poll the clock is looked at so often, for what time alone brings about."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -23,6 +23,8 @@ class ForgeRequest:
     body: bytes = b""
     parts: Mapping[str, str] = field(default_factory=dict)
     """What stands where the route has a name in braces."""
+    gone: Callable[[], bool] = lambda: False
+    """Whether who sent it has hung up by now."""
 
     @classmethod
     def of(cls, method: str, target: str, headers: Mapping[str, str], body: bytes) -> ForgeRequest:

@@ -8,12 +8,15 @@ import sys
 import traceback
 from pathlib import Path
 
-from gpuyard.lab.services.startup import prepare_database
-from gpuyard.lab.settings import remembered
+from gpuyard.lab.services.threads import choose_threads
 
 
 def main(name: str, state: Path) -> None:
     """Prepare, make the schema when it is not there yet, serve."""
+    choose_threads(name)  # before anything is imported that knows threads
+    from gpuyard.lab.services.startup import prepare_database
+    from gpuyard.lab.settings import remembered
+
     os.chdir(state)
     sys.argv = [name]  # the services parse it
     lab = remembered(state)

@@ -24,6 +24,10 @@ def create(lab: Lab) -> None:
 
 
 def serve(lab: Lab) -> None:
-    from glance.wsgi.api import application
+    try:
+        from glance.wsgi.api import application
+    except ModuleNotFoundError:  # before 2025.1
+        from glance.common.wsgi_app import init_app
 
+        application = init_app()
     serve_wsgi(application, lab, "glance")

@@ -14,21 +14,24 @@ from typing import Any
 
 from gpuyard.lab.config import NO_MESSAGE_BUS
 from gpuyard.lab.files import private_folder, write_json
+from gpuyard.lab.host_power import hosts_off
 from gpuyard.lab.plan import LabHost, LabPlan
-from gpuyard.lab.services.options import HOST_OPTIONS, SCHEDULER_OPTIONS, options_in_force, read_options
+from gpuyard.lab.releases.catalogue import OWN
+from gpuyard.lab.services.options import HOST_OPTIONS, SCHEDULER_OPTIONS, mdev_options, options_in_force, read_options
 from gpuyard.lab.services.startup import log, quieten, serve_wsgi_in_background, wait_until
+from gpuyard.lab.services.threads import green
 from gpuyard.lab.settings import Lab
 
 LOOK_S = 0.5
+UPDATE_S = 3.0
 
 
 def prepare(lab: Lab) -> None:
     os.environ["OS_NOVA_CONFIG_DIR"] = str(lab.etc / "nova")
-    # Every entry point of Nova decides about eventlet when it is imported, nova-manage's for it.
-    os.environ["OS_NOVA_DISABLE_EVENTLET_PATCHING"] = "yes"
     from nova import monkey_patch
 
-    monkey_patch.patch(backend="threading")
+    if not green():
+        monkey_patch.patch(backend="threading")
     monkey_patch.patch = lambda backend="": None  # a second decision is an error
     # Some options are read while a module is imported, such as the intervals of nova-compute's periodic tasks.
     import nova.conf
@@ -74,27 +77,90 @@ def serve(lab: Lab) -> None:
     os_vif.initialize()
     serve_wsgi_in_background(osapi_compute.application, lab, "nova")
     wait_until(lab.identity_ready)  # each of the services below talks to Placement while it starts
+    _say_which_endpoint(lab)
     services = [_start("nova-conductor", "conductor")]
     with options_in_force(nova.conf.CONF, lab.etc / "nova" / "scheduler.conf", SCHEDULER_OPTIONS):
         services.append(_start("nova-scheduler", "scheduler"))
     private_folder(lab.guests)
-    expected = {}
-    for host in LabPlan.load(lab.plan_file).hosts:
-        compute = _start_compute(lab, host)
-        services.append(compute)
-        expected[host.name] = _providers(host, compute)
+    computes = Computes(lab, LabPlan.load(lab.plan_file).hosts)
+    expected = computes.start()
     host_mapping.discover_hosts(context.get_admin_context())
     write_json(lab.hosts_ready, expected)
     log(f"{len(expected)} hosts ready")
-    watch_guests([made.manager.driver for made in services if made.binary == "nova-compute"])
-
-
-def watch_guests(drivers: Sequence[Any]) -> None:
-    """Tell Nova of servers that switch themselves off; the services run in threads of their own. Does not return."""
     while True:
-        for driver in drivers:
-            driver.notice_what_is_off()
+        computes.look()
         time.sleep(LOOK_S)
+
+
+def _say_which_endpoint(lab: Lab) -> None:
+    """Which endpoint in the catalogue limits are kept by: before 2026.2 Nova cannot look it up, whatever is set."""
+    import nova.conf
+    from oslo_limit import opts
+
+    if lab.release != OWN:
+        opts.register_opts(nova.conf.CONF)
+        nova.conf.CONF.set_override("endpoint_id", lab.identity_ready.read_text(), "oslo_limit")
+
+
+class Computes:
+    """The nova-compute of each host, in threads of its own."""
+
+    def __init__(self, lab: Lab, hosts: Sequence[LabHost]) -> None:
+        self._lab = lab
+        self._hosts = {host.name: host for host in hosts}
+        self._running: dict[str, Any] = {}
+        self._moving: dict[str, float] = {}
+        """When hosts to or from which servers move are looked at again."""
+
+    def start(self) -> dict[str, list[str]]:
+        """All of them. Host -> names of its providers."""
+        for host in self._hosts.values():
+            self._running[host.name] = _start_compute(self._lab, host)
+        return {name: _providers(self._hosts[name], compute) for name, compute in self._running.items()}
+
+    def look(self) -> None:
+        """Tell Nova of servers that have switched themselves off; switch hosts off and on, as is wanted."""
+        for compute in self._running.values():
+            compute.manager.driver.notice_what_is_off()
+        self._settle_moves()
+        off = hosts_off(self._lab.hosts_wanted_off)
+        for name in sorted(off & self._running.keys()):
+            _die(self._running.pop(name))
+            log(f"nova-compute {name} is off")
+        for name in sorted(self._hosts.keys() - off - self._running.keys()):
+            self._running[name] = _start_compute(self._lab, self._hosts[name])
+            log(f"nova-compute {name} is on again")
+        now = self._hosts.keys() - self._running.keys()
+        if now != hosts_off(self._lab.hosts_off):
+            write_json(self._lab.hosts_off, sorted(now))
+
+    def _settle_moves(self) -> None:
+        """Nova takes what came by a migration for a server of the host only at an update of its resources, and gives
+        its GPU back to none before that. The lab has no such update (docs/adr/0006), but for hosts with a move."""
+        for name, compute in self._running.items():
+            if not compute.manager.rt.tracked_migrations:
+                self._moving.pop(name, None)
+            elif time.monotonic() > self._moving.setdefault(name, time.monotonic() + UPDATE_S):
+                compute.manager.update_available_resource(context_of_admin())
+                self._moving[name] = time.monotonic() + UPDATE_S
+
+
+def context_of_admin() -> Any:
+    from nova import context
+
+    return context.get_admin_context()
+
+
+def _die(compute: Any) -> None:
+    """What the end of its process would be: it is not heard of, and what is sent to it waits on the bus.
+
+    Not its ``stop``, which finishes what it is at, and takes down threads that all services of this process share.
+    """
+    for server in (compute.rpcserver, getattr(compute, "rpcserver_alt", None)):  # the second: since 2026.2
+        if server is not None:
+            server.stop()
+            server.wait()
+    compute.tg.stop()
 
 
 def _start(binary: str, topic: str, **more: Any) -> Any:
@@ -115,8 +181,11 @@ def _start_compute(lab: Lab, host: LabHost) -> Any:
     from nova.compute import rpcapi
 
     file = lab.etc / "nova" / "hosts" / f"{host.name}.conf"
-    with options_in_force(nova.conf.CONF, file, HOST_OPTIONS), _driver_for(lab, host):
-        made = _start("nova-compute", rpcapi.RPC_TOPIC, topic_alt=rpcapi.RPC_TOPIC_ALT, host=host.name)
+    options = HOST_OPTIONS | mdev_options(nova.conf.CONF, file)
+    # Older releases have one queue for everything.
+    second = {"topic_alt": rpcapi.RPC_TOPIC_ALT} if hasattr(rpcapi, "RPC_TOPIC_ALT") else {}
+    with options_in_force(nova.conf.CONF, file, options), _driver_for(lab, host):
+        made = _start("nova-compute", rpcapi.RPC_TOPIC, **second, host=host.name)
     wanted = [json.loads(value) for value in read_options(file).get(("pci", "device_spec"), [])]
     taken = [spec.dev_spec_conf for spec in made.manager.rt.pci_tracker.dev_filter.specs]
     if taken != wanted:
@@ -137,7 +206,10 @@ def _providers(host: LabHost, compute: Any) -> list[str]:
     offered = [device for device in tracker.pci_devs if tracker.dev_filter.get_devspec(device) is not None]
     # A virtual function is counted at the provider of its physical one.
     addresses = {device.parent_addr or device.address for device in offered}
-    return sorted([host.hypervisor, *(f"{host.hypervisor}_{address.upper()}" for address in addresses)])
+    mdevs = compute.manager.driver.mdevs
+    makers = mdevs.makers() if mdevs is not None else []
+    names = (f"{host.hypervisor}_{name}" for name in (*(address.upper() for address in addresses), *makers))
+    return sorted([host.hypervisor, *names])
 
 
 @contextmanager

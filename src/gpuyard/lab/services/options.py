@@ -23,6 +23,7 @@ HOST_OPTIONS = {
     *(("DEFAULT", f"initial_{kind}_allocation_ratio") for kind in ("cpu", "ram", "disk")),
     ("libvirt", "live_migration_permit_post_copy"),  # read by a driver that is not the lab's
     *(("DEFAULT", f"reserved_host_{what}") for what in ("cpus", "memory_mb", "disk_mb")),
+    ("devices", "enabled_mdev_types"),  # as those of each type: MdevDriver keeps what they say
 }
 MULTIPLE = {("pci", "device_spec")}
 # The size of the pool is read when the RPC server starts; the number of workers only where there are processes to fork.
@@ -45,6 +46,22 @@ def options_in_force(conf: Any, path: Path, known: Collection[tuple[str, str]]) 
     finally:
         for section, key in overrides:
             conf.clear_override(key, _group(section))
+
+
+def mdev_options(conf: Any, path: Path) -> set[tuple[str, str]]:
+    """The options of each mdev type that an ini file names, which Nova knows only once it knows the types."""
+    from nova.conf import devices
+
+    given = read_options(path).get(("devices", "enabled_mdev_types"), [""])[-1]
+    if not given:
+        return set()
+    conf.set_override("enabled_mdev_types", given, "devices")
+    try:
+        devices.register_dynamic_opts(conf)
+        sections = [f"mdev_{kind}" for kind in conf.devices.enabled_mdev_types]
+        return {(section, key) for section in sections for key in conf[section]}
+    finally:
+        conf.clear_override("enabled_mdev_types", "devices")
 
 
 def read_options(path: Path) -> dict[tuple[str, str], list[str]]:

@@ -28,6 +28,10 @@ def create(lab: Lab) -> None:
 
 
 def serve(lab: Lab, serve_wsgi: Callable[[Any, Lab, str], None]) -> None:
-    from placement.wsgi.api import application
+    try:
+        from placement.wsgi.api import application
+    except ModuleNotFoundError:  # before 2025.1
+        from placement.wsgi import init_application
 
+        application = init_application()
     serve_wsgi(application, lab, "placement")

@@ -15,6 +15,7 @@ from typing import Any
 import waitress
 
 from gpuyard.lab.catalog import ADDRESS
+from gpuyard.lab.services.threads import after_fork, green, serve_green
 from gpuyard.lab.settings import Lab
 
 PATIENCE_S = 180.0
@@ -60,6 +61,7 @@ def prepare_database(lab: Lab, name: str, create: Callable[[Lab], None]) -> None
     if child == 0:
         status = 1
         try:
+            after_fork()
             create(lab)
             status = 0
         except BaseException:
@@ -77,10 +79,13 @@ def serve_wsgi(application: Any, lab: Lab, name: str) -> None:
     """Serve an API on its port; does not return."""
     quieten("waitress.queue")
     log(f"{name} listens on port {lab.port(name)}")
+    if green():
+        serve_green(application, ADDRESS, lab.port(name), CONNECTIONS)
+        return
     waitress.serve(
         application, host=ADDRESS, port=lab.port(name), threads=WSGI_THREADS, ident=None,
         connection_limit=CONNECTIONS, asyncore_use_poll=True,
-        clear_untrusted_proxy_headers=True, channel_timeout=300,
+        clear_untrusted_proxy_headers=False, channel_timeout=300,  # the services read them, as Kolla's do
     )  # fmt: skip
 
 

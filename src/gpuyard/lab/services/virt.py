@@ -18,7 +18,7 @@ from nova.virt import event, fake
 from nova.virt.fake import FakeInstance
 
 from gpuyard.lab.files import private_folder, write_private
-from gpuyard.lab.machine import CONSOLE, OFF, USER_DATA
+from gpuyard.lab.machine import CONSOLE, OFF, PLACE, USER_DATA
 from gpuyard.lab.plan import LabDevice, LabHost
 
 CONF = nova.conf.CONF
@@ -40,6 +40,7 @@ class RecordedHostDriver(fake.FakeDriver):  # type: ignore[misc]
         self.vcpus, self.memory_mb, self.local_gb = host.cpus, host.memory_mib, host.disk_gib
         super().__init__(virtapi)
         self.recorded, self._guests = host, guests
+        self.mdevs = _mdev_driver(host)
         self._began = time.monotonic()
         self._ratios = {name: getattr(CONF, f"{kind}_allocation_ratio") for name, kind in RATIOS.items()}
         self._first_ratios = {name: getattr(CONF, f"initial_{kind}_allocation_ratio") for name, kind in RATIOS.items()}
@@ -68,12 +69,18 @@ class RecordedHostDriver(fake.FakeDriver):  # type: ignore[misc]
 
     def spawn(self, context: Any, instance: Any, *args: Any, **more: Any) -> None:
         super().spawn(context, instance, *args, **more)
+        if self.mdevs is not None:
+            self.mdevs.give(instance.uuid, args[3] if len(args) > 3 else more.get("allocations"))
         if instance.user_data:
             folder = private_folder(self._guests / instance.uuid)
+            gpus = [device.address for device in instance.get_pci_devices()]
+            write_private(folder / PLACE, json.dumps({"host": instance.host, "gpus": gpus}))
             write_private(folder / USER_DATA, decoded(instance.user_data))
 
     def destroy(self, context: Any, instance: Any, *args: Any, **more: Any) -> None:
         super().destroy(context, instance, *args, **more)
+        if self.mdevs is not None:
+            self.mdevs.take_back(instance.uuid)
         shutil.rmtree(self._guests / instance.uuid, ignore_errors=True)
 
     def get_console_output(self, context: Any, instance: Any) -> bytes:
@@ -117,6 +124,8 @@ class RecordedHostDriver(fake.FakeDriver):  # type: ignore[misc]
             }
             for name, total in totals.items()
         }
+        if self.mdevs is not None:
+            self.mdevs.report(provider_tree, nodename, allocations)
         provider_tree.update_inventory(nodename, inventory)
 
     def get_host_uptime(self) -> str:
@@ -130,6 +139,15 @@ class RecordedHostDriver(fake.FakeDriver):  # type: ignore[misc]
         if self._ratios[name]:
             return float(self._ratios[name])
         return float(known[name]["allocation_ratio"] if name in known else self._first_ratios[name])
+
+
+def _mdev_driver(host: LabHost) -> Any:
+    """What makes its vGPUs; None on a host that makes none, which so does without Nova's libvirt driver."""
+    if not CONF.devices.enabled_mdev_types:
+        return None
+    from gpuyard.lab.services.mdevs import MdevDriver
+
+    return MdevDriver(host.pci)
 
 
 def decoded(user_data: str) -> bytes:

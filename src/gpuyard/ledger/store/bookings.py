@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 
-from gpuyard.ledger.records import Occupied, Query
+from gpuyard.ledger.records import Granted, LiveBookings, Occupied, Query
 from gpuyard.ledger.store.rows import BOOKING, USED, lane_ids, to_booking
-from gpuyard.ledger.store.schema import BOOKINGS
-from gpuyard.model.booking import Booking
+from gpuyard.ledger.store.schema import AUDIT, BOOKINGS
+from gpuyard.model.booking import Booking, BookingKind, BookingState
 from gpuyard.model.errors import UsageError
 from gpuyard.store.engine import Database
 from gpuyard.store.times import moment, seconds
+
+GRANTS = ("booking.offered", "booking.approve", "booking.accept", "booking.confirmed")
+"""What the audit log says of one that got its GPUs later than it was made."""
+MOST_GRANTED = 500_000
 
 
 class Bookings:
@@ -40,6 +44,39 @@ class Bookings:
                 conditions.append(and_(BOOKINGS.c.starts >= last, or_(BOOKINGS.c.starts > last, after)))
             found = select(*BOOKING).where(*conditions).order_by(*_order(query)).limit(limit)
             return [to_booking(row) for row in connection.execute(found)]
+
+    def live(self, pools: Sequence[str], states: Collection[BookingState]) -> list[LiveBookings]:
+        """What there is in these states, by pool, kind and state."""
+        columns = (BOOKINGS.c.pool, BOOKINGS.c.kind, BOOKINGS.c.state)
+        query = (
+            select(*columns, func.count(), func.sum(BOOKINGS.c.gpus), func.min(BOOKINGS.c.created))
+            .where(BOOKINGS.c.pool.in_(pools), BOOKINGS.c.state.in_(_values(states)))
+            .group_by(*columns)
+        )
+        with self._database.reading() as connection:
+            rows = connection.execute(query).all()
+        return [
+            LiveBookings(pool, BookingKind(kind), BookingState(state), many, int(gpus), moment(oldest))
+            for pool, kind, state, many, gpus, oldest in rows
+        ]
+
+    def granted(self, since: datetime) -> list[Granted]:
+        """Bookings that got their GPUs since then, and were not cancelled before they began; in no order. When that was
+        is in the audit log, of those that had to wait."""
+        later = (
+            select(func.min(AUDIT.c.at))
+            .where(AUDIT.c.target == BOOKINGS.c.id, AUDIT.c.action.in_(GRANTS))
+            .scalar_subquery()
+        )
+        query = select(BOOKINGS.c.pool, BOOKINGS.c.created, later.label("later")).where(
+            BOOKINGS.c.kind == BookingKind.BOOKING.value,
+            BOOKINGS.c.state.in_(_values(USED)),
+            BOOKINGS.c.ends > seconds(since),  # none gets its GPUs when it is over
+        )
+        with self._database.reading() as connection:
+            rows = connection.execute(query.limit(MOST_GRANTED)).all()
+        found = (Granted(row.pool, moment(row.created), moment(row.later or row.created)) for row in rows)
+        return [one for one in found if one.granted >= since]
 
     def occupied(self, pool: str, start: datetime, end: datetime) -> list[Occupied]:
         """Every lane that is, or in the past was, taken within [start, end); by lane and start."""

@@ -11,12 +11,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, bindparam, delete, insert, literal, select, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
 
 from gpuyard.ledger.records import Event
 from gpuyard.ledger.store.schema import CHANNELS, DELIVERIES, EVENTS
 from gpuyard.store.engine import Database
-from gpuyard.store.times import maybe_seconds, moment, seconds
+from gpuyard.store.times import maybe_moment, maybe_seconds, moment, seconds
 from gpuyard.store.upsert import insert_new
 
 CLAIM = 60
@@ -107,6 +119,17 @@ class Outbox:
             )
             for row in rows
         ]
+
+    def waiting(self) -> dict[str, tuple[int, datetime | None]]:
+        """By channel: how many events it has still to tell, and when the first of them happened."""
+        query = (
+            select(CHANNELS.c.name, func.count(EVENTS.c.id), func.min(EVENTS.c.at))
+            .outerjoin(DELIVERIES, and_(DELIVERIES.c.channel == CHANNELS.c.name, DELIVERIES.c.next_try.is_not(None)))
+            .outerjoin(EVENTS, EVENTS.c.id == DELIVERIES.c.event)
+            .group_by(CHANNELS.c.name)
+        )
+        with self._database.reading() as connection:
+            return {name: (many, maybe_moment(first)) for name, many, first in connection.execute(query)}
 
     def mark_delivered(self, channel: str, id: int, at: datetime) -> None:
         """It has been told."""

@@ -21,12 +21,14 @@ from sqlalchemy import (
     select,
 )
 
+from gpuyard.ledger.allowance import BookedTime
 from gpuyard.ledger.life import OPEN
 from gpuyard.ledger.store.rows import BOOKING, LANE, USED, to_booking, to_lane
 from gpuyard.ledger.store.schema import BOOKINGS, KEYS, LANES, OCCUPANCY, OCCUPANCY_LOG, POOLS, TOLD
 from gpuyard.model.booking import Booking, BookingKind, BookingState, Lane
 from gpuyard.store.errors import StoreError
 from gpuyard.store.times import moment, seconds
+from gpuyard.store.turns import take_lock
 
 PORTION = 500
 """How many ids one statement names; SQLite has a limit."""
@@ -114,6 +116,13 @@ def _booked_seconds() -> Select[int]:
 
 
 _BOOKED = _booked_seconds()
+_AHEAD = select(BOOKINGS.c.starts, BOOKINGS.c.ends, BOOKINGS.c.gpus).where(
+    BOOKINGS.c.project_id == bindparam("project_id"),
+    BOOKINGS.c.ends > bindparam("since", type_=BigInteger),
+    _states(*USED),
+    _OF_PEOPLE,
+    BOOKINGS.c.id != bindparam("without"),
+)
 
 
 class Taken(NamedTuple):
@@ -151,6 +160,7 @@ class PoolLook:
     def __init__(self, connection: Connection, pool: str, *, lock: bool = False) -> None:
         """Raises StoreError when there is no such pool. `lock`: nobody else changes it until the transaction ends."""
         self._connection = connection
+        self._changes = lock
         self.pool = pool
         row = connection.execute(_LOCKED if lock else _POOL, {"name": pool}).mappings().first()
         if row is None:
@@ -255,6 +265,15 @@ class PoolLook:
         values = {**whose, "since": seconds(start), "until": seconds(end)}
         booked: int = self._connection.execute(_BOOKED, values).scalar_one()
         return int(booked)  # PostgreSQL sums to a Decimal
+
+    def booked_ahead(self, project_id: str, since: int, without: str = "") -> list[BookedTime]:
+        """What the project has booked in all pools after a moment (seconds): offered, confirmed and active bookings,
+        and those that ended since. Holds do not count, nor does the booking `without`. Of those who change bookings of
+        one project in different pools, one after the other gets to ask this."""
+        if self._changes:
+            take_lock(self._connection, f"project {project_id}")
+        values = {"project_id": project_id, "since": since, "without": without}
+        return [BookedTime._make(row) for row in self._connection.execute(_AHEAD, values)]
 
     def key(self, user_id: str, key: str) -> Remembered | None:
         """What was answered when this user sent this idempotency key."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,8 +28,7 @@ class Store(Bookings, Lanes, Records, Outbox, Turns):
     def __init__(self, database: Database) -> None:
         """Makes the tables, or brings older ones up to date. Raises StoreError."""
         migrate(database.url, ROOM)
-        self._database = database
-        self._files, self._connections, self._turns = {}, {}, threading.Lock()
+        super().__init__(database)
 
     @classmethod
     def open(cls, url: str) -> Store:

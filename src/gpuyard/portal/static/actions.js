@@ -1,14 +1,17 @@
 // What can be done to a booking, the same wherever it is shown, and the dialog with its details.
 "use strict";
 
+const FAULT = CONFIG.health ? "If something was wrong with them, say what: operators look at it." : "";
+
 function actionsOf(booking, {form, zone, rules, done}) {
   // [{text, kind, run}]
   const step =
-    (verb, question = "", yes = "") =>
+    (verb, question = "", yes = "", also = "") =>
     async () => {
-      if (question && !(await ask(question, yes))) return;
+      const fault = also ? await words(`${question} ${also}`, yes, false, true) : "";
+      if (fault === null || (question && !also && !(await ask(question, yes)))) return;
       try {
-        const {body} = await act(booking, verb);
+        const {body} = await act(booking, verb, fault ? {fault} : {});
         toast(summary(read(body), zone()));
         done([read(body)]);
       } catch (error) {
@@ -38,6 +41,11 @@ function actionsOf(booking, {form, zone, rules, done}) {
     button(active ? "end" : "cancel", "End hold", "danger", ends);
     return found;
   }
+  if (booking.kind === "loan") {
+    button("open", "Let a server in now", "", step("open"));
+    button("end", "End loan", "danger", step("end", "End this loan now? Its GPU is kept back again.", "End loan"));
+    return found;
+  }
   button("accept", "Accept", "primary", step("accept"));
   button("approve", "Approve", "primary", step("approve"));
   if (active && rules && rules.must_book === false) button("open", "Let my server in now", "", step("open"));
@@ -48,7 +56,7 @@ function actionsOf(booking, {form, zone, rules, done}) {
     const [text, question, yes] = CANCEL[booking.state](booking, zone);
     button("cancel", text, "danger", step("cancel", question, yes));
   }
-  button("end", "End now", "danger", step("end", "End this booking now? Servers must give its GPUs back.", "End now"));
+  button("end", "End now", "danger", step("end", "End this booking now? Servers must give its GPUs back.", "End now", FAULT));
   return found;
 }
 
@@ -167,7 +175,7 @@ async function showDetails(booking, context) {
     zone = context.zone();
   const rules = booking.mine && booking.state === "active" ? await rulesOf(booking.pool, booking.project) : null;
   const close = () => dialog.close();
-  const titles = {hold: "Hold", runner: "Runner", booking: `Booking of ${booking.user}`};
+  const titles = {hold: "Hold", runner: "Runner", loan: "Loan", booking: `Booking of ${booking.user}`};
   byId("details-title").textContent = booking.mine ? "Your booking" : titles[booking.kind];
   byId("details-facts").replaceChildren(...facts(booking, zone));
   byId("details-start").replaceChildren(...starting(booking));

@@ -45,7 +45,7 @@ async function load() {
       call("GET", `v1/calendar?from=${isoOf(now)}&to=${isoOf(now + HOUR)}`),
     ]);
     context.lanes = rows.body.lanes;
-    fill("requests", requests.body.bookings.map(read), "Nobody waits for your answer.");
+    fill("requests", requests.body.bookings.map(read), "Nobody is waiting for your answer.");
     fill("waiting", waiting.body.bookings.map(read), "Nobody waits for a GPU.");
     fill("holds", (holds.body.holds ?? holds.body.bookings).map(read).filter(isOpen), "No GPU is held.");
     const chosen = new Set([...byId("hold-gpus").selectedOptions].map((one) => one.value));
@@ -59,6 +59,29 @@ async function load() {
       }),
     );
     behind(null);
+  } catch (error) {
+    behind(error);
+  }
+}
+
+function used(use) {
+  return make(
+    "li",
+    {class: "card", "data-id": use.booking},
+    make("h3", {}, `${named(use.gpus.length, "GPU")} of ${use.pool}`),
+    make("p", {class: "soft"}, `${use.user} in ${use.project}`),
+    make("p", {}, useOf(use, zone)),
+  );
+}
+
+async function uses() {
+  // who makes least of it first, and those of whom nothing is known last
+  try {
+    const {body} = await call("GET", "v1/uses");
+    const of = (use) => use.lately ?? 101;
+    byId("uses-part").hidden = !body.asked;
+    const cards = body.uses.sort((a, b) => of(a) - of(b)).map(used);
+    byId("uses").replaceChildren(...(cards.length ? cards : [make("li", {class: "soft"}, "No booking is active.")]));
   } catch (error) {
     behind(error);
   }
@@ -125,7 +148,9 @@ byId("hold-form").elements.end.value = zone.input(zone.shift(soon, 1));
 byId("zone-name").textContent = zone.label(Date.now());
 byId("audit-more").addEventListener("click", () => audit(true));
 load();
+uses();
 audit();
+setInterval(uses, MINUTE);
 setInterval(() => {
   if (!document.hidden && !document.querySelector("dialog[open]") && document.activeElement !== byId("hold-gpus"))
     load();

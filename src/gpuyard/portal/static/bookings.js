@@ -5,6 +5,12 @@ const zone = Zone.remembered(),
   mine = {lanes: [], pool: ""};
 const PAST = 30 * DAY;
 
+const searched = (new URLSearchParams(location.search).get("q") ?? "").toLowerCase().split(/\s+/);
+const sought = (booking) => {
+  const text = JSON.stringify([describe(booking), booking.project, booking.comment, booking.state, booking.gpu_names]).toLowerCase();
+  return searched.every((word) => text.includes(word));
+};
+
 function card(booking) {
   const urgent =
     booking.state === "offered"
@@ -32,6 +38,7 @@ function card(booking) {
       make("span", {class: "soft"}, ` · ${lasting(booking.end - booking.start)} · ${booking.project}`),
     ),
     gpus,
+    booking.use ? make("p", {class: "soft", "data-use": booking.id}, useOf(booking.use, zone)) : "",
     booking.state === "active" && !booking.usable_since && !booking.claimed && (!until || until > Date.now())
       ? make("p", {class: "soft"}, "Its GPUs are being released for you; a server can start in some seconds.")
       : "",
@@ -83,6 +90,10 @@ async function load() {
     const from = isoOf(Math.floor((Date.now() - PAST) / 1000) * 1000);
     const rows = (await everything(`v1/bookings?mine=true&from=${from}`)).filter((one) => one.kind === "booking");
     for (const row of rows) if (row.state === "active") row.rules = await rulesOf(row.pool, row.project);
+    if (rows.some((one) => one.state === "active")) {
+      const {uses} = (await call("GET", "v1/uses?mine=true")).body;
+      for (const row of rows) row.use = uses.find((one) => one.booking === row.id);
+    }
     if (!mine.lanes.length) {
       const now = Math.floor(Date.now() / 1000) * 1000;
       mine.lanes = (await call("GET", `v1/calendar?from=${isoOf(now)}&to=${isoOf(now + HOUR)}`)).body.lanes;
@@ -91,8 +102,9 @@ async function load() {
           make("option", {value: `gpu ${lane.host}/${lane.gpus[0]}`}, `GPU ${lane.host}/${lane.gpus[0]}`),
         );
     }
+    const wanted = rows.filter(sought);
     const cases = (await call("GET", "v1/cases")).body.cases.filter((one) => one.mine);
-    const text = JSON.stringify([rows, cases]);
+    const text = JSON.stringify([wanted, cases]);
     behind(null);
     if (text === mine.shown) return;
     mine.shown = text;
@@ -100,21 +112,21 @@ async function load() {
     byId("cases-part").hidden = !cases.length;
     fill(
       "offers",
-      rows.filter((one) => one.state === "offered"),
+      wanted.filter((one) => one.state === "offered"),
       "",
     );
-    byId("offers-part").hidden = !rows.some((one) => one.state === "offered");
+    byId("offers-part").hidden = !wanted.some((one) => one.state === "offered");
     fill(
       "upcoming",
-      rows.filter((one) => ["active", "confirmed", "requested"].includes(one.state)),
+      wanted.filter((one) => ["active", "confirmed", "requested"].includes(one.state)),
       "Nothing is booked. The calendar shows what is free.",
     );
     fill(
       "waitlist",
-      rows.filter((one) => one.state === "waiting"),
+      wanted.filter((one) => one.state === "waiting"),
       "You are on no waitlist.",
     );
-    fill("past", rows.filter((one) => !isOpen(one)).reverse(), "Nothing in the last 30 days.");
+    fill("past", wanted.filter((one) => !isOpen(one)).reverse(), "Nothing in the last 30 days.");
   } catch (error) {
     behind(error);
   }

@@ -98,15 +98,24 @@ const stateOf = (booking) => (booking.kind === "hold" && HOLD_STATES[booking.sta
 const isOpen = (booking) => OPEN_STATES.includes(booking.state);
 const named = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 
-// a hold and a runner are nobody's
-const whoseOf = (booking) => (["hold", "runner"].includes(booking.kind) ? booking.kind : booking.user);
+// a hold, a runner and a loan are nobody's
+const whoseOf = (booking) => (["hold", "runner", "loan"].includes(booking.kind) ? booking.kind : booking.user);
 
 function describe(booking) {
   // what and how many
   if (booking.kind === "runner") return `runner on ${booking.gpu_names.join(", ")}`;
+  if (booking.kind === "loan") return `${booking.gpu}, lent to ${booking.project}`;
   if (booking.kind === "hold") return booking.gpu_names?.length ? `hold on ${booking.gpu_names.join(", ")}` : "hold";
   const shape = booking.same_group ? ", one group" : booking.same_host && booking.gpus > 1 ? ", one host" : "";
   return booking.gpu ? `${booking.gpu} (${booking.pool})` : `${booking.gpus} × ${booking.pool}${shape}`;
+}
+
+function useOf(use, zone) {
+  // what the GPUs of a booking do, in words; what is not known is said to be so
+  const said = [use.lately === null ? "not known now" : `${use.lately} % in the last ${use.minutes} min`];
+  if (use.whole !== null) said.push(`${use.whole} % since it has a server, of ${use.hours} h heard`);
+  if (use.idle_since) said.push(`idle since ${zone.stamp(Date.parse(use.idle_since))}`);
+  return `Use of its GPUs: ${said.join("; ")}`;
 }
 
 function changes(before, after, zone) {
@@ -208,6 +217,36 @@ function ask(question, yes, no = "Keep it") {
     );
     dialog.addEventListener("cancel", () => resolve(false));
     dialog.addEventListener("close", () => dialog.remove());
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+const LONGEST = 500; // characters of what somebody says of a GPU
+
+function words(question, yes, needed, danger) {
+  // what somebody has to say, in a dialog; null: nothing is to be done
+  return new Promise((resolve) => {
+    const field = make("textarea", {rows: 3, maxlength: LONGEST, required: needed, "aria-labelledby": "question"});
+    const form = make(
+      "form",
+      {method: "dialog"},
+      make("p", {id: "question"}, question),
+      field,
+      make(
+        "div",
+        {class: "buttons"},
+        make("button", {class: danger ? "danger" : "primary"}, yes),
+        make("button", {type: "button", onclick: () => dialog.close()}, "Not now"),
+      ),
+    );
+    const dialog = make("dialog", {class: "small", "aria-labelledby": "question"}, form);
+    let said = null;
+    form.addEventListener("submit", () => (said = field.value.replace(/\s+/g, " ").trim()));
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(said);
+    });
     document.body.append(dialog);
     dialog.showModal();
   });

@@ -3,7 +3,7 @@
 
 const SILENCE = 45000; // ms without a word from the server (it speaks every 15 s) after which the line counts as dead
 const byId = (id) => document.getElementById(id);
-let source, heard;
+let source, heard, turn = byId("main").dataset.turn; // of the map that is shown
 
 function duration(seconds) { // as duration() in presenter.py
   const minutes = Math.max(1, Math.floor(seconds / 60)), hours = Math.floor(minutes / 60);
@@ -26,29 +26,35 @@ function link(state) { // connecting, connected (nothing known yet), live, behin
     `The connection to gpuyard was lost at ${new Date().toISOString().slice(11, 19)} UTC. Trying again.`;
 }
 
-function swap(html) { // only what differs, so that focus, selection and scroll position stay
+function swap(html, apart) { // only what differs, so that focus, selection and scroll position stay
   const fresh = document.createElement("template");
   fresh.innerHTML = html;
   countOn(fresh.content);
   const changed = [];
-  for (const part of [...fresh.content.children]) {
+  if (apart) { // the parts of the map that changed, each for itself
+    const parts = fresh.content.firstElementChild;
+    for (const piece of [...parts.children]) swapPiece(byId(piece.id), piece, changed);
+    byId("map").dataset.generation = parts.dataset.generation;
+  } else for (const part of [...fresh.content.children]) {
     const old = byId(part.id), olds = [...old.querySelectorAll("[data-part]")], news = [...part.querySelectorAll("[data-part]")];
     if (!olds.length || olds.map((x) => x.id).join() !== news.map((x) => x.id).join()) {
       if (!old.isEqualNode(part)) old.replaceWith(part);
     } else {
-      news.forEach((piece, index) => {
-        if (olds[index].isEqualNode(piece)) return;
-        if (olds[index].dataset.state !== piece.dataset.state) {
-          piece.classList.add("changed");
-          changed.push(`${piece.getAttribute("aria-label")} is ${piece.dataset.state}`);
-        }
-        olds[index].replaceWith(piece);
-      });
+      news.forEach((piece, index) => swapPiece(olds[index], piece, changed));
       old.dataset.generation = part.dataset.generation;
     }
   }
   if (changed.length) byId("news").textContent = changed.length > 3 ? `${changed.length} GPUs changed` : changed.join(", ");
   if (byId("seen").dataset.build !== document.documentElement.dataset.build) location.reload(); // gpuyard was upgraded
+}
+
+function swapPiece(old, piece, changed) {
+  if (old.isEqualNode(piece)) return;
+  if (old.dataset.state !== piece.dataset.state) {
+    piece.classList.add("changed");
+    changed.push(`${piece.getAttribute("aria-label")} is ${piece.dataset.state}`);
+  }
+  old.replaceWith(piece);
 }
 
 async function leaveWhenLoggedOut() { // the page leads to the login, and from there back
@@ -58,10 +64,11 @@ async function leaveWhenLoggedOut() { // the page leads to the login, and from t
 
 function connect() {
   heard = Date.now();
-  source = new EventSource("events");
-  for (const kind of ["map", "pulse"]) source.addEventListener(kind, (event) => {
+  source = new EventSource(`events?since=${turn}`);
+  for (const kind of ["map", "parts", "pulse"]) source.addEventListener(kind, (event) => {
     heard = Date.now();
-    swap(event.data);
+    swap(event.data, kind === "parts");
+    turn = event.lastEventId || turn;
     link(byId("troubles").children.length ? "behind" : byId("seen").children.length ? "live" : "connected");
   });
   source.onerror = () => {

@@ -1,14 +1,14 @@
 // Keeps the page current: it is loaded again now and then, and what differs is swapped in.
 "use strict";
 
-const EVERY = 10000; // ms between loads, while somebody may be looking
+const EVERY = Number(document.documentElement.dataset.every) || 10000; // ms between loads, while somebody may be looking
 const main = () => document.getElementById("main");
 
 async function load() {
   if (document.hidden || document.getSelection()?.type === "Range") return; // what is being copied shall stay
   let answer, text;
   try { // nobody touched the page: the session does not count as used (gate.py)
-    answer = await fetch(location.href, {headers: {"X-Gpuyard-Idle": "1"}, redirect: "manual", cache: "no-store"});
+    answer = await fetch(location.href, {headers: {"X-Gpuyard-Idle": "1"}, redirect: "manual", cache: "no-cache"});
     text = await answer.text();
   } catch {
     answer = null;

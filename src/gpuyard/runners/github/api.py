@@ -223,7 +223,7 @@ class RestApi:
         status, words = answer.status, said(answer)
         if limited(answer, words):
             self.counter.add(limited=1)
-            at = self._retry_at(answer)
+            at = self.retry_at(answer)
             if answer.headers.get("x-ratelimit-resource", "core") == "core":
                 self._pause_until(at)
             return GitHubError(
@@ -238,7 +238,8 @@ class RestApi:
             hint = f"; look at the app or token of enrolment {self._name}"
         return GitHubError(f"{what}: the answer is {status}{words}{hint}", kind, status=status)
 
-    def _retry_at(self, answer: WireAnswer) -> datetime:
+    def retry_at(self, answer: WireAnswer) -> datetime:
+        """When to ask again after an answer that says that we ask too often."""
         now = self.now()
         after = answer.headers.get("retry-after", "")
         wait = UNSPECIFIC_WAIT

@@ -62,16 +62,13 @@ class GitHubClient:
             found = list(self.api.pages("/installation/repositories", "repositories"))
         else:
             found = list(self.api.pages(f"{owner_path(self.enrolment)}/repos", query={"type": "all"}))
-        known = [
-            Repository(
-                fields.repository(one, "full_name"),
-                fields.text(one, "default_branch", 256) or "main",
-                fields.truth(one, "private"),
-                fields.truth(one, "archived"),
-            )
-            for one in found
-        ]
+        known = map(_repository_row, found)
         return [one for one in known if one.name and not one.archived and self.enrolment.includes(one.name)]
+
+    def repository(self, name: str) -> Repository | None:
+        """None when there is none, or none that the app or token may see."""
+        data = self._or_none(_repository(name))
+        return None if data is None else _repository_row(fields.row(data))
 
     # Runners
 
@@ -307,6 +304,15 @@ def jit_runner(told: Any, key: str) -> JitRunner:
     if not fields.whole(runner, "id") or not encoded:
         raise GitHubError("GitHub registered a runner and gave no configuration that can be read")
     return JitRunner(fields.whole(runner, "id"), fields.text(runner, "name", 256), encoded)
+
+
+def _repository_row(row: Mapping[str, Any]) -> Repository:
+    return Repository(
+        fields.repository(row, "full_name"),
+        fields.text(row, "default_branch", 256) or "main",
+        row.get("private") is not False,  # what is not said is taken for private
+        fields.truth(row, "archived"),
+    )
 
 
 def _repository(name: str) -> str:

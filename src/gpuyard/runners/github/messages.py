@@ -85,12 +85,16 @@ class SessionFacts:
     statistics: Statistics
 
 
-def job_updates(message: SetMessage, runner_set: RunnerSet, scope: str, host: str = "github.com") -> list[JobUpdate]:
+def job_updates(
+    message: SetMessage, runner_set: RunnerSet, scope: str, url: str = "https://github.com"
+) -> list[JobUpdate]:
     """What a message says of jobs. Such that are only available say nothing: another set may get them. One that no
-    runner took in time is over (``canceled``), and comes again as another request."""
+    runner took in time is over (``canceled``), and comes again as another request. `url`: of GitHub."""
+    host = url.partition("://")[2]
+    place = f"{host}/set/{scope.removeprefix(host + '/')}/{runner_set.id}"  # its numbers are of one organisation
     return [
         JobUpdate(
-            id=f"{host}/set/{scope}/{runner_set.id}/{one.request}",  # numbers are of one organisation
+            id=f"{place}/{one.request}",
             repository=one.repository,
             scope=scope,
             state=STATES[one.kind],
@@ -102,7 +106,7 @@ def job_updates(message: SetMessage, runner_set: RunnerSet, scope: str, host: st
             name=one.name,
             event=one.event,
             head_branch=one.workflow_ref.partition("@" + BRANCH)[2],
-            html_url=f"https://{host}/{one.repository}/actions/runs/{one.run_id}" if one.run_id else "",
+            html_url=f"{url}/{one.repository}/actions/runs/{one.run_id}" if one.run_id else "",
             runner=one.runner,
             conclusion=CONCLUSIONS.get(one.result.lower(), one.result.lower()),
             started=one.started,

@@ -126,13 +126,16 @@ class ScaleSetClient:
 
 
 class SetSession:
-    """What one listens with to one scale set. One thread polls; another may `stop` it."""
+    """What one listens with to one scale set. One thread polls; others may `interrupt` or `stop` it."""
 
     def __init__(self, service: SetService, set_id: int, facts: SessionFacts) -> None:
         self._service = service
         self._set_id = set_id
         self._line = service.line()
         self._stop = WireStop()
+        """Of the poll that is under way, or of the next one."""
+        self._stopped = False
+        self._stopping = threading.Lock()
         self._lock = threading.Lock()
         self._facts = facts
         service.checked(facts.queue_url)
@@ -149,8 +152,14 @@ class SetSession:
 
     def poll(self, last_message: int, capacity: int) -> SetMessage | None:
         """The next message after one; None when there was none in about 50 s. `capacity`: runners that may be had in
-        all, those included that there are. Raises PollEndedError after `stop`; MISSING: open another session."""
-        answer = self._with_token(lambda facts: self._get(facts, last_message, capacity))
+        all, those included that there are. Raises PollEndedError after `interrupt` or `stop`; MISSING: open another
+        session."""
+        try:
+            answer = self._with_token(lambda facts: self._get(facts, last_message, capacity))
+        finally:
+            with self._stopping:
+                if not self._stopped:
+                    self._stop = WireStop()
         if answer.status == 202 or (answer.status == 200 and not answer.body):
             return None
         return read_message(answer.body)
@@ -171,9 +180,17 @@ class SetSession:
         got = _row(answer).get("value")
         return tuple(one for one in requests if one in got) if isinstance(got, list) else ()
 
+    def interrupt(self) -> None:
+        """Ends the poll that is under way, or else the next one as it begins, from another thread. The session goes
+        on, and GitHub sends again what it was about to send."""
+        with self._stopping:
+            self._stop.stop()
+
     def stop(self) -> None:
-        """Ends a poll that is under way, from another thread."""
-        self._stop.stop()
+        """Ends the poll that is under way and all that follow, from another thread."""
+        with self._stopping:
+            self._stopped = True
+            self._stop.stop()
 
     def close(self) -> None:
         """Ends the session at GitHub, so that another one may be opened at once."""

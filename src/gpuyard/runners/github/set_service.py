@@ -24,7 +24,6 @@ EARLY = timedelta(seconds=60)
 """An admin token is not used so long before its end."""
 UNTOLD = timedelta(minutes=10)
 """How long one is used that does not tell its end."""
-LIMIT_PAUSE = timedelta(minutes=1)
 KINDS = {
     401: GitHubTrouble.UNAUTHORIZED,
     404: GitHubTrouble.MISSING,
@@ -106,7 +105,7 @@ class SetService:
         kind = next(known, KINDS.get(answer.status, GitHubTrouble.REFUSED))
         retry_at = None
         if limited(answer, words):
-            kind, retry_at = GitHubTrouble.LIMITED, self._api.now() + LIMIT_PAUSE
+            kind, retry_at = GitHubTrouble.LIMITED, self._api.retry_at(answer)
         return GitHubError(
             f"{what}: the service of scale sets answers {answer.status}{words}",
             kind,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import zlib
+from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
+from functools import cache
 
 from sqlalchemy import Connection, and_, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from gpuyard.runners.records import HookDelivery, Job, RunnerEvent
-from gpuyard.runners.store.rows import storable
 from gpuyard.runners.store.schema import DELIVERIES
 from gpuyard.runners.store.writing import put_all
+from gpuyard.store.columns import storable
 from gpuyard.store.engine import Database
 from gpuyard.store.times import moment, seconds
 from gpuyard.store.upsert import upsert
@@ -19,12 +24,32 @@ KEEP = timedelta(days=4)
 """GitHub redelivers for three days."""
 ERROR = 2_000
 """Characters of an error that are kept."""
+FASTEST = 1
+"""Level of compression. A body is 30 KB, most of it addresses that begin alike: a quarter of it has to reach the disk,
+before GitHub is answered."""
+
+
+@cache
+def _statement(dialect: str, columns: tuple[str, ...]) -> postgresql.Insert | sqlite.Insert:
+    """Takes a delivery anew, unless something has become of it."""
+    return upsert(dialect, DELIVERIES, columns, DELIVERIES.c.outcome == "")
+
+
+def _unpacked(kept: bytes) -> bytes:
+    """What was never packed is handed on as it is: one that cannot be read must not stop the others."""
+    try:
+        return zlib.decompress(kept)
+    except zlib.error:
+        return kept
 
 
 class Deliveries:
     """Part of `RunnerStore`. The ids of a delivery are its scope and GitHub's own."""
 
     _database: Database
+
+    @abstractmethod
+    def _changing(self) -> AbstractContextManager[Connection]: ...
 
     def keep_delivery(self, delivery: HookDelivery) -> None:
         """Durable when this returns. One that is there already is taken anew, unless something has become of it."""
@@ -38,7 +63,7 @@ class Deliveries:
                 "id": storable(one.id),
                 "event": storable(one.event),
                 "received": seconds(one.received),
-                "body": one.body,
+                "body": zlib.compress(one.body, FASTEST),
                 "tries": one.tries,
                 "next_try": seconds(one.received),
                 "outcome": "",
@@ -48,8 +73,7 @@ class Deliveries:
         ]
         if rows:
             with self._database.writing() as connection:
-                statement = upsert(connection.dialect.name, DELIVERIES, list(rows[0]), DELIVERIES.c.outcome == "")
-                connection.execute(statement, rows)
+                connection.execute(_statement(connection.dialect.name, tuple(rows[0])), rows)
 
     def deliveries(self, now: datetime, limit: int = 1000) -> list[HookDelivery]:
         """Those that may be tried now; the oldest first."""
@@ -57,13 +81,16 @@ class Deliveries:
         order = (DELIVERIES.c.next_try, DELIVERIES.c.received, DELIVERIES.c.scope, DELIVERIES.c.id)
         with self._database.reading() as connection:
             rows = connection.execute(query.order_by(*order).limit(limit)).all()
-        return [HookDelivery(row.id, row.scope, row.event, moment(row.received), row.body, row.tries) for row in rows]
+        return [
+            HookDelivery(row.id, row.scope, row.event, moment(row.received), _unpacked(row.body), row.tries)
+            for row in rows
+        ]
 
     def delivery_done(
         self, id: str, scope: str, outcome: str, jobs: Sequence[Job] = (), events: Sequence[RunnerEvent] = ()
     ) -> None:
         """What became of it (a word: ``queued``, ``ignored``), with what it means. Its body is let go of."""
-        with self._database.writing() as connection:
+        with self._changing() as connection:
             put_all(connection, jobs, (), events)
             self._change(connection, id, scope, outcome=storable(outcome), error="", next_try=None, body=b"")
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
-from gpuyard.runners.records import Cause
+from gpuyard.runners.records import Cause, JobState
 from gpuyard.runners.store.schema import JOBS, RUNNERS
 from gpuyard.store.engine import Database
 from gpuyard.store.times import moment, seconds
 
 MOST = 50_000
 """Rows of one answer: the latest ones."""
+MOST_WAITS = 500_000
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,13 @@ class StartedJob:
     def waited(self) -> float:
         """Seconds from GitHub's queue to its runner."""
         return max(0.0, (self.started - self.queued).total_seconds())
+
+
+@dataclass(frozen=True)
+class JobWait:
+    pool: str
+    queued: datetime
+    started: datetime
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,25 @@ class Numbers:
         with self._database.reading() as connection:
             rows = connection.execute(query.order_by(JOBS.c.started.desc()).limit(MOST)).all()
         return [StartedJob(*row[:3], moment(row.queued), moment(row.started)) for row in rows]
+
+    def waits(self, since: datetime) -> list[JobWait]:
+        """Of jobs that began since then on a runner of ours, the latest first."""
+        columns = (RUNNERS.c.pool, JOBS.c.queued, JOBS.c.started)
+        query = select(*columns).join(RUNNERS, RUNNERS.c.name == JOBS.c.runner).where(JOBS.c.started >= seconds(since))
+        with self._database.reading() as connection:
+            rows = connection.execute(query.order_by(JOBS.c.started.desc()).limit(MOST_WAITS)).all()
+        return [JobWait(row.pool, moment(row.queued), moment(row.started)) for row in rows]
+
+    def turned_down(self, since: datetime) -> dict[tuple[str, str], int]:
+        """(enrolment, scale set) -> its jobs, queued since then, that we have refused or given up, and that are not
+        over at GitHub."""
+        states = (JobState.REFUSED.value, JobState.FAILED.value)
+        mine = (JOBS.c.scale_set != "", JOBS.c.conclusion == "", JOBS.c.completed.is_(None))
+        query = select(JOBS.c.scope, JOBS.c.scale_set, func.count().label("jobs"))
+        query = query.where(JOBS.c.state.in_(states), JOBS.c.queued >= seconds(since), *mine)
+        with self._database.reading() as connection:
+            rows = connection.execute(query.group_by(JOBS.c.scope, JOBS.c.scale_set)).all()
+        return {(row.scope, row.scale_set): row.jobs for row in rows}
 
     def ended(self, since: datetime) -> list[EndedRunner]:
         """Runners that ended since then, the latest first."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import timedelta
@@ -11,16 +10,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, ServerChoice, Trust, Wanted
+from gpuyard.store.columns import storable
 from gpuyard.store.times import maybe_moment, maybe_seconds, moment, seconds
 
 REMEMBERED = 1024
 """Different texts of a kind that need not be read again: most jobs of a repository want the same."""
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-
-
-def storable(text: str) -> str:
-    """Without what a database refuses and JSON may have: NUL, and half a pair of UTF-16."""
-    return _UNSTORABLE.sub("�", text)
 
 
 class Form(NamedTuple):

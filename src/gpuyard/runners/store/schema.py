@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, Table, Text
 
-from gpuyard.store.columns import RISING, maybe_time, new_tables, number, text, time
+from gpuyard.store.columns import RISING, flag, maybe_time, new_tables, number, text, time
 from gpuyard.store.rooms import Room
 
 TABLES = new_tables()
@@ -132,6 +132,15 @@ SETS = Table(
     number("assigned"),
     maybe_time("seen"),
     text("error"),
+)
+
+REPOSITORIES = Table(
+    "repositories",
+    TABLES,
+    Column("scope", Text, primary_key=True),
+    Column("name", Text, primary_key=True),  # in lower case
+    flag("private"),
+    time("seen"),
 )
 
 VALUES = Table(

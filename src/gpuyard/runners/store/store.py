@@ -6,11 +6,12 @@ events and logs 90 days; jobs and runners 400. `prune` lets go of what is older.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, delete, insert, select
+from sqlalchemy import ColumnElement, Connection, Select, delete, insert, select
 
 from gpuyard.runners.records import (
     DONE,
@@ -25,13 +26,15 @@ from gpuyard.runners.records import (
 )
 from gpuyard.runners.store.deliveries import Deliveries
 from gpuyard.runners.store.numbers import Numbers
-from gpuyard.runners.store.rows import JOB, RUNNER, runner_row, storable, to_job, to_runner
+from gpuyard.runners.store.rows import JOB, RUNNER, runner_row, to_job, to_runner
 from gpuyard.runners.store.schema import EVENTS, JOBS, LOGS, ROOM, RUNNERS, SETS, VALUES
+from gpuyard.runners.store.visibility import Visibility
 from gpuyard.runners.store.writing import add_events, put_all
+from gpuyard.store.columns import storable
 from gpuyard.store.engine import Database
 from gpuyard.store.migrate import migrate
 from gpuyard.store.times import maybe_moment, maybe_seconds, moment, seconds
-from gpuyard.store.upsert import put
+from gpuyard.store.upsert import insert_new, put
 
 LOG = 64 * 1024
 """Characters of a runner's log that are kept: its end."""
@@ -42,7 +45,7 @@ _LIVE = sorted(one.value for one in RunnerState if one not in OVER)
 _OPEN = sorted(one.value for one in JobState if one not in DONE)
 
 
-class RunnerStore(Deliveries, Numbers):
+class RunnerStore(Deliveries, Numbers, Visibility):
     """Safe to use from several threads, and from several processes on one database. Every method is a transaction of
     its own, and raises StoreError when the database cannot be used.
 
@@ -55,12 +58,23 @@ class RunnerStore(Deliveries, Numbers):
         StoreError."""
         migrate(database.url, ROOM)
         self._database = database
+        self.version: object = object()
+        """Another one after everything that this object has, or may have, changed in jobs and runners."""
+
+    @contextmanager
+    def _changing(self) -> Iterator[Connection]:
+        """A transaction that changes jobs or runners."""
+        try:
+            with self._database.writing() as connection:
+                yield connection
+        finally:
+            self.version = object()
 
     # Writing
 
     def put(self, jobs: Sequence[Job] = (), runners: Sequence[Runner] = (), events: Sequence[RunnerEvent] = ()) -> bool:
         """What belongs together; whether all of it was written, else what is stored is further (see above)."""
-        with self._database.writing() as connection:
+        with self._changing() as connection:
             return put_all(connection, jobs, runners, events)
 
     def put_job(self, job: Job, *events: RunnerEvent) -> bool:
@@ -73,7 +87,7 @@ class RunnerStore(Deliveries, Numbers):
 
     def add_runner(self, runner: Runner, *events: RunnerEvent) -> None:
         """A new one: the intent. Raises ConflictError when its name has been used."""
-        with self._database.writing() as connection:
+        with self._changing() as connection:
             connection.execute(insert(RUNNERS), runner_row(runner))
             add_events(connection, events)
 
@@ -88,7 +102,7 @@ class RunnerStore(Deliveries, Numbers):
             "seen": maybe_seconds(state.seen),
             "error": storable(state.error),
         }
-        with self._database.writing() as connection:
+        with self._changing() as connection:
             put_all(connection, jobs, (), events)
             put(connection, SETS, row)
 
@@ -106,11 +120,19 @@ class RunnerStore(Deliveries, Numbers):
             else:
                 connection.execute(delete(VALUES).where(VALUES.c.key == storable(key)))
 
+    def identity(self, new: str) -> str:
+        """What this database is called for ever; `new` when it has no name yet. Two sites of one name on databases of
+        their own tell by it what is whose."""
+        with self._database.writing() as connection:
+            insert_new(connection, VALUES, {"key": "identity", "value": storable(new)})
+        return self.value("identity")
+
     def prune(self, now: datetime) -> None:
         """Let go of what is older than it is kept for. Nothing that is not over goes."""
         events, jobs = seconds(now - KEEP_EVENTS), seconds(now - KEEP_JOBS)
-        with self._database.writing() as connection:
+        with self._changing() as connection:
             self.prune_deliveries(connection, now)
+            self.prune_repositories(connection, now)
             connection.execute(delete(EVENTS).where(EVENTS.c.at <= events))
             connection.execute(delete(LOGS).where(LOGS.c.at <= events))
             connection.execute(delete(JOBS).where(JOBS.c.queued <= jobs, JOBS.c.state.not_in(_OPEN)))

@@ -10,8 +10,9 @@ from sqlalchemy import Connection, Table, case, insert, or_
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gpuyard.runners.records import DONE, OVER, Job, JobState, Runner, RunnerEvent, RunnerState
-from gpuyard.runners.store.rows import JOB_COLUMNS, RUNNER_COLUMNS, job_row, runner_row, storable
+from gpuyard.runners.store.rows import JOB_COLUMNS, RUNNER_COLUMNS, job_row, runner_row
 from gpuyard.runners.store.schema import EVENTS, JOBS, RUNNERS
+from gpuyard.store.columns import storable
 from gpuyard.store.times import seconds
 from gpuyard.store.upsert import upsert
 

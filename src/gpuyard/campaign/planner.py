@@ -1,0 +1,345 @@
+"""What is to do next in a campaign: by its file, by what is seen of its hosts, by its journal, and by the time. Pure.
+
+A host goes through a maintenance, which the portal keeps: it is emptied, worked on, checked, given back. The campaign
+says when one begins, has the work done, and has GPUs accepted that must be. One host is out of use before it, as a
+canary; never more than the file says at once; and after one has failed none begins any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+
+from gpuyard.campaign.definition import Campaign
+from gpuyard.deploy.journal import DeployJournal, Happening, JournalEntry
+from gpuyard.health.maintenance import MaintenanceState, moment_text
+from gpuyard.health.records import HealthState
+
+M = MaintenanceState
+
+
+class CampaignAct(StrEnum):
+    """What the campaign does. In its journal each is a stage."""
+
+    BEGIN = "begin"
+    """A maintenance of the host, from now on."""
+    WORK = "work"
+    """The command of the file."""
+    DONE = "done"
+    """Say that the work is done, so that the host is checked."""
+    ACCEPT = "accept"
+    """Have the GPUs accepted that must be before anybody gets them."""
+    RETURN = "return"
+    """Nothing but the line in the journal: this host is through."""
+
+
+A = CampaignAct
+
+
+class CampaignStanding(StrEnum):
+    """Where a host of a campaign is."""
+
+    WAITING = "waiting"
+    TAKEN = "taken"
+    """Somebody else maintains it."""
+    DRAINING = "draining"
+    EMPTY = "empty"
+    """No server is there, and its work has not begun."""
+    AT_WORK = "at work"
+    BY_HAND = "by hand"
+    """Somebody works on it, and says when that is done."""
+    CHECKING = "checking"
+    ACCEPTING = "accepting"
+    BACK = "back"
+    FAILED = "failed"
+
+
+S = CampaignStanding
+OUT = frozenset({S.DRAINING, S.EMPTY, S.AT_WORK, S.BY_HAND, S.CHECKING, S.ACCEPTING, S.FAILED})
+"""The campaign keeps the host out of use, or does not know whether it is well."""
+ENDS_BY_ITSELF = frozenset({S.AT_WORK, S.CHECKING, S.ACCEPTING})
+"""A run that begins nothing any more waits for these: nobody else brings them on."""
+
+
+class CampaignWork(StrEnum):
+    """What is known of the command that was last started for a host."""
+
+    NONE = "none"
+    """None was, or it was killed and nobody knows how far it came."""
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class CampaignMaintenance:
+    """The maintenance of a host that the campaign has begun."""
+
+    state: MaintenanceState
+    since: datetime
+    begun: datetime | None = None
+    done: datetime | None = None
+    problems: tuple[str, ...] = ()
+    """Why it is not given back yet."""
+    servers: tuple[str, ...] = ()
+    """Names of those that still have GPUs there."""
+
+
+@dataclass(frozen=True)
+class CampaignGpu:
+    """One of the host's GPUs."""
+
+    address: str
+    state: HealthState
+    since: datetime
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class CampaignSight:
+    """What is seen of a host."""
+
+    maintenance: CampaignMaintenance | None = None
+    """The last one of this campaign."""
+    other: str = ""
+    """One that is not over, of somebody else, in words."""
+    gpus: tuple[CampaignGpu, ...] = ()
+    """When it is back: those that are not simply in use or free."""
+    tries: int = 0
+    """Servers that try its GPUs at the moment."""
+    tried: str = ""
+    """What came of the last one that did not pass."""
+    work: CampaignWork = CampaignWork.NONE
+    code: int = 0
+    """With which the command has ended."""
+    log: str = ""
+    """Where its output is."""
+
+
+@dataclass(frozen=True)
+class CampaignCost:
+    """What a maintenance of a host would mean for others."""
+
+    moves: int = 0
+    """Bookings that would get other GPUs."""
+    stays: tuple[str, ...] = ()
+    """Bookings that cannot be elsewhere, in words: they have begun, or their owners would lose them."""
+    servers: tuple[str, ...] = ()
+    """That have GPUs there now."""
+
+    @property
+    def hurts(self) -> bool:
+        return bool(self.stays or self.servers)
+
+
+@dataclass(frozen=True)
+class CampaignRow:
+    """One host: where it is, why, and what is to do."""
+
+    host: str
+    standing: CampaignStanding
+    reason: str
+    act: CampaignAct | None = None
+
+
+@dataclass(frozen=True)
+class CampaignPlan:
+    """All hosts, in the order of the file."""
+
+    rows: tuple[CampaignRow, ...]
+    halted: str = ""
+    """Why nothing begins any more."""
+
+    @property
+    def acts(self) -> list[CampaignRow]:
+        return [row for row in self.rows if row.act is not None]
+
+    @property
+    def failed(self) -> list[CampaignRow]:
+        return [row for row in self.rows if row.standing is S.FAILED]
+
+    @property
+    def left(self) -> list[CampaignRow]:
+        return [row for row in self.rows if row.standing is not S.BACK]
+
+    @property
+    def over(self) -> bool:
+        """Nothing is to do, and nothing that the campaign waits for will come by itself."""
+        waits = ENDS_BY_ITSELF if self.halted else ENDS_BY_ITSELF | {S.DRAINING, S.BY_HAND}
+        return not self.acts and not any(row.standing in waits for row in self.rows)
+
+
+@dataclass(frozen=True)
+class CampaignNow:
+    """What a plan is made of, but for the file."""
+
+    sights: Mapping[str, CampaignSight]
+    journal: DeployJournal
+    time: datetime
+    stop: str = ""
+    """Who wants it stopped, in words."""
+    costs: Mapping[str, CampaignCost] = field(default_factory=dict)
+
+
+def plan_campaign(campaign: Campaign, now: CampaignNow) -> CampaignPlan:
+    """Where each host is, and what is to do next."""
+    rows = [_row(campaign, host, now) for host in campaign.hosts]
+    failed = [row.host for row in rows if row.standing is S.FAILED]
+    halted = f"stopped after {', '.join(failed)} failed" if failed else now.stop
+    if halted:
+        return CampaignPlan(tuple(_halted(row, halted) for row in rows), halted)
+    room = campaign.at_once - sum(row.standing in OUT for row in rows)
+    why_not = _nobody_begins(campaign, rows, now.journal)
+    waiting = [row for row in rows if row.standing is S.WAITING]
+    if campaign.first in [row.host for row in waiting]:
+        waiting = [row for row in waiting if row.host == campaign.first]
+    waiting.sort(key=lambda row: now.costs.get(row.host, CampaignCost()).hurts)  # the order of the file otherwise
+    begins = [] if why_not else [row.host for row in waiting[: max(room, 0)]]
+    if campaign.first in begins:
+        why_not = f"waits for the canary {campaign.first}"
+    elif room <= 0:
+        why_not = why_not or f"waits until fewer than {campaign.at_once} are out of use"
+    found = [
+        _begins(row, campaign)
+        if row.host in begins
+        else replace(row, reason=why_not or "waits for its turn")
+        if row.standing is S.WAITING
+        else row
+        for row in rows
+    ]
+    return CampaignPlan(tuple(found))
+
+
+def _begins(row: CampaignRow, campaign: Campaign) -> CampaignRow:
+    reason = "the canary, before all others" if row.host == campaign.first else "it is its turn"
+    return replace(row, reason=reason, act=A.BEGIN)
+
+
+def _nobody_begins(campaign: Campaign, rows: Sequence[CampaignRow], journal: DeployJournal) -> str:
+    """Why no host but the canary may begin; empty: they may."""
+    canary = next(row for row in rows if row.host == campaign.first)
+    if canary.standing not in (S.BACK, S.WAITING):
+        return f"waits for the canary {canary.host}, which is {canary.standing.value}"
+    again = [row.host for row in rows if row.standing in OUT and _failed_once(journal, row.host)]
+    return f"waits for {', '.join(again)}, which failed before" if again else ""
+
+
+def _failed_once(journal: DeployJournal, host: str) -> bool:
+    mine = [entry for entry in journal.entries if entry.object == host]
+    last = max((n for n, entry in enumerate(mine) if entry.stage == A.BEGIN), default=0)
+    return any(entry.happening is Happening.FAILED for entry in mine[last:])
+
+
+def _halted(row: CampaignRow, halted: str) -> CampaignRow:
+    """Nothing begins: neither a host nor the work on one. What is at work goes on to its end."""
+    if row.standing is S.WAITING:
+        return replace(row, reason=f"not begun: {halted}", act=None)
+    if row.act is A.WORK:
+        return replace(row, reason=f"its work is not begun: {halted}", act=None)
+    return row
+
+
+def _row(campaign: Campaign, host: str, now: CampaignNow) -> CampaignRow:
+    """A host by itself, as if there were no other one."""
+    sight, journal = now.sights.get(host, CampaignSight()), now.journal
+    through = journal.last(A.RETURN, host)
+    if through is not None and through.happening is Happening.DONE:
+        return CampaignRow(host, S.BACK, f"since {through.at}")
+    begun, one = journal.last(A.BEGIN, host), sight.maintenance
+    if begun is not None and begun.happening is Happening.FAILED and begun.run == journal.run:
+        return CampaignRow(host, S.FAILED, begun.about)
+    if one is None or one.state is M.CANCELLED:
+        if one is not None and begun is not None and begun.run == journal.run:
+            return CampaignRow(host, S.FAILED, "its maintenance was cancelled by somebody")
+        return CampaignRow(host, S.TAKEN, sight.other) if sight.other else CampaignRow(host, S.WAITING, "")
+    if one.state in (M.PLANNED, M.DRAINING):
+        return _drained(campaign, host, one, now)
+    if sight.work is CampaignWork.RUNNING:
+        return CampaignRow(host, S.AT_WORK, f"its command runs, output in {sight.log}")
+    if one.state is M.IN_WORK:
+        return _worked(campaign, host, sight, journal)
+    if one.state is M.CHECKING:
+        return _checked(campaign, host, one, now)
+    return _given_back(campaign, host, one, now)
+
+
+def _drained(campaign: Campaign, host: str, one: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
+    used = f"waits for {', '.join(one.servers)}" if one.servers else "waits until it is seen to be empty"
+    begun = one.begun or one.since
+    if campaign.drained_within is not None and now.time - begun > campaign.drained_within:
+        return CampaignRow(host, S.FAILED, f"not empty since {moment_text(begun)}: {used}")
+    return CampaignRow(host, S.DRAINING, used)
+
+
+def _worked(campaign: Campaign, host: str, sight: CampaignSight, journal: DeployJournal) -> CampaignRow:
+    work, said = journal.last(A.WORK, host), journal.last(A.DONE, host)
+    by_person = f"waits until somebody says 'gpuyard host maintenance done {host}'"
+    if said is not None and said.happening is Happening.DONE and _since(journal, said, work):
+        return CampaignRow(host, S.BY_HAND, f"somebody works on it again; {by_person}")
+    if campaign.by_hand:
+        return CampaignRow(host, S.BY_HAND, f"it is empty; {by_person}")
+    if work is None or not _since(journal, work, journal.last(A.BEGIN, host)):
+        return CampaignRow(host, S.EMPTY, "it is empty", A.WORK)
+    refused = said is not None and said.happening is Happening.FAILED and said.run == journal.run
+    if said is not None and refused and _since(journal, said, work):
+        return CampaignRow(host, S.FAILED, said.about)
+    if work.happening is Happening.DONE:
+        return CampaignRow(host, S.AT_WORK, "the work is done", A.DONE)
+    if work.happening is Happening.FAILED and work.run == journal.run:
+        return CampaignRow(host, S.FAILED, work.about)
+    if work.happening is Happening.FAILED:
+        return CampaignRow(host, S.EMPTY, f"once more, after a failure: {work.about}", A.WORK)
+    return CampaignRow(host, S.EMPTY, f"once more: begun {work.at}, and nobody knows how far it came", A.WORK)
+
+
+def _checked(campaign: Campaign, host: str, one: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
+    problems, done = "; ".join(one.problems) or "waits for its check", one.done or one.since
+    if now.time - done > campaign.back_within:
+        return CampaignRow(host, S.FAILED, f"not given back since {moment_text(done)}: {problems}")
+    return CampaignRow(host, S.CHECKING, problems)
+
+
+def _given_back(campaign: Campaign, host: str, one: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
+    """Its maintenance is over: are all of its GPUs, too?"""
+    sight, journal = now.sights[host], now.journal
+    begun, work = journal.last(A.BEGIN, host), journal.last(A.WORK, host)
+    if not campaign.by_hand and (work is None or not _since(journal, work, begun)):
+        if begun is not None and begun.run == journal.run:
+            return CampaignRow(host, S.FAILED, "somebody has given it back before its work was begun")
+        return CampaignRow(host, S.WAITING, "")
+    bad = [gpu for gpu in sight.gpus if gpu.state is HealthState.QUARANTINED and gpu.since >= one.since]
+    if bad:
+        return CampaignRow(host, S.FAILED, "; ".join(f"{gpu.address} is quarantined: {gpu.cause}" for gpu in bad))
+    asked = journal.last(A.ACCEPT, host)
+    if asked is not None and asked.happening is Happening.FAILED and asked.run == journal.run:
+        return CampaignRow(host, S.FAILED, asked.about)
+    if sight.tries:
+        return CampaignRow(host, S.ACCEPTING, f"servers try {sight.tries} of its slots")
+    wait = [gpu.address for gpu in sight.gpus if gpu.state is HealthState.TO_ACCEPT]
+    if wait and asked is not None and asked.happening is Happening.DONE and asked.run == journal.run:
+        return CampaignRow(host, S.FAILED, f"{', '.join(wait)}: not accepted: {sight.tried or 'no server tried them'}")
+    if wait:
+        return CampaignRow(host, S.ACCEPTING, f"{', '.join(wait)}: to be accepted before anybody gets them", A.ACCEPT)
+    if suspect := [gpu.address for gpu in sight.gpus if gpu.state is HealthState.SUSPECT]:
+        return CampaignRow(host, S.CHECKING, f"{', '.join(suspect)}: suspect; waits until that has passed")
+    return CampaignRow(host, S.CHECKING, "it has passed its check", A.RETURN)
+
+
+def _since(journal: DeployJournal, entry: JournalEntry, other: JournalEntry | None) -> bool:
+    """Whether the one was written after the other."""
+    return other is None or journal.entries.index(entry) > journal.entries.index(other)
+
+
+def expected(campaign: Campaign, rows: Sequence[CampaignRow], now: datetime) -> dict[str, tuple[datetime, datetime]]:
+    """When hosts that wait would be out of use, if each took as long as the file says."""
+    waiting = [row.host for row in rows if row.standing in (S.WAITING, S.TAKEN)]
+    out = sum(row.standing in OUT for row in rows)
+    ahead = [campaign.first] if campaign.first in waiting else []
+    rest = [host for host in waiting if host != campaign.first]
+    found = dict.fromkeys(ahead, (now, now + campaign.takes))
+    before = 1 if ahead or out else 0
+    for number, host in enumerate(rest):
+        start = now + (before + number // campaign.at_once) * campaign.takes
+        found[host] = (start, start + campaign.takes)
+    return found

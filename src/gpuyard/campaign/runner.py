@@ -1,0 +1,157 @@
+"""Carries a campaign out: looks, does what the planner says, writes each act down before, and looks again.
+
+It decides nothing, so a run that ends anywhere is gone on with by the same command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from gpuyard.campaign.definition import Campaign
+from gpuyard.campaign.planner import (
+    CampaignAct,
+    CampaignCost,
+    CampaignNow,
+    CampaignPlan,
+    CampaignRow,
+    CampaignSight,
+    CampaignStanding,
+    CampaignWork,
+    plan_campaign,
+)
+from gpuyard.deploy.journal import DeployJournal, Happening, JournalEntry, JournalWriter, stamp
+from gpuyard.model.errors import GpuyardError
+
+PATIENCE = timedelta(minutes=30)
+"""A portal that does not answer for so long ends the run."""
+
+
+class CampaignUnseenError(GpuyardError):
+    """The portal does not answer; whether it did what it was asked for is not known."""
+
+
+class CampaignDoors(Protocol):
+    """Everything through which a campaign sees and acts. Methods raise GpuyardError; CampaignUnseenError for what may
+    be otherwise at the next look."""
+
+    def look(self, journal: DeployJournal) -> Mapping[str, CampaignSight]:
+        """All hosts."""
+
+    def costs(self, hosts: Sequence[str], start: datetime, end: datetime) -> Mapping[str, CampaignCost]:
+        """What it would mean to maintain each of them in that time."""
+
+    def begin(self, host: str) -> None: ...
+
+    def work(self, host: str, attempt: str) -> None:
+        """Start the command; it is a new `attempt`."""
+
+    def done(self, host: str) -> None: ...
+
+    def accept(self, host: str) -> None: ...
+
+    def stop_asked(self) -> str:
+        """By whom, in words; empty: nobody wants it."""
+
+    def wait(self) -> None:
+        """A little."""
+
+
+@dataclass
+class CampaignRun:
+    """One run of a campaign."""
+
+    campaign: Campaign
+    doors: CampaignDoors
+    writer: JournalWriter
+    clock: Callable[[], datetime]
+    show: Callable[[CampaignPlan], None]
+    unseen: Callable[[str], None] = lambda why: None
+    """Is told when the portal does not answer."""
+
+    def run(self, journal: DeployJournal) -> CampaignPlan:
+        """Until nothing is left to do or to wait for: how it is then. Raises GpuyardError."""
+        silent: datetime | None = None
+        while True:
+            try:
+                sights = self.doors.look(journal)
+                journal = self._note_ends(sights, journal)
+                plan = self.plan(sights, journal)
+            except CampaignUnseenError as error:
+                silent = silent or self.clock()
+                if self.clock() - silent > PATIENCE:
+                    raise
+                self.unseen(str(error))
+                self.doors.wait()
+                continue
+            silent = None
+            self.show(plan)
+            if plan.acts:
+                journal = self._carry_out(plan.acts, journal)
+            elif plan.over:
+                return plan
+            else:
+                self.doors.wait()
+
+    def plan(self, sights: Mapping[str, CampaignSight], journal: DeployJournal) -> CampaignPlan:
+        """Where there is a choice, hosts on which nobody would lose anything are first."""
+        now = CampaignNow(sights, journal, self.clock(), self.doors.stop_asked())
+        plan = plan_campaign(self.campaign, now)
+        waiting = [row.host for row in plan.rows if row.standing is CampaignStanding.WAITING]
+        if not 0 < sum(row.act is CampaignAct.BEGIN for row in plan.rows) < len(waiting) or self._is_canary(plan):
+            return plan
+        costs = self.doors.costs(waiting, now.time, now.time + self.campaign.takes)
+        return plan_campaign(self.campaign, replace(now, costs=costs))
+
+    def _is_canary(self, plan: CampaignPlan) -> bool:
+        return any(row.host == self.campaign.first and row.act is CampaignAct.BEGIN for row in plan.rows)
+
+    def _note_ends(self, sights: Mapping[str, CampaignSight], journal: DeployJournal) -> DeployJournal:
+        """Write down how commands have ended that were begun."""
+        for host in self.campaign.hosts:
+            begun, sight = journal.last(CampaignAct.WORK, host), sights[host]
+            if begun is None or begun.happening is not Happening.BEGUN or sight.work is not CampaignWork.ENDED:
+                continue
+            if sight.code:
+                why = f"its command ended with {sight.code}; its output is in {sight.log}"
+                journal = self._note(journal, CampaignAct.WORK, host, Happening.FAILED, why)
+            else:
+                journal = self._note(journal, CampaignAct.WORK, host, Happening.DONE, begun.about)
+        return journal
+
+    def _carry_out(self, acts: Sequence[CampaignRow], journal: DeployJournal) -> DeployJournal:
+        """Each of them; after one that fails, all is looked at anew."""
+        for row in acts:
+            assert row.act is not None
+            attempt = f"{journal.run}-{len(journal.entries)}"
+            journal = self._note(journal, row.act, row.host, Happening.BEGUN, attempt)
+            try:
+                self._do(row.act, row.host, attempt)
+            except CampaignUnseenError as error:  # done or not: the next look tells
+                self.unseen(str(error))
+                self.doors.wait()
+                return journal
+            except GpuyardError as error:
+                return self._note(journal, row.act, row.host, Happening.FAILED, str(error))
+            if row.act is not CampaignAct.WORK:  # that one ends later
+                journal = self._note(journal, row.act, row.host, Happening.DONE, attempt)
+        return journal
+
+    def _do(self, act: CampaignAct, host: str, attempt: str) -> None:
+        if act is CampaignAct.BEGIN:
+            self.doors.begin(host)
+        elif act is CampaignAct.WORK:
+            self.doors.work(host, attempt)
+        elif act is CampaignAct.DONE:
+            self.doors.done(host)
+        elif act is CampaignAct.ACCEPT:
+            self.doors.accept(host)
+
+    def _note(
+        self, journal: DeployJournal, act: CampaignAct, host: str, happening: Happening, about: str
+    ) -> DeployJournal:
+        entry = JournalEntry(journal.run, act.value, host, happening, stamp(self.clock()), about)
+        self.writer.write(entry)
+        return journal.with_entry(entry)

@@ -1,0 +1,40 @@
+"""What becomes of calls to OpenStack, counted for metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuyard.model.counts import Counts, Durations
+
+SERVICES = ("compute", "placement", "identity", "image", "network")
+OUTCOMES = ("good", "refused", "failed", "unanswered")
+"""Below 400, 4xx, 5xx, and no answer at all."""
+
+
+class CloudCalls:
+    """Of one cloud, since the process began. What the client libraries ask by themselves, tokens and the versions of
+    services, is not counted. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._outcomes = Counts((service, outcome) for service in SERVICES for outcome in OUTCOMES)
+        self._seconds = {service: Durations() for service in SERVICES}
+
+    def add(self, service: str, status: int | None, seconds: float) -> None:
+        """`status` of the answer; None: there was none. `seconds` until it was there, or it was clear that none
+        comes."""
+        self._outcomes.add(service, outcome_of(status))
+        self._seconds[service].add(seconds)
+
+    def outcomes(self) -> Mapping[tuple[str, ...], int]:
+        """(service, one of OUTCOMES) -> how many."""
+        return self._outcomes.all()
+
+    def seconds(self) -> Mapping[str, Durations]:
+        """By service."""
+        return self._seconds
+
+
+def outcome_of(status: int | None) -> str:
+    if status is None:
+        return "unanswered"
+    return "good" if status < 400 else "refused" if status < 500 else "failed"

@@ -1,0 +1,547 @@
+"""The tasks of a deployment, each with its reason and how it stands. Pure: site, sight and journal in, tasks out.
+
+A task is done because the world says so. Only where it cannot be asked the journal decides: a run of Kolla that was
+begun and has not ended is run again, which Kolla is made for; prechecks are run in each run, until all is deployed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeVar
+
+from gpuyard.deploy.journal import DeployJournal
+from gpuyard.deploy.sight import HostSight, KollaSight, OpenStackSight, ServiceSight, Sight
+from gpuyard.model.errors import UsageError
+from gpuyard.model.text import counted
+from gpuyard.site.schema import Site
+
+CONTAINERS = {
+    "control": ("keystone", "nova_api", "nova_conductor", "nova_scheduler", "placement_api"),
+    "compute": ("nova_compute",),
+}
+"""Kolla's containers without which a host with a role is not deployed. Other roles' depend on Kolla's variables."""
+HYPERVISOR = "nova_compute"
+"""A host with this container has servers, which a reboot would end."""
+
+
+class TaskStanding(StrEnum):
+    DONE = "done"
+    DUE = "to do"
+    LATER = "later"
+    """It is to do, or that is not known yet: something else comes first."""
+    BLOCKED = "blocked"
+
+
+class Part(StrEnum):
+    """What there is to look at."""
+
+    HOSTS = "hosts"
+    KOLLA = "kolla"
+    CLOUD = "cloud"
+    SERVICE = "service"
+
+
+@dataclass(frozen=True)
+class TaskVerdict:
+    """How a task stands, and what says so: what is there, what would be changed, or what is in the way."""
+
+    standing: TaskStanding
+    says: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeployTask:
+    """One task of one stage. `object` is a host, an image, or empty."""
+
+    stage: str
+    object: str
+    reason: str
+    how: str
+    """What it runs, as one would type it."""
+    verdict: TaskVerdict
+
+    @property
+    def standing(self) -> TaskStanding:
+        return self.verdict.standing
+
+    @property
+    def title(self) -> str:
+        return f"{self.stage} {self.object}".strip()
+
+
+Judge = Callable[[Site, Sight, DeployJournal, str, Collection[str]], TaskVerdict]
+"""Of the object, in a deployment to these hosts."""
+Seen = TypeVar("Seen", KollaSight, OpenStackSight, ServiceSight)
+JudgeOf = Callable[[Site, Sight, Seen, str], TaskVerdict]
+"""Of the object, by what was seen of one part of the world."""
+
+
+@dataclass(frozen=True)
+class DeployStage:
+    name: str
+    reason: str
+    how: str
+    judge: Judge
+    of: str = ""
+    """hosts, hypervisors, images; portal and acceptance where the site has them; empty for one task for all."""
+    whole_cloud: bool = False
+    """Left out where a run is limited to some hosts."""
+    again: frozenset[Part] = frozenset()
+    """What it may have changed, and is looked at again."""
+
+    @property
+    def of_parts(self) -> frozenset[Part]:
+        """What must be looked at to judge it."""
+        if self.again in ({Part.CLOUD}, {Part.SERVICE}):
+            return self.again
+        return frozenset({Part.HOSTS, Part.KOLLA})
+
+
+@dataclass(frozen=True)
+class DeployRange:
+    """What of a deployment is wanted. Empty: all."""
+
+    first: str = ""
+    last: str = ""
+    hosts: tuple[str, ...] = ()
+
+
+EVERYTHING = DeployRange()
+
+
+def plan_deployment(
+    site: Site, sight: Sight, journal: DeployJournal, wanted: DeployRange = EVERYTHING
+) -> tuple[DeployTask, ...]:
+    """All tasks in their order. Raises UsageError for a stage or a host that there is not."""
+    assert site.deploy is not None
+    hosts = _hosts(site, wanted)
+    tasks: list[DeployTask] = []
+    waits_for = ""
+    for stage in stages(wanted):
+        first = ""
+        for name in _objects(site, stage, hosts):
+            verdict = stage.judge(site, sight, journal, name, hosts)
+            if waits_for and (verdict.standing is TaskStanding.DUE or not stage.of_parts & {HOSTS, KOLLA}):
+                # What a cloud says before it is deployed to its end counts for nothing.
+                verdict = (
+                    verdict if verdict.standing is TaskStanding.DONE else replace(verdict, standing=TaskStanding.LATER)
+                )
+            task = DeployTask(stage.name, name, stage.reason, stage.how.format(name=name), verdict)
+            tasks.append(task)
+            if not first and task.standing is not TaskStanding.DONE:
+                first = task.title
+        waits_for = waits_for or first
+    return tuple(tasks)
+
+
+def stages(wanted: DeployRange = EVERYTHING) -> tuple[DeployStage, ...]:
+    """Those of a range. Raises UsageError."""
+    names = [stage.name for stage in STAGES]
+    for name in (wanted.first, wanted.last):
+        if name and name not in names:
+            raise UsageError(f"there is no step {name!r}; there are {', '.join(names)}")
+    start = names.index(wanted.first) if wanted.first else 0
+    end = names.index(wanted.last) + 1 if wanted.last else len(names)
+    if start >= end:
+        raise UsageError(f"step {wanted.first} comes after {wanted.last}; exchange --from and --until")
+    chosen = STAGES[start:end]
+    return tuple(stage for stage in chosen if not (stage.whole_cloud and wanted.hosts))
+
+
+def _hosts(site: Site, wanted: DeployRange) -> tuple[str, ...]:
+    assert site.deploy is not None
+    for name in wanted.hosts:
+        if name not in site.deploy.hosts:
+            raise UsageError(f"deploy.hosts has no {name}; it has {', '.join(site.deploy.hosts)}")
+    return tuple(name for name in site.deploy.hosts if not wanted.hosts or name in wanted.hosts)
+
+
+def _objects(site: Site, stage: DeployStage, hosts: Sequence[str]) -> tuple[str, ...]:
+    if stage.of == "hosts":
+        return tuple(hosts)
+    if stage.of == "hypervisors":
+        return tuple(host for host in hosts if host in site.hosts)
+    if stage.of == "portal":
+        return ("",) if site.deploy is not None and site.deploy.portal else ()
+    if stage.of == "acceptance":
+        rules = site.health.acceptance if site.health is not None else None
+        return ("",) if site.deploy is not None and site.deploy.portal and rules and rules.project else ()
+    if stage.of == "images":
+        return tuple(name for name, image in site.images.items() if image.build is not None)
+    return ("",)
+
+
+def _done(*says: str) -> TaskVerdict:
+    return TaskVerdict(TaskStanding.DONE, says)
+
+
+def _due(*says: str) -> TaskVerdict:
+    return TaskVerdict(TaskStanding.DUE, says)
+
+
+def _later(*says: str) -> TaskVerdict:
+    return TaskVerdict(TaskStanding.LATER, says)
+
+
+def _blocked(*says: str) -> TaskVerdict:
+    return TaskVerdict(TaskStanding.BLOCKED, says)
+
+
+def _look(site: Site, sight: Sight, journal: DeployJournal, name: str, hosts: Collection[str]) -> TaskVerdict:
+    assert site.deploy is not None
+    host = sight.hosts.get(name)
+    if host is None:
+        return _later("nobody has looked at it")
+    if host.problem:
+        for stage in ("reboot", "restart"):
+            entry = journal.last(stage, name)
+            if entry is not None and journal.is_open(stage, name):
+                return _due(f"a reboot was asked for at {entry.at}: wait until it is back")
+        return _blocked(host.problem)
+    if host.name.split(".")[0] != name.split(".")[0]:
+        return _blocked(
+            f"it calls itself {host.name!r}, and so would Nova: write that name in the site file, or there "
+            f"'hostnamectl set-hostname {name}'"
+        )
+    own = site.deploy.hosts[name]
+    for key, interface in (
+        ("interface", own.interface or site.deploy.interface),
+        ("external_interface", own.external_interface or site.deploy.external_interface),
+    ):
+        if interface not in host.interfaces:
+            return _blocked(
+                f"it has no network interface {interface}; it has {', '.join(host.interfaces) or 'none'}: write the "
+                f"right one as deploy.hosts.{name}.{key}"
+            )
+    return _done("it answers")
+
+
+def _unseen(sight: Sight, name: str) -> HostSight | None:
+    """What is known of a host; None when it is not there to be asked."""
+    host = sight.hosts.get(name)
+    return None if host is None or host.problem else host
+
+
+def _prepare(site: Site, sight: Sight, journal: DeployJournal, name: str, hosts: Collection[str]) -> TaskVerdict:
+    host = _unseen(sight, name)
+    if host is None:
+        return _later()
+    if host.refusals:
+        return _blocked(*host.refusals)
+    if host.changes:
+        return _due(*host.changes)
+    if not host.given:
+        return _blocked(f"there is no GPU that could be given away; why, says 'gpuyard host check --ssh {name}'")
+    return _done(f"{counted(len(host.given), 'PCI function')} go to VMs")
+
+
+def _reboot(site: Site, sight: Sight, journal: DeployJournal, name: str, hosts: Collection[str]) -> TaskVerdict:
+    host = _unseen(sight, name)
+    if host is None:
+        return _later()
+    if not host.pending:
+        return _later(*host.reboot_later) if host.changes and host.reboot_later else _done("nothing waits for one")
+    if HYPERVISOR in host.containers:
+        return _blocked(
+            f"its servers would go down: empty it ('gpuyard host maintenance'), reboot it yourself; "
+            f"what waits: {', '.join(host.pending)}"
+        )
+    return _reboot_of(host, host.pending)
+
+
+def _reboot_of(host: HostSight, why: Sequence[str]) -> TaskVerdict:
+    if host.here:
+        return _blocked("this is the machine that you type on: reboot it yourself, and then type the same again")
+    return _due(*why)
+
+
+def _record(site: Site, sight: Sight, journal: DeployJournal, name: str, hosts: Collection[str]) -> TaskVerdict:
+    recording = site.hosts[name].recording
+    if name in sight.recorded:
+        return _done(f"{recording} is there")
+    host = _unseen(sight, name)
+    if host is None or host.changes or host.pending:
+        return _later(recording)
+    return _due(f"+ {recording}")
+
+
+def _verify(site: Site, sight: Sight, journal: DeployJournal, name: str, hosts: Collection[str]) -> TaskVerdict:
+    host = _unseen(sight, name)
+    if host is None or host.changes or host.pending or name not in sight.recorded:
+        return _later()
+    if host.faults:
+        return _blocked(*host.faults)
+    return _done(f"{counted(len(host.given), 'PCI function')} can be opened as QEMU does")
+
+
+def _of(pick: Callable[[Sight], Seen | None]) -> Callable[[JudgeOf[Seen]], Judge]:
+    """Of what was picked of the sight, once it was looked at; what is wrong with it as a whole is in the way."""
+
+    def of_seen(judge: JudgeOf[Seen]) -> Judge:
+        def verdict(site: Site, sight: Sight, journal: DeployJournal, name: str, hosts: Collection[str]) -> TaskVerdict:
+            seen = pick(sight)
+            if seen is None:
+                return _later()
+            return _blocked(seen.problem) if seen.problem else judge(site, sight, seen, name)
+
+        return verdict
+
+    return of_seen
+
+
+@_of(lambda sight: sight.kolla)
+def _machines(site: Site, sight: Sight, kolla: KollaSight, name: str) -> TaskVerdict:
+    if kolla.machine_refusals:
+        return _blocked(*kolla.machine_refusals)
+    return _due(*kolla.machines) if kolla.machines else _done("as the site file says")
+
+
+@_of(lambda sight: sight.kolla)
+def _passwords(site: Site, sight: Sight, kolla: KollaSight, name: str) -> TaskVerdict:
+    return _done("each has been made") if kolla.passwords else _due("those that are missing; the others stay")
+
+
+@_of(lambda sight: sight.kolla)
+def _render(site: Site, sight: Sight, kolla: KollaSight, name: str) -> TaskVerdict:
+    if missing := [host for host in site.hosts if host not in sight.recorded]:
+        return _later(f"the recording of {', '.join(missing)} comes first")
+    if sight.site_problem:
+        return _blocked(*sight.site_problem.splitlines())
+    if kolla.render_refusals:
+        return _blocked(*kolla.render_refusals)
+    if kolla.rendered is None:
+        return _later("the inventory comes first")
+    return _due(*kolla.rendered) if kolla.rendered else _done("as the site file says")
+
+
+@_of(lambda sight: sight.kolla)
+def _collection(site: Site, sight: Sight, kolla: KollaSight, name: str) -> TaskVerdict:
+    return (
+        _done("Ansible has openstack.kolla") if kolla.collection else _due("+ openstack.kolla, from its git repository")
+    )
+
+
+def _bootstrap(site: Site, sight: Sight, journal: DeployJournal, name: str, hosts: Collection[str]) -> TaskVerdict:
+    if not all(_unseen(sight, host) for host in hosts):
+        return _later()
+    bare = [host for host in hosts if not sight.hosts[host].engine]
+    if bare:
+        return _due(*(f"{host} has no container engine" for host in bare))
+    return _open(journal, "bootstrap-servers") or _done("each host has a container engine")
+
+
+def _open(journal: DeployJournal, stage: str) -> TaskVerdict | None:
+    entry = journal.last(stage)
+    if entry is not None and journal.is_open(stage):
+        return _due(f"it was begun, and has not come to a good end ({entry.happening.value} at {entry.at})")
+    return None
+
+
+def _restart(site: Site, sight: Sight, journal: DeployJournal, name: str, hosts: Collection[str]) -> TaskVerdict:
+    host = _unseen(sight, name)
+    if host is None:
+        return _later()
+    if not host.restart:
+        return _done("no package asks for one")
+    if host.containers:
+        return _done("a package asks for one; containers run, so that is yours")
+    return _reboot_of(host, ("a package asks for it",))
+
+
+def _prechecks(site: Site, sight: Sight, journal: DeployJournal, name: str, hosts: Collection[str]) -> TaskVerdict:
+    if _deploy(site, sight, journal, name, hosts).standing is TaskStanding.DONE:
+        return _done("all is deployed")
+    return _done("passed in this run") if journal.ended_in_this_run("prechecks") else _due("changes nothing")
+
+
+def _deploy(site: Site, sight: Sight, journal: DeployJournal, name: str, hosts: Collection[str]) -> TaskVerdict:
+    if not all(_unseen(sight, host) for host in hosts):
+        return _later()
+    if broken := [f"{host}: {seen.engine_problem}" for host in hosts if (seen := sight.hosts[host]).engine_problem]:
+        return _blocked(*broken)
+    if missing := list(_missing(site, sight, hosts)):
+        return _due(*missing)
+    return _open(journal, "deploy") or _done("the services that a host needs for its roles run")
+
+
+def _missing(site: Site, sight: Sight, hosts: Collection[str]) -> Iterator[str]:
+    assert site.deploy is not None
+    for host in hosts:
+        wanted = [name for role in site.deploy.hosts[host].roles for name in CONTAINERS.get(role, ())]
+        if lost := [name for name in wanted if name not in sight.hosts[host].containers]:
+            yield f"{host}: {', '.join(lost)}"
+
+
+@_of(lambda sight: sight.kolla)
+def _post_deploy(site: Site, sight: Sight, kolla: KollaSight, name: str) -> TaskVerdict:
+    return _done("clouds.yaml is there") if kolla.credentials else _due("+ clouds.yaml, for the administrator")
+
+
+@_of(lambda sight: sight.cloud)
+def _limits(site: Site, sight: Sight, cloud: OpenStackSight, name: str) -> TaskVerdict:
+    if not site.gpu_quotas:
+        return _done("gpu_quotas is off")
+    return _done("it may") if cloud.reads_limits else _due("+ role reader on the system for user nova")
+
+
+@_of(lambda sight: sight.cloud)
+def _apply(site: Site, sight: Sight, cloud: OpenStackSight, name: str) -> TaskVerdict:
+    if cloud.refusals:
+        return _blocked(*cloud.refusals)
+    return _due(*cloud.steps) if cloud.steps else _done("the cloud is as the site file says")
+
+
+@_of(lambda sight: sight.cloud)
+def _image(site: Site, sight: Sight, cloud: OpenStackSight, name: str) -> TaskVerdict:
+    return _done("servers get one") if cloud.images.get(name) else _due(f"+ image {name}, built, checked and promoted")
+
+
+@_of(lambda sight: sight.service)
+def _serve(site: Site, sight: Sight, service: ServiceSight, name: str) -> TaskVerdict:
+    if service.changes:
+        return _due(*service.changes)
+    return _done("it serves what the site file says") if service.active else _due("start it, and at each boot")
+
+
+@_of(lambda sight: sight.service)
+def _accept(site: Site, sight: Sight, service: ServiceSight, name: str) -> TaskVerdict:
+    if service.waiting is None:
+        return _later("the portal knows, once it serves")
+    return _due(*service.waiting) if service.waiting else _done("no GPU waits for it")
+
+
+HOSTS, KOLLA, CLOUD, SERVICE = Part.HOSTS, Part.KOLLA, Part.CLOUD, Part.SERVICE
+STAGES = (
+    DeployStage(
+        "look",
+        "each host must answer, and be what the site file says",
+        "gpuyard host check --ssh {name}",
+        _look,
+        "hosts",
+        again=frozenset({HOSTS}),
+    ),
+    DeployStage(
+        "prepare",
+        "GPUs must have their VFIO driver from boot on",
+        "gpuyard host apply --ssh {name}",
+        _prepare,
+        "hypervisors",
+        again=frozenset({HOSTS}),
+    ),
+    DeployStage(
+        "reboot",
+        "kernel options count from the next boot on",
+        "ssh {name} systemctl reboot",
+        _reboot,
+        "hypervisors",
+        again=frozenset({HOSTS}),
+    ),
+    DeployStage(
+        "record",
+        "Nova's options are made from what a host has",
+        "gpuyard host record -o RECORDING",
+        _record,
+        "hypervisors",
+        again=frozenset({HOSTS, KOLLA}),
+    ),
+    DeployStage(
+        "verify",
+        "a GPU that cannot be opened must not be offered",
+        "gpuyard host verify --site --ssh {name}",
+        _verify,
+        "hypervisors",
+        again=frozenset({HOSTS}),
+    ),
+    DeployStage(
+        "machines",
+        "Kolla's inventory and variables say what the site file says",
+        "(written by gpuyard)",
+        _machines,
+        again=frozenset({KOLLA}),
+    ),
+    DeployStage("passwords", "each service has its own", "kolla-genpwd", _passwords, again=frozenset({KOLLA})),
+    DeployStage(
+        "render",
+        "Nova and Placement read the site's options from their first start on",
+        "gpuyard site render --kolla",
+        _render,
+        again=frozenset({KOLLA}),
+    ),
+    DeployStage(
+        "install-deps",
+        "Kolla's own role for bare hosts does not come with its package",
+        "kolla-ansible install-deps",
+        _collection,
+        again=frozenset({KOLLA}),
+    ),
+    DeployStage(
+        "bootstrap-servers",
+        "what Kolla needs on the hosts: a container engine, users, time",
+        "kolla-ansible bootstrap-servers",
+        _bootstrap,
+        again=frozenset({HOSTS}),
+    ),
+    DeployStage(
+        "restart",
+        "what the packages of the last step changed counts from the next boot on",
+        "ssh {name} systemctl reboot",
+        _restart,
+        "hosts",
+        again=frozenset({HOSTS}),
+    ),
+    DeployStage("prechecks", "Kolla's own checks, before anything is deployed", "kolla-ansible prechecks", _prechecks),
+    DeployStage("deploy", "all services", "kolla-ansible deploy", _deploy, again=frozenset({HOSTS, KOLLA})),
+    DeployStage(
+        "post-deploy",
+        "files for the administrator",
+        "kolla-ansible post-deploy",
+        _post_deploy,
+        whole_cloud=True,
+        again=frozenset({KOLLA, CLOUD}),
+    ),
+    DeployStage(
+        "limits",
+        "Nova reads limits in Keystone as its own user",
+        "openstack role add --user nova --user-domain default --system all reader",
+        _limits,
+        whole_cloud=True,
+        again=frozenset({CLOUD}),
+    ),
+    DeployStage(
+        "apply",
+        "flavors, limits, aggregates and properties of images",
+        "gpuyard site apply",
+        _apply,
+        whole_cloud=True,
+        again=frozenset({CLOUD}),
+    ),
+    DeployStage(
+        "image",
+        "what servers start from",
+        "gpuyard image build, check, upload and promote {name}",
+        _image,
+        "images",
+        whole_cloud=True,
+        again=frozenset({CLOUD}),
+    ),
+    DeployStage(
+        "serve",
+        "people see, book and are told; GPUs are watched",
+        "systemctl restart gpuyard",
+        _serve,
+        "portal",
+        whole_cloud=True,
+        again=frozenset({SERVICE}),
+    ),
+    DeployStage(
+        "accept",
+        "a GPU that does not work in a server must not be given out",
+        "gpuyard gpu accept --wait",
+        _accept,
+        "acceptance",
+        whole_cloud=True,
+        again=frozenset({SERVICE}),
+    ),
+)

@@ -1,0 +1,101 @@
+"""What is seen of a deployment: of its hosts, of Kolla's folder, of the cloud. None is what nobody has looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class HostSight:
+    """One host. With `problem` nothing else is known of it."""
+
+    problem: str = ""
+    """Why it did not answer, and what to do."""
+    boot_id: str = ""
+    here: bool = False
+    """Whether it is the machine that gpuyard runs on."""
+    name: str = ""
+    """What it calls itself."""
+    interfaces: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    """Steps with which GPUs would be made ready to be given away."""
+    refusals: tuple[str, ...] = ()
+    """Why that cannot be done."""
+    reboot_later: tuple[str, ...] = ()
+    """What those steps will need a reboot for."""
+    pending: tuple[str, ...] = ()
+    """What waits for a reboot now."""
+    restart: bool = False
+    """Whether its packages ask for one."""
+    given: tuple[str, ...] = ()
+    """Addresses of what goes to VMs."""
+    faults: tuple[str, ...] = ()
+    """Why VMs cannot have it: of VFIO, and of what differs from the recording."""
+    engine: str = ""
+    """The container engine that is there."""
+    engine_problem: str = ""
+    containers: frozenset[str] = frozenset()
+    """Names of those that run."""
+
+
+@dataclass(frozen=True)
+class KollaSight:
+    """The folder and the programs."""
+
+    problem: str = ""
+    """Why kolla-ansible cannot be used, and what to do."""
+    machines: tuple[str, ...] = ()
+    """Files of inventory and variables that differ."""
+    machine_refusals: tuple[str, ...] = ()
+    passwords: bool = False
+    """Whether each password has been made."""
+    rendered: tuple[str, ...] | None = ()
+    """Files of the site's options that differ. None: cannot be known before the inventory is there."""
+    render_refusals: tuple[str, ...] = ()
+    collection: bool = False
+    """Whether Ansible has what Kolla needs of its own."""
+    credentials: bool = False
+    """Whether the administrator's clouds.yaml is there."""
+    digest: str = ""
+    """Of everything that is deployed from."""
+
+
+@dataclass(frozen=True)
+class OpenStackSight:
+    """What OpenStack says. With `problem` nothing else is known."""
+
+    problem: str = ""
+    reads_limits: bool = False
+    """Whether Nova's user may read limits in Keystone."""
+    steps: tuple[str, ...] = ()
+    """What 'site apply' would do."""
+    refusals: tuple[str, ...] = ()
+    images: Mapping[str, bool] = field(default_factory=dict)
+    """Image that the site builds -> whether servers get one by its name."""
+
+
+@dataclass(frozen=True)
+class ServiceSight:
+    """The portal as a service here."""
+
+    problem: str = ""
+    changes: tuple[str, ...] = ()
+    """Files that differ."""
+    active: bool = False
+    waiting: tuple[str, ...] | None = None
+    """GPUs that are kept back until they are accepted. None: it does not serve, so nobody knows."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """All of it."""
+
+    hosts: Mapping[str, HostSight] = field(default_factory=dict)
+    recorded: frozenset[str] = frozenset()
+    """Hosts whose recordings are there."""
+    site_problem: str = ""
+    """Why the site file cannot be made options of, once all recordings are there."""
+    kolla: KollaSight | None = None
+    cloud: OpenStackSight | None = None
+    service: ServiceSight | None = None

@@ -1,0 +1,222 @@
+"""Acceptance by a booted server: what becomes of each try. Pure.
+
+A try is one slot, from "somebody wants it accepted" to a verdict. What is about to be done is written first, so a
+process that is killed at any moment is followed by one that finds out what has come of it. As long as a try is open its
+GPUs are kept back, and only its own server gets them: they are lent to it (docs/adr/0032).
+
+What a GPU is to blame for quarantines it. What the cloud or the image is to blame for leaves it as it was, with the
+reason: a person tries again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from gpuyard.health.acceptance_guest import GuestVerdict, Said
+
+LATE = timedelta(seconds=60)
+"""A server that Nova was asked for, and of which nothing is known, would be there after this time."""
+ENDING = timedelta(minutes=10)
+"""How much longer than its time a GPU is lent: to delete the server."""
+WORDS = 500
+ACTIVE, ERROR = "ACTIVE", "ERROR"
+
+
+class TryState(StrEnum):
+    """Where a try is."""
+
+    WAITING = "waiting"
+    """For its turn: for the canary's host, or for another one of its pool."""
+    LENT = "lent"
+    """Its GPU is lent, and is being released for its server alone."""
+    CREATING = "creating"
+    """Nova is asked for the server."""
+    RUNNING = "running"
+    """The server has the GPU."""
+    DELETING = "deleting"
+    """It is known what came of it; the server goes."""
+    PASSED = "passed"
+    FAILED = "failed"
+    """The GPU is to blame: it is quarantined."""
+    GIVEN_UP = "given up"
+    """Something else is to blame."""
+
+
+S = TryState
+OVER = frozenset({S.PASSED, S.FAILED, S.GIVEN_UP})
+OPEN = frozenset(S) - OVER
+TAKES_TURN = frozenset({S.LENT, S.CREATING})
+"""While a GPU is released nobody else in its pool is let in: one at a time."""
+
+
+@dataclass(frozen=True)
+class Try:
+    """One slot that is to be accepted."""
+
+    id: str
+    batch: str
+    """The same for all that were asked for at once."""
+    number: int
+    """Its place in the batch."""
+    canary: bool
+    """It is on the host that is tried first; the others of the batch wait for it."""
+    host: str
+    gpus: tuple[str, ...]
+    """Addresses, the leader's first."""
+    pool: str
+    by: str
+    """Name of whoever asked."""
+    by_id: str
+    begun: datetime
+    state: TryState
+    since: datetime
+    nonce: str
+    name: str
+    """Of its server."""
+    server: str = ""
+    """Its id, once Nova has given it."""
+    loan: str = ""
+    deadline: datetime | None = None
+    """Before this there must be a verdict."""
+    outcome: TryState | None = None
+    """Once it is known, before the server is deleted."""
+    cause: str = ""
+    """What was seen, or what went wrong."""
+    driver: str = ""
+    fine: bool = False
+    """Nothing was known against its GPUs before: when nothing comes of it, they are as they were."""
+    version: int = 0
+    """Of the record in the store: a write of an older one is refused."""
+
+    @property
+    def gpu(self) -> str:
+        """``host/address`` of its first GPU."""
+        return f"{self.host}/{self.gpus[0]}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """``host/address`` of all of its GPUs."""
+        return tuple(f"{self.host}/{address}" for address in self.gpus)
+
+
+NOTHING = Said()
+
+
+@dataclass(frozen=True)
+class TrySight:
+    """What is seen of a try that has begun."""
+
+    lent: bool = False
+    """Its loan is on."""
+    usable: bool = False
+    """Its GPU is released for its server."""
+    claimed: bool = False
+    """Its server has it."""
+    spoiled: str = ""
+    """Why a verdict would mean nothing any more: somebody has changed the state of a GPU. Empty: nothing has."""
+    status: str = ""
+    """Nova's, of the server; empty when Nova has none of its name."""
+    fault: str = ""
+    gone: bool = False
+    """Nova was asked, and has no such server: neither by its name, nor by its id."""
+    said: Said = NOTHING
+
+
+def first_host(slots: Sequence[tuple[str, str]], canary: bool) -> str:
+    """The host that is tried first, of (host, address) in order; empty when all are tried at once."""
+    hosts = sorted({host for host, _ in slots})
+    return hosts[0] if canary and len(hosts) > 1 else ""
+
+
+def turns(tries: Iterable[Try], now: datetime) -> tuple[list[Try], list[Try]]:
+    """Those that wait: whose turn it is, and those that are not tried any more, as they are then. `tries`: of every
+    batch that has an open one, all."""
+    known = list(tries)
+    busy = {one.pool for one in known if one.state in TAKES_TURN}
+    go: list[Try] = []
+    skipped: list[Try] = []
+    for one in sorted(known, key=lambda one: (one.begun, one.batch, not one.canary, one.number)):
+        if one.state is not S.WAITING:
+            continue
+        canaries = [other for other in known if other.batch == one.batch and other.canary]
+        bad = next((other for other in canaries if other.state in OVER and other.state is not S.PASSED), None)
+        if bad is not None and not one.canary:
+            why = f"not tried: {bad.gpu}, which was tried first, {_became(bad)}"
+            skipped.append(ended(replace(one, outcome=S.GIVEN_UP, cause=why[:WORDS]), now))
+        elif one.pool not in busy and (one.canary or all(other.state in OVER for other in canaries)):
+            busy.add(one.pool)
+            go.append(one)
+    return go, skipped
+
+
+def _became(one: Try) -> str:
+    return f"{'failed' if one.state is S.FAILED else 'could not be tried'}: {one.cause}"
+
+
+def judged(one: Try, sight: TrySight, within: timedelta, now: datetime) -> Try:
+    """The try as it is next: the same, on its way, or with its outcome. Time counts by `since`, which a clock that has
+    gone back makes new."""
+    if one.since > now:
+        return replace(one, since=now, deadline=min(one.deadline, now + within) if one.deadline else None)
+    if one.state not in (S.LENT, S.CREATING, S.RUNNING):
+        return one
+    if sight.spoiled:
+        return with_outcome(one, S.GIVEN_UP, sight.spoiled, now)
+    if sight.said.verdict is not GuestVerdict.NONE and one.state is S.RUNNING:
+        return _by_verdict(one, sight.said, now)
+    if not sight.lent:
+        return with_outcome(one, S.GIVEN_UP, "its GPU is not lent to it any more", now)
+    if one.state is S.LENT:
+        if now - one.since > within:
+            text = (
+                "its pool could not be closed for it in time: somebody else's GPUs were released, or something keeps it"
+            )
+            return with_outcome(one, S.GIVEN_UP, text, now)
+        return one
+    return _with_server(one, sight, now)
+
+
+def _with_server(one: Try, sight: TrySight, now: datetime) -> Try:
+    if sight.status == ERROR:
+        blamed = S.FAILED if sight.claimed or one.state is S.RUNNING else S.GIVEN_UP
+        return with_outcome(
+            one, blamed, f"Nova could not start a server on it: {sight.fault or 'no reason given'}", now
+        )
+    if one.state is S.CREATING and sight.claimed:
+        return replace(one, state=S.RUNNING, since=now)
+    if sight.gone and now - one.since > LATE:
+        text = "its server is gone" if one.server else "Nova was asked for its server, and has none"
+        return with_outcome(one, S.GIVEN_UP, f"{text}: nobody knows what came of it", now)
+    if one.deadline is not None and now >= one.deadline:
+        if sight.said.begun:
+            return with_outcome(one, S.FAILED, "the checks in its server have not ended in time", now)
+        text = f"its server (Nova: {sight.status or 'unknown'}) has not begun its checks in time: is there cloud-init?"
+        return with_outcome(one, S.GIVEN_UP, text, now)
+    return one
+
+
+def _by_verdict(one: Try, said: Said, now: datetime) -> Try:
+    outcome = {GuestVerdict.OK: S.PASSED, GuestVerdict.FAILED: S.FAILED, GuestVerdict.UNABLE: S.GIVEN_UP}[said.verdict]
+    return replace(with_outcome(one, outcome, said.words or "its server gave no reason", now), driver=said.driver)
+
+
+def with_outcome(one: Try, outcome: TryState, cause: str, now: datetime) -> Try:
+    """It is known what came of it; its server is still to be deleted."""
+    return replace(one, state=S.DELETING, since=now, outcome=outcome, cause=cause[:WORDS])
+
+
+def ended(one: Try, now: datetime) -> Try:
+    """Nothing is left to do."""
+    assert one.outcome is not None
+    return replace(one, state=one.outcome, since=now)
+
+
+def told(one: Try) -> str:
+    """``its acceptance: running, server gpuyard-accept-k2m9``: for everybody who looks at the GPU."""
+    if one.state in OVER:
+        return f"{one.state.value}: {one.cause}"
+    server = f", server {one.name}" if one.state in (S.CREATING, S.RUNNING, S.DELETING) else ""
+    return f"{one.state.value}{server}"

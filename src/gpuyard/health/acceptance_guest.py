@@ -1,0 +1,93 @@
+"""What a server that accepts a GPU is told when it boots, and what it says of it on its console. Pure.
+
+Everything in a console is a guest's, and the guest's image is the site's. A line counts when it has the number of the
+very try (`nonce`), which only this server was told: so nothing of an earlier one, or of an image that was made of one,
+is taken for a verdict. The first verdict counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpuyard.guest.cloud_config import FOLDER, GPU_CHECK, cloud_config, guest_file, script
+from gpuyard.guest.console import plain_lines
+
+PREFIX = "gpuyard-accept: "
+MOST_WORDS = 300
+"""Characters of a reason."""
+NONCE = re.compile(r"[0-9a-f]{32}", re.ASCII)
+IDS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}", re.ASCII)
+CHECK_SECONDS, BURN_SECONDS = 90, 30
+
+
+class GuestVerdict(StrEnum):
+    """Of the checks in the guest."""
+
+    NONE = "none"
+    """They have not ended, or did not come to the console."""
+    OK = "ok"
+    FAILED = "failed"
+    """By the GPU's fault."""
+    UNABLE = "unable"
+    """By the image's fault: it cannot tell."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the console says."""
+
+    begun: bool = False
+    """The checks have begun: image and cloud-init work."""
+    verdict: GuestVerdict = GuestVerdict.NONE
+    words: str = ""
+    """What GPUs there are, or what is wrong."""
+    driver: str = ""
+    """Version of the driver in the guest."""
+
+
+def accept_data(nonce: str, gpus: int, ids: Collection[str]) -> str:
+    """User data for a server that is to have `gpus` GPUs of these ``vendor:product`` ids. Raises ValueError for what is
+    no nonce or id."""
+    if not NONCE.fullmatch(nonce) or not ids or not all(IDS.fullmatch(one) for one in ids):
+        raise ValueError(f"no nonce, or no ids of GPUs: {nonce[:40]!r} {sorted(ids)[:8]}")
+    settings = (
+        f"NONCE={nonce}\nGPUS={gpus:d}\nIDS='{' '.join(sorted(ids))}'\n"
+        f"CHECK_SECONDS={CHECK_SECONDS}\nBURN_SECONDS={BURN_SECONDS}\n"
+    )
+    return cloud_config(
+        {
+            "write_files": [
+                guest_file(f"{FOLDER}/settings", settings),
+                guest_file(f"{FOLDER}/accept", script("gpuyard.health", "guest/accept.sh")),
+                guest_file(f"{FOLDER}/gpu-check", script("gpuyard.guest", GPU_CHECK)),
+            ],
+            "runcmd": [["sh", f"{FOLDER}/accept"]],
+        }
+    )
+
+
+def read_console(text: str, nonce: str, gpus: int) -> Said:
+    """Takes any text, in a time that is proportional to its length. An ``ok`` that does not name as many GPUs as the
+    server has is no ``ok``."""
+    mark = f"{PREFIX}{nonce} "
+    begun, verdict, words, driver = False, GuestVerdict.NONE, "", ""
+    for line in plain_lines(text):
+        if not line.startswith(mark):
+            continue
+        word, _, rest = line[len(mark) :].partition(" ")
+        begun = True
+        if word == "driver" and not driver:
+            driver = rest[:60]
+        elif word in ("ok", "failed", "unable") and verdict is GuestVerdict.NONE:
+            verdict, words = GuestVerdict(word), rest[:MOST_WORDS]
+            if verdict is GuestVerdict.OK:
+                count, _, words = words.partition(" ")
+                if count != str(gpus):
+                    verdict, words = (
+                        GuestVerdict.FAILED,
+                        f"the server says that it has {count[:20]} GPUs, and has {gpus}",
+                    )
+    return Said(begun, verdict, words, driver)

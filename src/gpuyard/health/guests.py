@@ -1,0 +1,165 @@
+"""What follows from what a guest's agent says: its report beside the one before, and what its server has. Pure.
+
+A guest is believed of its own GPUs only: what it says is observed of GPUs that its server has, whatever cards it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from gpuyard.health.cards import Place
+from gpuyard.health.records import Observation
+from gpuyard.health.samples import ROWS_FAILED, AgentReport, Sample, SampleRow
+from gpuyard.health.xid import signal_of, words_of
+
+EARLIER_BOOTS = 8
+HARDWARE_SLOW = 0x8 | 0x40 | 0x80
+"""NVML's reasons that the hardware has: slowdown, heat, power brake."""
+XID_RESTART, XID_RESET = "xid-restart", "xid-reset"
+
+
+class ReplayError(ValueError):
+    """The report, or a later one, was here already."""
+
+
+@dataclass(frozen=True)
+class AgentState:
+    """What is remembered of a server's agent between two reports."""
+
+    boot: str = ""
+    number: int = -1
+    """Of its last sample."""
+    xid: int = -1
+    """Number of the last Xid in the guest's log."""
+    ecc: tuple[tuple[str, int], ...] = ()
+    """Card, and its errors."""
+    alarms: frozenset[tuple[str, str]] = frozenset()
+    """(code, card or address) of what goes on and was observed."""
+    earlier: tuple[str, ...] = ()
+    """Boots before this one, the last first."""
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What follows from a report."""
+
+    state: AgentState
+    observations: list[Observation]
+    fresh: tuple[Sample, ...]
+    """Its samples that were not here before: a report comes again when its answer got lost."""
+
+
+def follow(
+    state: AgentState,
+    report: AgentReport,
+    server: str,
+    has: Collection[Place],
+    cards: Mapping[str, Place],
+    now: datetime,
+) -> Followed:
+    """`has`: the GPUs of the server; `cards`: those of which it is known where they are. Raises ReplayError."""
+    state, fresh = _next(state, report)
+    seen = _Report(report, server, frozenset(has), cards, now)
+    found = [*seen.xids(state.xid), *seen.errors(dict(state.ecc))]
+    alarms = {}
+    for observation in seen.lasting():
+        alarms[observation.code, observation.gpu] = observation
+    found += [one for key, one in alarms.items() if key not in state.alarms]
+    last = report.samples[-1].rows
+    ecc = {card: row.ecc for card, row in zip(report.cards, last, strict=True) if row is not None and row.ecc}
+    ecc = {**{card: count for card, count in state.ecc if card in report.cards}, **ecc}
+    state = replace(
+        state,
+        number=report.samples[-1].number,
+        xid=max(state.xid, *(one.number for one in report.xids)) if report.xids else state.xid,
+        ecc=tuple(sorted(ecc.items())),
+        alarms=frozenset(alarms),
+    )
+    return Followed(state, found, fresh)
+
+
+def _next(state: AgentState, report: AgentReport) -> tuple[AgentState, tuple[Sample, ...]]:
+    """The state to go on from, anew with another boot, and what is new of the report. Raises ReplayError."""
+    if report.boot == state.boot:
+        fresh = tuple(one for one in report.samples if one.number > state.number)
+        if not fresh:
+            raise ReplayError("this report, or a later one, was here already")
+        return state, fresh
+    if report.boot in state.earlier:
+        raise ReplayError("this is of an earlier boot of the server")
+    earlier = ((state.boot, *state.earlier) if state.boot else ())[:EARLIER_BOOTS]
+    return AgentState(boot=report.boot, earlier=earlier), report.samples
+
+
+@dataclass(frozen=True)
+class _Report:
+    report: AgentReport
+    server: str
+    has: frozenset[Place]
+    cards: Mapping[str, Place]
+    now: datetime
+
+    def xids(self, known: int) -> Iterator[Observation]:
+        for xid in self.report.xids:
+            code = signal_of(xid.code) if xid.number > known else ""
+            if not code:
+                continue
+            places = self._where(self.report.cards[xid.card] if xid.card >= 0 else "")
+            words = words_of(xid.code)
+            if len(places) > 1:
+                # Not all of a server's GPUs are quarantined for what one of them did.
+                code = XID_RESET if code == XID_RESTART else code
+                words += f", on one of the {len(places)} GPUs of this server; which one is not known yet"
+            yield from self._of(places, code, words)
+
+    def errors(self, before: Mapping[str, int]) -> Iterator[Observation]:
+        for card, row in self._last():
+            if row is not None and row.ecc is not None and row.ecc > before.get(card, 0):
+                words = f"{row.ecc} uncorrectable ECC errors since the driver was loaded"
+                yield from self._of(self._where(card), "ecc", words)
+
+    def lasting(self) -> Iterator[Observation]:
+        """What goes on until it is well again."""
+        for card, row in self._last():
+            if row is not None and row.rows == ROWS_FAILED:
+                yield from self._of(self._where(card), "rows", "a row remapping failed")
+            if row is not None and row.slow is not None and row.slow & HARDWARE_SLOW:
+                yield from self._of(self._where(card), "throttled", _slow(row))
+        yield from self._lost()
+
+    def _lost(self) -> Iterator[Observation]:
+        """With a driver the cards that answer count, without the GPUs on the guest's bus: having no driver is not a
+        fault. Which GPU it is follows from where those are that do answer."""
+        answering = [card for card, row in self._last() if row is not None]
+        there = min(len(answering), self.report.seen) if self.report.cards else self.report.seen
+        if there >= len(self.has):
+            return
+        fine = {self.cards[card] for card in answering if card in self.cards}
+        words = f"{there} of the {len(self.has)} GPUs of this server are there"
+        yield from self._of(self.has - fine, "guest-lost", words)
+
+    def _last(self) -> list[tuple[str, SampleRow | None]]:
+        return list(zip(self.report.cards, self.report.samples[-1].rows, strict=True))
+
+    def _where(self, card: str) -> frozenset[Place]:
+        """Of a card, among the GPUs of the server: all that it may be."""
+        place = self.cards.get(card)
+        if place is not None and place in self.has:
+            return frozenset({place})
+        others = {self.cards[one] for one in self.report.cards if one in self.cards and one != card}
+        return (self.has - others) or self.has
+
+    def _of(self, places: Collection[Place], code: str, words: str) -> Iterator[Observation]:
+        for host, address in sorted(places):
+            yield Observation(host, address, code, self.now, words, self.server)
+
+
+def _slow(row: SampleRow) -> str:
+    why = [words for bit, words in _WHY.items() if row.slow and row.slow & bit]
+    hot = "" if row.temperature is None else f", at {row.temperature} degrees C"
+    return f"slowed down by {' and '.join(why)}{hot}"
+
+
+_WHY = {0x8: "the hardware", 0x40: "its heat", 0x80: "the power brake"}

@@ -1,0 +1,87 @@
+"""What a GPU does while a server holds it. Pure.
+
+That a GPU is idle is only ever said of time in which its agent spoke without a gap: what is missing counts as use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from gpuyard.site.health_rules import IdleRules
+
+GAP = timedelta(minutes=5)
+"""Between two samples with a longer time than this nobody knows what the GPU did."""
+
+
+@dataclass(frozen=True)
+class Idleness:
+    """A GPU's rest until now."""
+
+    since: datetime | None = None
+    """Since when it has done nothing, as far as was seen without a gap; None: it does something, or nobody knows."""
+    heard: datetime | None = None
+    """The last sample."""
+
+    def resting(self, now: datetime) -> datetime | None:
+        """Since when it has done nothing; None also when it is not known what it does now."""
+        return self.since if self.heard is not None and now - self.heard <= GAP else None
+
+    def lasts(self, now: datetime) -> timedelta:
+        """How long it has done nothing for; nothing when it is not known what it does now."""
+        since = self.resting(now)
+        return self.heard - since if self.heard is not None and since is not None else timedelta()
+
+
+def after(idle: Idleness, time: datetime, use: int | None, below: int) -> Idleness:
+    """With one more sample. `use` and `below` in percent; one that is not later than the last counts for nothing."""
+    if idle.heard is not None and time <= idle.heard:
+        return idle
+    if use is None or use >= below:
+        return Idleness(None, time)
+    unbroken = idle.since is not None and idle.heard is not None and time - idle.heard <= GAP
+    return Idleness(idle.since if unbroken else time, time)
+
+
+def is_idle(gpus: Iterable[Idleness], rules: IdleRules, now: datetime) -> bool:
+    """Whether a server does nothing with any of its GPUs, and has not for as long as the rules say."""
+    found = [one.lasts(now) for one in gpus]
+    return bool(found) and min(found) >= rules.after
+
+
+@dataclass(frozen=True)
+class UseSeen:
+    """What a GPU of a server has done. What is not known is None, and nothing is made up for it."""
+
+    gpu: str
+    """``host/address``; empty: one of those that the server has, and it is not known which."""
+    server: str = ""
+    """Id; empty: none has it."""
+    heard: datetime | None = None
+    """When its server's agent was heard last."""
+    lately: int | None = None
+    """Percent of use, of the last `minutes` without a gap: of an hour at most."""
+    minutes: int = 0
+    whole: int | None = None
+    """Percent of use, of all that was heard."""
+    seconds: int = 0
+    """For how long it was heard in all."""
+    idle_since: datetime | None = None
+    memory: int | None = None
+    """Percent in use, and degrees C, of the last sample; of an agent that was heard a moment ago only."""
+    temperature: int | None = None
+
+
+def lately(minutes: Sequence[int | None]) -> tuple[int | None, int]:
+    """Mean percent of use since the last gap, and of how many minutes that is. `minutes`: by the minute, the last is
+    now; None: nothing was heard."""
+    known: list[int] = []
+    missing = 0
+    for use in reversed(minutes):
+        missing = missing + 1 if use is None else 0
+        if missing * 60 > GAP.total_seconds():
+            break
+        if use is not None:
+            known.append(use)
+    return (round(sum(known) / len(known)), len(known)) if known else (None, 0)

@@ -1,0 +1,212 @@
+"""Between two tenants of a GPU that is used once: what its host is asked for, and what follows from the answer. Pure.
+
+Every order has an id of its own, and only the answer to the one that is open counts. So what comes late, twice or from
+before a crash changes nothing, and what is clean was reset after its last tenant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from gpuyard.health.life import become
+from gpuyard.health.records import GpuHealth, HealthEvent, HealthState, Observation, Source
+from gpuyard.model.scrub import ScrubOrder, ScrubOutcome, ScrubResult
+from gpuyard.site.health_rules import ScrubRules
+
+S = HealthState
+PAUSE = timedelta(seconds=10)
+"""After a scrub that came to nothing, before the next one; twice as long each time."""
+EVIDENCE = 500
+LOST, FAILED = "scrub-lost", "scrub-failed"
+
+
+@dataclass(frozen=True)
+class ScrubPast:
+    """What a GPU's record says of its scrubs since its last tenant."""
+
+    returned: datetime | None = None
+    """When the tenant was gone."""
+    vain: int = 0
+    """Scrubs that came to nothing."""
+    lost: int = 0
+    """Those of them of which nobody knows what came."""
+
+
+def past_of(events: Iterable[HealthEvent]) -> ScrubPast:
+    """`events`: of one GPU, the newest first."""
+    found = ScrubPast()
+    for event in events:
+        match (event.before, event.after):
+            case (S.SCRUBBING, S.RETURNED):
+                found = replace(found, vain=found.vain + 1, lost=found.lost + (event.signal == LOST))
+            case (S.RETURNED, S.SCRUBBING):
+                pass
+            case (before, after) if before is after:
+                pass
+            case (_, S.RETURNED):
+                return replace(found, returned=event.time)
+            case _:
+                return found
+    return found
+
+
+# Orders.
+
+
+def reserved_in(gpu: GpuHealth, generation: int) -> GpuHealth:
+    """A GPU that was returned, with the generation in which Nova has it reserved: the only one it is released in."""
+    return replace(gpu, generation=generation)
+
+
+def begun(gpu: GpuHealth, now: datetime) -> GpuHealth:
+    """As if it had come to its state now: when it did, by a clock that has gone back, is of no use."""
+    return replace(gpu, since=now)
+
+
+def order_for(
+    host: str, gpus: Sequence[GpuHealth], slots: Iterable[Collection[str]], past: Callable[[GpuHealth], ScrubPast],
+    rules: ScrubRules, now: datetime, first: Callable[[GpuHealth], tuple[int, ...]] = lambda gpu: (),
+) -> list[GpuHealth]:  # fmt: skip
+    """The GPUs of a host that are to be scrubbed next, which are of one slot; none while it works on another one.
+
+    `slots`: names of GPUs that share an IOMMU group. `first`: what goes before what, by the smallest.
+    """
+    mine = {gpu.name: gpu for gpu in gpus if gpu.host == host}
+    if any(gpu.state is S.SCRUBBING and gpu.order for gpu in mine.values()):
+        return []
+    ready: list[list[GpuHealth]] = []
+    for names in slots:
+        members = [mine[name] for name in names if name in mine]
+        dirty = [gpu for gpu in members if gpu.state is S.RETURNED and gpu.generation is not None]
+        busy = any(gpu.state in (S.IN_USE, S.IN_REPAIR, S.SCRUBBING) for gpu in members)
+        if dirty and not busy and all(_rested(gpu, past(gpu), rules, now) for gpu in dirty):
+            ready.append(dirty)
+    return min(ready, key=lambda some: min((first(gpu), gpu.since, gpu.name) for gpu in some), default=[])
+
+
+def _rested(gpu: GpuHealth, past: ScrubPast, rules: ScrubRules, now: datetime) -> bool:
+    pause = min(PAUSE * 2 ** min(past.vain - 1, 10), rules.timeout) if past.vain else timedelta(0)
+    return now - gpu.since >= pause
+
+
+def open_orders(host: str, gpus: Iterable[GpuHealth]) -> list[ScrubOrder]:
+    """What a host is asked for, as it is asked again until it has answered: one order for each slot."""
+    found: dict[str, ScrubOrder] = {}
+    for gpu in gpus:
+        if gpu.host == host and gpu.state is S.SCRUBBING and gpu.order:
+            found.setdefault(gpu.order, ScrubOrder(gpu.order, gpu.address))
+    return list(found.values())
+
+
+def ordered(gpu: GpuHealth, order: str, now: datetime) -> tuple[GpuHealth, HealthEvent]:
+    """Raises HealthLifeError."""
+    return become(replace(gpu, order=order), S.SCRUBBING, now, "its host is asked to reset it")
+
+
+# Answers.
+
+
+@dataclass(frozen=True)
+class ScrubVerdict:
+    """What follows from an answer for one GPU."""
+
+    gpu: GpuHealth
+    event: HealthEvent
+    observation: Observation | None = None
+    """To be made before the rest is written: made twice it is one."""
+
+
+def judged(gpu: GpuHealth, result: ScrubResult, now: datetime) -> ScrubVerdict | None:
+    """None for an answer that is not to the open order of this GPU: nothing follows from it."""
+    if gpu.state is not S.SCRUBBING or not gpu.order or gpu.order != result.order:
+        return None
+    evidence = evidence_of(result)
+    match result.outcome:
+        case ScrubOutcome.CLEAN if gpu.address in result.functions:
+            cause = f"it was reset by {result.method or 'its host'} and came back clean"
+            new, event = become(
+                replace(gpu, order=""), S.CHECKED, now, cause, evidence=evidence, source=Source.SCRUB
+            )  # fmt: skip
+            return ScrubVerdict(new, event)
+        case ScrubOutcome.FAILED | ScrubOutcome.REFUSED:
+            text = f"{result.outcome.value}: {result.reason}"[:EVIDENCE]
+            event = HealthEvent(
+                gpu.host, gpu.address, gpu.card, now, gpu.state, gpu.state, f"its scrub {text}"[:EVIDENCE], FAILED,
+                evidence, source=Source.SCRUB,
+            )  # fmt: skip
+            seen = Observation(gpu.host, gpu.address, FAILED, now, text)
+            return ScrubVerdict(replace(gpu, order=""), event, seen)
+        case ScrubOutcome.BUSY:
+            return _again(gpu, now, result.reason or "its host was busy", "", evidence)
+        case _:  # also a clean one that does not say that it was this GPU
+            return _again(gpu, now, result.reason or "its host does not know what came of it", LOST, evidence)
+
+
+def overdue(gpu: GpuHealth, rules: ScrubRules, now: datetime) -> ScrubVerdict | None:
+    """Of a GPU whose host has not answered in time, or whose scrub has failed and that is in nobody's hands since;
+    None for the others."""
+    if gpu.state is not S.SCRUBBING or now - gpu.since < rules.timeout:
+        return None
+    if not gpu.order:
+        return _again(gpu, now, "its scrub has failed, and nobody has taken it out of use: it is tried again", "", "")
+    waited = int(rules.timeout.total_seconds())
+    return _again(gpu, now, f"its host has not answered within {waited} s", LOST, "")
+
+
+def _again(gpu: GpuHealth, now: datetime, cause: str, signal: str, evidence: str) -> ScrubVerdict:
+    new, event = become(
+        replace(gpu, order=""), S.RETURNED, now, cause[:EVIDENCE], signal=signal, evidence=evidence,
+        source=Source.SCRUB,
+    )  # fmt: skip
+    return ScrubVerdict(replace(new, signal=""), event)
+
+
+def given_up(
+    gpu: GpuHealth, past: ScrubPast, rules: ScrubRules, started: datetime, now: datetime
+) -> Observation | None:
+    """When it was tried for long enough: a person must look. `started`: since when hosts could answer."""
+    if gpu.state not in (S.RETURNED, S.SCRUBBING):
+        return None
+    waited = now - max(past.returned or gpu.since, started)
+    if past.lost >= rules.tries:
+        return _lost(gpu, now, f"of {past.lost} scrubs nobody knows what came; the last: {gpu.cause}")
+    if waited > rules.tries * rules.timeout + rules.timeout:
+        minutes = int(waited.total_seconds() // 60)
+        return _lost(gpu, now, f"not clean {minutes} min after its last server; the last: {gpu.cause}")
+    return None
+
+
+def _lost(gpu: GpuHealth, now: datetime, text: str) -> Observation:
+    return Observation(gpu.host, gpu.address, LOST, now, text[:EVIDENCE])
+
+
+def evidence_of(result: ScrubResult) -> str:
+    """``1.3 s, of which the reset 1.1 s; 0000:27:00.0: reset by bus; ...``."""
+    times = f"{result.seconds:.1f} s, of which the reset {result.reset_seconds:.1f} s"
+    return "; ".join((times, *result.evidence))[:EVIDENCE]
+
+
+# The release.
+
+
+def released(
+    gpu: GpuHealth, reserved: bool, generation: int, ours: bool, now: datetime
+) -> tuple[GpuHealth, HealthEvent] | None:
+    """What has become of a GPU that is clean, or still to be scrubbed, as its provider is seen; None: it waits.
+
+    `ours`: its reservation is one of the ledger's now, which keeps it for a booking.
+    """
+    clean = replace(gpu, generation=None)
+    if gpu.state is S.RETURNED and not reserved:
+        return become(clean, S.FINE, now, "somebody else has released it, without a scrub")
+    if gpu.state is not S.CHECKED:
+        return None
+    if not reserved:
+        return become(clean, S.FINE, now, "Placement gives it away again")
+    if ours:
+        return become(clean, S.FINE, now, "it is clean, and kept for whoever has it next")
+    if generation != gpu.generation:
+        return become(clean, S.RETURNED, now, "it was reserved anew before it was released")
+    return None

@@ -1,0 +1,143 @@
+"""What is kept of what agents say: little of each, and for as long as it is of use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import delete, select
+
+from gpuyard.health.cards import CardSeen
+from gpuyard.health.guests import AgentState
+from gpuyard.health.store.schema import CARDS, GUESTS, HOURS
+from gpuyard.store.columns import storable
+from gpuyard.store.engine import Database
+from gpuyard.store.times import moment, seconds
+from gpuyard.store.upsert import upsert
+
+KEPT = timedelta(days=35)
+"""Hours, and servers and cards of which nothing was heard for so long."""
+
+
+@dataclass(frozen=True)
+class Hour:
+    """What a card did in a server in an hour, or in a part of it."""
+
+    server: str
+    card: str
+    start: datetime
+    samples: int
+    """Those in which its use was known."""
+    use: int
+    """Sum of the percents of the samples; so are the next two, of W the latter."""
+    memory: int
+    power: int
+    hottest: int
+    """Degrees C."""
+
+    def plus(self, other: Hour) -> Hour:
+        return Hour(
+            self.server, self.card, self.start, self.samples + other.samples, self.use + other.use,
+            self.memory + other.memory, self.power + other.power, max(self.hottest, other.hottest),
+        )  # fmt: skip
+
+
+class GuestStore:
+    """The tables are those of HealthStore, which makes them. Every method is a transaction of its own, and raises
+    StoreError when the database cannot be used."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def guests(self) -> dict[str, tuple[AgentState, datetime]]:
+        """By server: where it stands, and when it was heard of last."""
+        with self._database.reading() as connection:
+            rows = connection.execute(select(GUESTS)).all()
+        return {row.server: (_state(json.loads(row.state)), moment(row.heard)) for row in rows}
+
+    def cards(self) -> dict[str, CardSeen]:
+        with self._database.reading() as connection:
+            rows = connection.execute(select(CARDS)).all()
+        places = {row.card: frozenset((host, address) for host, address in json.loads(row.places)) for row in rows}
+        return {row.card: CardSeen(row.card, places[row.card], moment(row.seen), row.server) for row in rows}
+
+    def hours(self, servers: Iterable[str], since: datetime) -> list[Hour]:
+        """The oldest first."""
+        wanted = [storable(server) for server in servers]
+        query = select(HOURS).where(HOURS.c.server.in_(wanted), HOURS.c.hour >= seconds(since))
+        with self._database.reading() as connection:
+            rows = connection.execute(query.order_by(HOURS.c.hour, HOURS.c.server, HOURS.c.card)).all()
+        return [_hour(row) for row in rows]
+
+    def keep(
+        self,
+        guests: Mapping[str, tuple[AgentState, datetime]],
+        cards: Iterable[CardSeen] = (),
+        hours: Sequence[Hour] = (),
+    ) -> None:
+        """Where guests stand, what became of cards (those without a place are forgotten), and hours, which are added to
+        what is there of the same."""
+        states = [
+            {"server": storable(server), "heard": seconds(heard), "state": json.dumps(_told(state))}
+            for server, (state, heard) in guests.items()
+        ]
+        seen = list(cards)
+        with self._database.writing() as connection:
+            name = connection.dialect.name
+            if states:
+                connection.execute(upsert(name, GUESTS, list(states[0])), states)
+            kept = [_card_row(one) for one in seen if one.places]
+            if kept:
+                connection.execute(upsert(name, CARDS, list(kept[0])), kept)
+            for one in seen:
+                if not one.places:
+                    connection.execute(delete(CARDS).where(CARDS.c.card == storable(one.card)))
+            if hours:
+                starts = {seconds(one.start) for one in hours}
+                there = connection.execute(select(HOURS).where(HOURS.c.hour.in_(starts))).all()
+                before = {(row.server, row.card, row.hour): _hour(row) for row in there}
+                sums = [
+                    before[key].plus(one) if (key := (one.server, one.card, seconds(one.start))) in before else one
+                    for one in hours
+                ]
+                rows = [_hour_row(one) for one in sums]
+                connection.execute(upsert(name, HOURS, list(rows[0])), rows)
+
+    def prune(self, now: datetime) -> None:
+        with self._database.writing() as connection:
+            connection.execute(delete(HOURS).where(HOURS.c.hour < seconds(now - KEPT)))
+            connection.execute(delete(CARDS).where(CARDS.c.seen < seconds(now - KEPT)))
+            connection.execute(delete(GUESTS).where(GUESTS.c.heard < seconds(now - KEPT)))
+
+
+def _told(state: AgentState) -> dict[str, Any]:
+    return {
+        "boot": state.boot, "number": state.number, "xid": state.xid, "ecc": list(state.ecc),
+        "alarms": sorted(state.alarms), "earlier": list(state.earlier),
+    }  # fmt: skip
+
+
+def _state(told: Mapping[str, Any]) -> AgentState:
+    return AgentState(
+        told["boot"], told["number"], told["xid"], tuple((card, count) for card, count in told["ecc"]),
+        frozenset((code, gpu) for code, gpu in told["alarms"]), tuple(told["earlier"]),
+    )  # fmt: skip
+
+
+def _card_row(one: CardSeen) -> dict[str, Any]:
+    places = json.dumps(sorted(one.places))
+    return {"card": storable(one.card), "places": places, "seen": seconds(one.seen), "server": storable(one.server)}
+
+
+def _hour(row: Any) -> Hour:
+    return Hour(row.server, row.card, moment(row.hour), row.samples, row.use, row.memory, row.power, row.hottest)
+
+
+def _hour_row(one: Hour) -> dict[str, Any]:
+    return {
+        "server": storable(one.server), "card": storable(one.card), "hour": seconds(one.start), "samples": one.samples,
+        "use": one.use, "memory": one.memory, "power": one.power, "hottest": one.hottest,
+    }  # fmt: skip

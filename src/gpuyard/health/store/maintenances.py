@@ -1,0 +1,110 @@
+"""What is kept of maintenances: one row of each, for good. A host has one that is not over at most."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row, select, update
+
+from gpuyard.health.maintenance import OVER, Maintenance, MaintenanceState
+from gpuyard.health.records import HealthEvent, Software
+from gpuyard.health.store.schema import MAINTENANCES
+from gpuyard.health.store.store import TEXT, add_events
+from gpuyard.store.columns import storable
+from gpuyard.store.engine import Database
+from gpuyard.store.times import maybe_moment, maybe_seconds, moment, seconds
+from gpuyard.store.upsert import insert_new
+
+
+class MaintenanceStore:
+    """The table is one of HealthStore's, which makes it. Every method is a transaction of its own, and raises
+    StoreError when the database cannot be used."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(self, one: Maintenance, *events: HealthEvent) -> bool:
+        """Write what was read, changed, with lines of GPUs' records. A `version` of 0 is one that is not there yet.
+        False, and nothing is written, when somebody else has written it since, or the host has another one that is not
+        over."""
+        row = {**_row(one), "version": one.version + 1}
+        with self._database.writing() as connection:
+            if one.version == 0:
+                written = insert_new(connection, MAINTENANCES, row)
+            else:
+                same = (MAINTENANCES.c.id == row["id"], MAINTENANCES.c.version == one.version)
+                written = connection.execute(update(MAINTENANCES).where(*same).values(**row)).rowcount == 1
+            if written:
+                add_events(connection, events)
+            return written
+
+    def get(self, id: str) -> Maintenance | None:
+        found = self._find(MAINTENANCES.c.id == storable(id))
+        return found[0] if found else None
+
+    def open(self) -> list[Maintenance]:
+        """Those that are not over, by start."""
+        found = self._find(MAINTENANCES.c.open_host.is_not(None))
+        return sorted(found, key=lambda one: (one.start, one.host))
+
+    def with_holds(self) -> list[Maintenance]:
+        """Those that are over, and of which the ledger may have holds."""
+        return [one for one in self._find(MAINTENANCES.c.holds) if not one.open]
+
+    def past(self, host: str = "", since: datetime | None = None, limit: int = 100) -> list[Maintenance]:
+        """Those that are over, of a host or of all, the newest first. `since`: planned since then."""
+        wanted: list[Any] = [MAINTENANCES.c.open_host.is_(None)]
+        wanted += [MAINTENANCES.c.host == storable(host)] if host else []
+        wanted += [MAINTENANCES.c.created >= seconds(since)] if since else []
+        return self._find(*wanted, limit=limit)
+
+    def _find(self, *wanted: Any, limit: int = 10_000) -> list[Maintenance]:
+        """The newest first."""
+        query = select(MAINTENANCES).where(*wanted).order_by(MAINTENANCES.c.created.desc(), MAINTENANCES.c.id)
+        with self._database.reading() as connection:
+            return [_maintenance(row) for row in connection.execute(query.limit(limit))]
+
+
+def _row(one: Maintenance) -> dict[str, Any]:
+    return {
+        "id": storable(one.id),
+        "host": storable(one.host),
+        "start": seconds(one.start),
+        "until": seconds(one.until),
+        "why": storable(one.why)[:TEXT],
+        "by": storable(one.by),
+        "state": one.state.value,
+        "since": seconds(one.since),
+        "created": seconds(one.created),
+        "begun": maybe_seconds(one.begun),
+        "done": maybe_seconds(one.done),
+        "done_by": storable(one.done_by),
+        "software": storable(json.dumps(asdict(one.software), ensure_ascii=False)),
+        "problems": storable(json.dumps(one.problems, ensure_ascii=False)),
+        "holds": one.holds,
+        "open_host": None if one.state in OVER else storable(one.host),
+    }
+
+
+def _maintenance(row: Row[Any]) -> Maintenance:
+    return Maintenance(
+        id=row.id,
+        host=row.host,
+        start=moment(row.start),
+        until=moment(row.until),
+        why=row.why,
+        by=row.by,
+        state=MaintenanceState(row.state),
+        since=moment(row.since),
+        created=moment(row.created),
+        begun=maybe_moment(row.begun),
+        done=maybe_moment(row.done),
+        done_by=row.done_by,
+        software=Software(**json.loads(row.software)),
+        problems=tuple(json.loads(row.problems)),
+        holds=row.holds,
+        version=row.version,
+    )

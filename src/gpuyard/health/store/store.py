@@ -1,0 +1,335 @@
+"""The store of health, open.
+
+The record of a GPU is only ever added to and stays for good: repeat offenders are known by it. Open observations are
+few: one that is open already, of the same signal by the same one, is not written again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
+
+from gpuyard.health.records import (
+    GpuHealth,
+    HealthEvent,
+    HealthState,
+    HealthToken,
+    HostWord,
+    Observation,
+    Software,
+    Source,
+)
+from gpuyard.health.store.schema import EVENTS, GPUS, HOSTS, OBSERVATIONS, ROOM, TOKENS, VALUES
+from gpuyard.store.columns import storable
+from gpuyard.store.engine import Database
+from gpuyard.store.migrate import migrate
+from gpuyard.store.times import maybe_moment, maybe_seconds, moment, seconds
+from gpuyard.store.upsert import insert_new, put
+
+TEXT = 500
+"""Characters of a cause or of evidence, at most."""
+RECORD = timedelta(days=5 * 366)
+"""So long a line of a record is kept: longer than a card is."""
+PRUNED = 20_000
+"""Lines that one transaction takes away at most."""
+
+
+class HealthStore:
+    """Safe to use from several threads, and from several processes on one database. Every method is a transaction of
+    its own, and raises StoreError when the database cannot be used."""
+
+    def __init__(self, database: Database) -> None:
+        """Makes the tables, or brings older ones up to date. Whoever opened the database closes it. Raises
+        StoreError."""
+        migrate(database.url, ROOM)
+        self._database = database
+
+    @property
+    def database(self) -> Database:
+        """For others who keep something there."""
+        return self._database
+
+    # GPUs and their records
+
+    def gpus(self, states: Collection[HealthState] = (), host: str = "") -> list[GpuHealth]:
+        """By host and address; those in some states and of one host, or all."""
+        query = select(GPUS).order_by(GPUS.c.host, GPUS.c.address)
+        if host:
+            query = query.where(GPUS.c.host == storable(host))
+        if states:
+            query = query.where(GPUS.c.state.in_(sorted(one.value for one in states)))
+        return self._gpus(query)
+
+    def gpu(self, host: str, address: str) -> GpuHealth | None:
+        found = self._gpus(select(GPUS).where(GPUS.c.host == storable(host), GPUS.c.address == storable(address)))
+        return found[0] if found else None
+
+    def put(self, gpu: GpuHealth, *events: HealthEvent, settles: Collection[int] = ()) -> bool:
+        """Write what was read, changed, with what belongs to it: lines of its record, and the ids of the observations
+        that it follows from, which are open no more. A `version` of 0 is a GPU that is not there yet. False, and
+        nothing is written, when somebody else has written it since it was read: read it again."""
+        row = {**_gpu_row(gpu), "version": gpu.version + 1}
+        with self._database.writing() as connection:
+            if gpu.version == 0:
+                written = insert_new(connection, GPUS, row)
+            else:
+                same = (GPUS.c.host == row["host"], GPUS.c.address == row["address"], GPUS.c.version == gpu.version)
+                written = connection.execute(update(GPUS).where(*same).values(**row)).rowcount == 1
+            if written:
+                add_events(connection, events)
+                _settle(connection, settles)
+            return written
+
+    def forget(self, gpu: GpuHealth, *events: HealthEvent) -> bool:
+        """A GPU that has left the site; its record stays. False as in `put`."""
+        row = _gpu_row(gpu)
+        same = (GPUS.c.host == row["host"], GPUS.c.address == row["address"], GPUS.c.version == gpu.version)
+        mine = (OBSERVATIONS.c.host == row["host"], OBSERVATIONS.c.address == row["address"])
+        with self._database.writing() as connection:
+            gone = connection.execute(delete(GPUS).where(*same)).rowcount == 1
+            if gone:
+                connection.execute(delete(OBSERVATIONS).where(*mine))
+                add_events(connection, events)
+            return gone
+
+    def note(self, *events: HealthEvent, settles: Collection[int] = ()) -> None:
+        """Lines of records that change no state."""
+        with self._database.writing() as connection:
+            add_events(connection, events)
+            _settle(connection, settles)
+
+    def events(
+        self, host: str = "", address: str = "", card: str = "", limit: int = 100, before: int | None = None,
+        since: datetime | None = None,
+    ) -> list[HealthEvent]:  # fmt: skip
+        """Of a host, a GPU or a card, or of all: the newest first. `before`: only those with a smaller id. `since`: not
+        older."""
+        query = select(EVENTS)
+        for column, value in ((EVENTS.c.host, host), (EVENTS.c.address, address), (EVENTS.c.card, card)):
+            query = query.where(column == storable(value)) if value else query
+        query = query if before is None else query.where(EVENTS.c.id < before)
+        query = query if since is None else query.where(EVENTS.c.at >= seconds(since))
+        with self._database.reading() as connection:
+            return [_event(row) for row in connection.execute(query.order_by(EVENTS.c.id.desc()).limit(limit))]
+
+    def became(self, state: HealthState, since: datetime) -> dict[tuple[str, str], int]:
+        """(host, address) -> how often a GPU came to a state since then; those that did."""
+        came = (EVENTS.c.after == state.value, EVENTS.c.before != state.value, EVENTS.c.at >= seconds(since))
+        query = select(EVENTS.c.host, EVENTS.c.address, func.count()).where(*came)
+        with self._database.reading() as connection:
+            rows = connection.execute(query.group_by(EVENTS.c.host, EVENTS.c.address)).all()
+        return {(host, address): count for host, address, count in rows}
+
+    # Observations
+
+    def observe(self, observations: Sequence[Observation]) -> bool:
+        """Durable when this returns; whether any of them was not open already."""
+        rows = [
+            {
+                "host": storable(one.host),
+                "address": storable(one.address),
+                "code": storable(one.code),
+                "seen": seconds(one.seen),
+                "evidence": storable(one.evidence)[:TEXT],
+                "by": storable(one.by)[:TEXT],
+            }
+            for one in observations
+        ]
+        if not rows:
+            return False
+        with self._database.writing() as connection:
+            return insert_new(connection, OBSERVATIONS, *rows)
+
+    def open_observations(self, limit: int = 100_000) -> list[Observation]:
+        """The oldest first. What a GPU's server must end for stays open: of all of a large site several, when its hosts
+        get another firmware and QEMU."""
+        with self._database.reading() as connection:
+            rows = connection.execute(select(OBSERVATIONS).order_by(OBSERVATIONS.c.id).limit(limit)).all()
+        return [
+            Observation(row.host, row.address, row.code, moment(row.seen), row.evidence, row.by, row.id) for row in rows
+        ]
+
+    def settle(self, ids: Collection[int]) -> None:
+        """Observations of which something has become."""
+        if ids:
+            with self._database.writing() as connection:
+                _settle(connection, ids)
+
+    # Hosts
+
+    def hear(self, word: HostWord) -> None:
+        """A host has said something."""
+        row = {"host": storable(word.host), "heard": seconds(word.heard), "look": storable(word.look)}
+        with self._database.writing() as connection:
+            put(connection, HOSTS, row)
+
+    def host(self, host: str) -> HostWord | None:
+        """With what it said last; None when nothing was ever heard of it."""
+        with self._database.reading() as connection:
+            row = connection.execute(select(HOSTS).where(HOSTS.c.host == storable(host))).first()
+        return None if row is None else HostWord(row.host, moment(row.heard), row.look)
+
+    def heard(self) -> dict[str, datetime]:
+        """Host -> when something was heard of it last; those of which something was."""
+        with self._database.reading() as connection:
+            rows = connection.execute(select(HOSTS.c.host, HOSTS.c.heard)).all()
+        return {row.host: moment(row.heard) for row in rows}
+
+    # Tokens
+
+    def add_token(self, token: HealthToken) -> None:
+        """Raises ConflictError when its digest is known."""
+        row = {
+            "digest": token.digest,
+            "purpose": storable(token.purpose),
+            "subject": storable(token.subject),
+            "created": seconds(token.created),
+            "expires": maybe_seconds(token.expires),
+            "spent": maybe_seconds(token.spent),
+        }
+        with self._database.writing() as connection:
+            connection.execute(insert(TOKENS), row)
+
+    def token(self, digest: str) -> HealthToken | None:
+        """Also one that has expired or is spent: whoever asks looks at that."""
+        with self._database.reading() as connection:
+            row = connection.execute(select(TOKENS).where(TOKENS.c.digest == storable(digest))).first()
+        return None if row is None else _token(row)
+
+    def tokens(self, purpose: str, subject: str = "") -> list[HealthToken]:
+        query = select(TOKENS).where(TOKENS.c.purpose == storable(purpose))
+        query = query.where(TOKENS.c.subject == storable(subject)) if subject else query
+        with self._database.reading() as connection:
+            return [_token(row) for row in connection.execute(query.order_by(TOKENS.c.subject, TOKENS.c.created))]
+
+    def spend(self, digest: str, now: datetime) -> bool:
+        """Use up a token that is good for once: True for one of all who try, and never after it has expired."""
+        good = (TOKENS.c.digest == storable(digest), TOKENS.c.spent.is_(None))
+        alive = TOKENS.c.expires.is_(None) | (TOKENS.c.expires > seconds(now))
+        with self._database.writing() as connection:
+            spent = connection.execute(update(TOKENS).where(*good, alive).values(spent=seconds(now)))
+            return spent.rowcount == 1
+
+    def end_tokens(self, purpose: str, subject: str) -> int:
+        """Of a host or a server; how many there were."""
+        mine = (TOKENS.c.purpose == storable(purpose), TOKENS.c.subject == storable(subject))
+        with self._database.writing() as connection:
+            return connection.execute(delete(TOKENS).where(*mine)).rowcount
+
+    def prune(self, now: datetime) -> None:
+        """Let go of tokens that have expired, and of lines of records that are older than RECORD."""
+        with self._database.writing() as connection:
+            connection.execute(delete(TOKENS).where(TOKENS.c.expires <= seconds(now)))
+            # Those that were written first are the oldest: not all lines are read to find that none is old enough.
+            first = select(EVENTS.c.id, EVENTS.c.at).order_by(EVENTS.c.id).limit(PRUNED).subquery()
+            old = select(first.c.id).where(first.c.at < seconds(now - RECORD))
+            connection.execute(delete(EVENTS).where(EVENTS.c.id.in_(old)))
+
+    # Small things
+
+    def value(self, key: str) -> str:
+        """Empty when there is none."""
+        with self._database.reading() as connection:
+            return connection.scalar(select(VALUES.c.value).where(VALUES.c.key == storable(key))) or ""
+
+    def set_value(self, key: str, value: str) -> None:
+        """Empty: forget it."""
+        with self._database.writing() as connection:
+            if value:
+                put(connection, VALUES, {"key": storable(key), "value": storable(value)})
+            else:
+                connection.execute(delete(VALUES).where(VALUES.c.key == storable(key)))
+
+    def _gpus(self, query: Select[Any]) -> list[GpuHealth]:
+        with self._database.reading() as connection:
+            return [_gpu(row) for row in connection.execute(query)]
+
+
+def _settle(connection: Connection, ids: Collection[int]) -> None:
+    for id in ids:
+        connection.execute(delete(OBSERVATIONS).where(OBSERVATIONS.c.id == id))
+
+
+def add_events(connection: Connection, events: Sequence[HealthEvent]) -> None:
+    """Lines of records, within a transaction."""
+    rows = [
+        {
+            "host": storable(one.host),
+            "address": storable(one.address),
+            "card": storable(one.card),
+            "at": seconds(one.time),
+            "before": one.before.value,
+            "after": one.after.value,
+            "cause": storable(one.cause)[:TEXT],
+            "signal": storable(one.signal),
+            "evidence": storable(one.evidence)[:TEXT],
+            "by": storable(one.by),
+            "source": one.source.value if one.source else "",
+        }
+        for one in events
+    ]
+    if rows:
+        connection.execute(insert(EVENTS), rows)
+
+
+def _event(row: Row[Any]) -> HealthEvent:
+    return HealthEvent(
+        row.host, row.address, row.card, moment(row.at), HealthState(row.before), HealthState(row.after), row.cause,
+        row.signal, row.evidence, row.by, Source(row.source) if row.source else None, row.id,
+    )  # fmt: skip
+
+
+def _gpu_row(gpu: GpuHealth) -> dict[str, Any]:
+    return {
+        "host": storable(gpu.host),
+        "address": storable(gpu.address),
+        "pool": storable(gpu.pool),
+        "state": gpu.state.value,
+        "since": seconds(gpu.since),
+        "cause": storable(gpu.cause)[:TEXT],
+        "signal": storable(gpu.signal),
+        "by": storable(gpu.by),
+        "card": storable(gpu.card),
+        "until": maybe_seconds(gpu.until),
+        "relapses": gpu.relapses,
+        "asked": gpu.asked,
+        "order": storable(gpu.order),
+        "generation": gpu.generation,
+        "accepted": maybe_seconds(gpu.accepted),
+        "software": storable(json.dumps(asdict(gpu.software), ensure_ascii=False)),
+        "keeper": storable(gpu.keeper),
+    }
+
+
+def _gpu(row: Row[Any]) -> GpuHealth:
+    return GpuHealth(
+        host=row.host,
+        address=row.address,
+        pool=row.pool,
+        state=HealthState(row.state),
+        since=moment(row.since),
+        cause=row.cause,
+        signal=row.signal,
+        by=row.by,
+        card=row.card,
+        until=maybe_moment(row.until),
+        relapses=row.relapses,
+        asked=row.asked,
+        order=row.order,
+        generation=row.generation,
+        accepted=maybe_moment(row.accepted),
+        software=Software(**json.loads(row.software)),
+        keeper=row.keeper,
+        version=row.version,
+    )
+
+
+def _token(row: Row[Any]) -> HealthToken:
+    return HealthToken(
+        row.digest, row.purpose, row.subject, moment(row.created), maybe_moment(row.expires), maybe_moment(row.spent)
+    )

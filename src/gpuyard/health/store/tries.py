@@ -1,0 +1,111 @@
+"""What is kept of acceptances: every try, and where it stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import Row, Select, func, insert, select, update
+
+from gpuyard.health.acceptance import OPEN, Try, TryState
+from gpuyard.health.store.schema import TRIES
+from gpuyard.store.columns import storable
+from gpuyard.store.engine import Database
+from gpuyard.store.times import maybe_moment, maybe_seconds, moment, seconds
+
+_TEXTS = ("pool", "by", "by_id", "nonce", "name", "server", "loan", "cause", "driver")
+
+
+class TryStore:
+    """The table is one of HealthStore's, which makes it. Every method is a transaction of its own, and raises
+    StoreError when the database cannot be used."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, tries: Collection[Try]) -> None:
+        """All of a batch, or none."""
+        rows = [_row(one) for one in tries]
+        if rows:
+            with self._database.writing() as connection:
+                connection.execute(insert(TRIES), rows)
+
+    def put(self, one: Try) -> bool:
+        """Write what was read, changed. False, and nothing is written, when somebody else has written it since."""
+        row = _row(one)
+        same = (TRIES.c.id == row["id"], TRIES.c.version == one.version)
+        with self._database.writing() as connection:
+            return connection.execute(update(TRIES).where(*same).values(**row)).rowcount == 1
+
+    def open(self) -> list[Try]:
+        """All tries of every batch that has an open one, the oldest first."""
+        states = TRIES.c.state.in_(sorted(state.value for state in OPEN))
+        batches = select(TRIES.c.batch).where(states).distinct()
+        return self._read(select(TRIES).where(TRIES.c.batch.in_(batches)).order_by(TRIES.c.begun, TRIES.c.id))
+
+    def batch(self, id: str) -> list[Try]:
+        """In the order in which they were asked for."""
+        found = self._read(select(TRIES).where(TRIES.c.batch == storable(id)))
+        return sorted(found, key=lambda one: one.number)
+
+    def latest(self, host: str = "", limit: int = 1000) -> dict[str, Try]:
+        """By GPU (``host/address``), its last try; of a host, or of all."""
+        query = select(TRIES).order_by(TRIES.c.begun.desc(), TRIES.c.id.desc()).limit(limit)
+        query = query.where(TRIES.c.host == storable(host)) if host else query
+        found: dict[str, Try] = {}
+        for one in self._read(query):
+            for name in one.names:
+                found.setdefault(name, one)
+        return found
+
+    def counts(self) -> dict[TryState, int]:
+        """How many are in each state, as far back as the store goes."""
+        query = select(TRIES.c.state, func.count()).group_by(TRIES.c.state)
+        with self._database.reading() as connection:
+            return {TryState(state): count for state, count in connection.execute(query)}
+
+    def _read(self, query: Select[Any]) -> list[Try]:
+        with self._database.reading() as connection:
+            return [_try(row) for row in connection.execute(query)]
+
+
+def _row(one: Try) -> dict[str, Any]:
+    data = {name: getattr(one, name) for name in _TEXTS} | {
+        "number": one.number,
+        "canary": one.canary,
+        "fine": one.fine,
+        "gpus": one.gpus,
+        "since": seconds(one.since),
+        "deadline": maybe_seconds(one.deadline),
+        "outcome": one.outcome.value if one.outcome else "",
+    }
+    return {
+        "id": one.id,
+        "batch": one.batch,
+        "host": storable(one.host),
+        "state": one.state.value,
+        "begun": seconds(one.begun),
+        "version": one.version + 1,
+        "data": storable(json.dumps(data, ensure_ascii=False)),
+    }
+
+
+def _try(row: Row[Any]) -> Try:
+    data = json.loads(row.data)
+    return Try(
+        id=row.id,
+        batch=row.batch,
+        number=data["number"],
+        canary=data["canary"],
+        fine=data["fine"],
+        host=row.host,
+        gpus=tuple(data["gpus"]),
+        begun=moment(row.begun),
+        state=TryState(row.state),
+        since=moment(data["since"]),
+        deadline=maybe_moment(data["deadline"]),
+        outcome=TryState(data["outcome"]) if data["outcome"] else None,
+        version=row.version,
+        **{name: data[name] for name in _TEXTS},
+    )

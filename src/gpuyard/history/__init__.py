@@ -1,0 +1,1 @@
+"""Who had which GPU from when to when, and what that amounts to."""

@@ -1,0 +1,1 @@
+"""Images of servers: from a definition in the site file to a disk that boots, was checked, and is in Glance."""

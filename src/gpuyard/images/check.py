@@ -1,0 +1,65 @@
+"""Boots a built image in QEMU and says whether it is good for servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from gpuyard.images.build import digest_of
+from gpuyard.images.checking import HOST_NAME, judge, read_console, user_data
+from gpuyard.images.config_drive import PROGRAMS as DRIVE_PROGRAMS
+from gpuyard.images.config_drive import drive_files, make_drive
+from gpuyard.images.machine import DEVICE, EMULATORS, PACKAGES, VirtualMachine, boot, disk_above
+from gpuyard.images.manifest import CheckRecord, check_path
+from gpuyard.images.programs import need_programs
+from gpuyard.model.finding import Finding, Severity
+from gpuyard.site.image_rules import ImageBuild
+
+GROWN = 2
+"""Times the size of the image: that of the disk, as a flavor's is larger."""
+Drive = Callable[[str, str, Path], None]
+"""Makes the config drive: user data, the server's id, the file."""
+
+
+def own_drive(user_data: str, uuid: str, drive: Path) -> None:
+    """As Nova's."""
+    make_drive(drive_files(HOST_NAME, uuid, user_data), drive)
+
+
+def check_image(
+    image: Path,
+    virtual_bytes: int,
+    build: ImageBuild | None,
+    *,
+    nonce: str,
+    uuid: str,
+    module: str = "",
+    uefi: bool = False,
+    kvm: bool = False,
+    within: float = 900,
+    console: Path | None = None,
+    make_drive: Drive = own_drive,
+) -> list[Finding]:
+    """Boot `image` once, on a disk that is larger than it, and look from inside.
+
+    `nonce` marks what the server says; `uuid` is its id. `console` is kept when it is named. Raises UsageError for
+    programs that are missing, GpuyardError when QEMU does not run.
+    """
+    architecture = build.base.architecture if build else "amd64"
+    need_programs({EMULATORS[architecture]: PACKAGES[architecture], "qemu-img": "qemu-utils", **DRIVE_PROGRAMS})
+    with TemporaryDirectory(prefix="gpuyard-image-") as name:
+        folder = Path(name)
+        drive, disk, said = folder / "drive.iso", folder / "disk", console or folder / "console"
+        make_drive(user_data(nonce), uuid, drive)
+        disk_above(image, disk, (virtual_bytes >> 20) * GROWN)
+        said.unlink(missing_ok=True)
+        text, switched_off = boot(VirtualMachine(architecture, uefi, disk, drive, said, kvm), within)
+    return judge(read_console(text, nonce), build, DEVICE, switched_off, module)
+
+
+def keep_verdict(image: Path, findings: Sequence[Finding], checked: datetime) -> None:
+    """Write beside the image what a check of it said: ``image upload`` asks for that."""
+    errors = tuple(one.reason for one in findings if one.severity.rank <= Severity.ERROR.rank)
+    check_path(image).write_text(CheckRecord(digest_of(image), checked, errors).text())

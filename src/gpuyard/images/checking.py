@@ -1,0 +1,221 @@
+"""What a server that has booted an image is asked, and what its answers mean. Pure; the console is anybody's."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpuyard.guest.cloud_config import FOLDER, cloud_config, guest_file, script
+from gpuyard.guest.console import plain_lines
+from gpuyard.model.finding import Finding, Severity
+from gpuyard.site.image_rules import ImageBuild
+
+NONCE = re.compile(r"[0-9a-f]{8,32}")
+MARK = "gpuyard-image:"
+UNIT = "gpuyard-image-check.service"
+HOST_NAME = "gpuyard-check"
+WRITTEN = "of the config drive"
+"""A file that cloud-init is to write has this in it."""
+SECTOR = 512
+SLACK = 0.25
+"""Of the disk: what a file system keeps for itself, and more. One that has not grown has less than half of it."""
+LAST_LINES = 15
+NO_GPU = ("No such device", "No NVIDIA GPU found")
+"""What loading a driver ends with, or what it says to the kernel's log, when there is nothing for it to drive."""
+NEED_GPU = {"nvidia-persistenced.service", "systemd-modules-load.service"}
+"""Units of images with the driver, which fail where there is nothing for it to drive."""
+
+
+def user_data(nonce: str) -> str:
+    """For the server that is booted: it looks at itself, says what it saw, and switches itself off."""
+    if not NONCE.fullmatch(nonce):
+        raise ValueError(f"{nonce!r} is not 8 to 32 digits of hexadecimal")
+    document = {
+        "write_files": [
+            guest_file(f"{FOLDER}/settings", f"NONCE={shlex.quote(nonce)}\n"),
+            guest_file(f"{FOLDER}/written", WRITTEN),
+            guest_file(f"{FOLDER}/check", script("gpuyard.images", "guest/check.sh")),
+            guest_file(f"/run/systemd/system/{UNIT}", script("gpuyard.images", f"guest/{UNIT}")),
+        ],
+        "runcmd": [["systemctl", "daemon-reload"], ["systemctl", "start", "--no-block", UNIT]],
+    }
+    return cloud_config(document)
+
+
+@dataclass(frozen=True)
+class ImageSight:
+    """What the server said."""
+
+    words: Mapping[str, str]
+    pci: frozenset[str]
+    units: Mapping[str, tuple[str, ...]]
+    """Unit -> whether it is enabled, its state, how often it was started again."""
+    complete: bool
+    """It came to its end."""
+    tail: tuple[str, ...] = field(default=())
+    """The last lines of the console."""
+
+
+def read_console(text: str, nonce: str) -> ImageSight:
+    """What is in a console. Of a word that comes twice the last one counts."""
+    words: dict[str, str] = {}
+    pci: set[str] = set()
+    units: dict[str, tuple[str, ...]] = {}
+    lines = plain_lines(text)
+    for line in lines:
+        _, mark, rest = line.partition(f"{MARK} {nonce} ")
+        word, _, value = rest.partition(" ")
+        if not mark:
+            continue
+        if word == "pci":
+            pci.add(value.strip())
+        elif word == "unit":
+            name, *states = value.split()[:4] or [""]
+            units[name] = tuple(states)
+        else:
+            words[word] = value.strip()
+    tail = tuple(line for line in lines if line)[-LAST_LINES:]
+    return ImageSight(words, frozenset(pci), units, "over" in words, tail)
+
+
+def judge(
+    seen: ImageSight, build: ImageBuild | None, device: str, switched_off: bool, module: str = ""
+) -> list[Finding]:
+    """One finding for each thing that an image must do. `build`: as it was made; None when nobody knows.
+
+    `device`: the PCI id of one that the server was given. `module`: the kernel module of NVIDIA's driver that the image
+    was built with, open or proprietary.
+    """
+    if not seen.complete:
+        return [_not_booted(seen)]
+    found = [_boots(seen, switched_off), _cloud_init(seen), _root(seen), _bus(seen, device), _failed_units(seen, build)]
+    if build is not None and build.driver is not None:
+        found.append(_driver(seen, build.driver.branch, module))
+    if build is not None and build.runner is not None:
+        found.append(_runner(seen))
+    if build is not None and build.agent:
+        found.append(_agent(seen))
+    return found
+
+
+def _not_booted(seen: ImageSight) -> Finding:
+    if "begun" in seen.words:
+        reason = "the server began to look at itself and never came to an end"
+    elif seen.tail:
+        reason = "the server came up, and its cloud-init did not start what the config drive told it to"
+    else:
+        reason = "the serial console of the server says nothing"
+    remedy = (
+        "look at the console; its last lines: " + " | ".join(seen.tail[-3:])
+        if seen.tail
+        else ("is the image for this architecture and firmware, and is its console on ttyS0?")
+    )
+    return Finding("image-boots", Severity.ERROR, "", reason, remedy, {"console": list(seen.tail)})
+
+
+def _boots(seen: ImageSight, switched_off: bool) -> Finding:
+    words = seen.words
+    said = f"kernel {words.get('kernel', '?')}, all done {words.get('seconds', '?')} s after its start"
+    if not switched_off:
+        return Finding("image-boots", Severity.WARNING, "", f"{said}; it did not switch itself off when told to")
+    return Finding("image-boots", Severity.OK, "", said, payload={"seconds": words.get("seconds", "")})
+
+
+def _cloud_init(seen: ImageSight) -> Finding:
+    words = seen.words
+    source, errors = words.get("datasource", ""), words.get("cloud-init-errors", "")
+    remedy = "log in to a server of the image, and see 'cloud-init status --long' and /var/log/cloud-init.log"
+    if "ConfigDrive" not in source:
+        reason = f"cloud-init has taken its data from {source or 'nowhere'}, not from the config drive"
+        return Finding("cloud-init", Severity.ERROR, "", reason, remedy)
+    if errors.strip():
+        return Finding("cloud-init", Severity.ERROR, "", f"cloud-init has failed in parts: {errors}", remedy)
+    wrong = [
+        f"{what} is {words.get(word, '')!r} instead of {wanted!r}"
+        for what, word, wanted in (
+            ("the host name", "host-name", HOST_NAME),
+            ("the file that it was to write", "written", WRITTEN),
+        )
+        if words.get(word) != wanted
+    ]
+    if wrong:
+        return Finding("cloud-init", Severity.ERROR, "", f"cloud-init ended, and {' and '.join(wrong)}", remedy)
+    return Finding("cloud-init", Severity.OK, "", f"has done all that the config drive asks for ({source})")
+
+
+def _root(seen: ImageSight) -> Finding:
+    size, sectors, *_ = [*seen.words.get("root", "").split(), "", ""]
+    if not (size.isdigit() and sectors.isdigit() and len(size) < 20 and len(sectors) < 20 and int(sectors)):
+        reason = f"how large the root file system is cannot be read: {seen.words.get('root', '')!r}"
+        return Finding("root-grows", Severity.ERROR, "", reason, "is / on a partition of a disk?")
+    root, disk = int(size), int(sectors) * SECTOR
+    said = f"the root file system has {root / 2**30:.1f} GiB of the disk's {disk / 2**30:.1f} GiB"
+    if root < disk * (1 - SLACK):
+        remedy = "is growpart in the image, is the root partition the last one, and is cloud-init's growpart on?"
+        return Finding("root-grows", Severity.ERROR, "", f"{said}: it has not grown with its disk", remedy)
+    return Finding("root-grows", Severity.OK, "", said)
+
+
+def _bus(seen: ImageSight, device: str) -> Finding:
+    if "no-lspci" in seen.words:
+        return Finding("pci-device", Severity.WARNING, "", "there is no lspci in the image", "add the package pciutils")
+    if device not in seen.pci:
+        reason = f"lspci does not show the device {device} that the server was given"
+        return Finding("pci-device", Severity.ERROR, "", reason, "see the kernel's log of a server of the image")
+    return Finding("pci-device", Severity.OK, "", f"lspci shows the device {device} that the server was given")
+
+
+def _failed_units(seen: ImageSight, build: ImageBuild | None) -> Finding:
+    expected = NEED_GPU if build is not None and build.driver is not None else set()
+    failed = [unit for unit in seen.words.get("failed-units", "").split() if unit not in expected]
+    if failed:
+        remedy = "log in to a server of the image, and see 'systemctl status' of them"
+        return Finding("units", Severity.WARNING, "", f"units of systemd have failed: {', '.join(failed)}", remedy)
+    return Finding("units", Severity.OK, "", "no unit of systemd has failed")
+
+
+def _driver(seen: ImageSight, branch: str, module: str) -> Finding:
+    version, _, license = seen.words.get("driver-module", "").partition(" ")
+    if not version:
+        reason = "there is no NVIDIA module for the kernel that the image boots"
+        return Finding("driver", Severity.ERROR, "", reason, "look for dkms in the log of the build")
+    kind = "proprietary" if license.strip() == "NVIDIA" else "open"
+    said = f"NVIDIA's {kind} kernel module {version}"
+    wrong = [] if version.split(".")[0] == branch else [f"the image was built with branch {branch}"]
+    wrong += [] if module in ("", kind) else [f"the image was built with the {module} one"]
+    wrong += [] if seen.words.get("driver-smi") else ["there is no nvidia-smi"]
+    wrong += [] if seen.words.get("driver-held", "0") != "0" else ["an upgrade would change it: it is not held"]
+    if wrong:
+        return Finding("driver", Severity.ERROR, "", f"{said}: {', '.join(wrong)}", "build the image anew")
+    if seen.words.get("driver-loaded", "0") != "0":
+        return Finding("driver", Severity.OK, "", f"{said} is loaded")
+    why = seen.words.get("driver-load", "")
+    if any(words in why for words in NO_GPU):
+        return Finding("driver", Severity.OK, "", f"{said} loads and finds no GPU, as there is none here")
+    return Finding("driver", Severity.ERROR, "", f"{said} cannot be loaded: {why}", "is it built for this kernel?")
+
+
+def _runner(seen: ImageSight) -> Finding:
+    owner, _, script = seen.words.get("runner", "").partition(" ")
+    wrong = [] if owner == "runner" else [f"/opt/actions-runner is {owner or 'not there'}, not of the user runner"]
+    wrong += [] if script.strip() == "run.sh" else ["it has no run.sh"]
+    wrong += [] if seen.words.get("updates") == "masked" else ["apt upgrades the server while its job runs"]
+    if wrong:
+        return Finding("runner", Severity.ERROR, "", "; ".join(wrong), "build the image anew")
+    return Finding("runner", Severity.OK, "", "actions/runner is there, its user's, and nothing upgrades the server")
+
+
+def _agent(seen: ImageSight) -> Finding:
+    enabled, active, restarts, *_ = [*seen.units.get("gpuyard-agent.service", ()), "", "", ""]
+    if enabled != "enabled" or active != "active" or restarts != "0":
+        state = f"{enabled or 'not there'}, {active or 'unknown'}, started again {restarts or '?'} times"
+        remedy = "log in to a server of the image, and see 'journalctl -u gpuyard-agent'"
+        return Finding("agent", Severity.ERROR, "", f"gpuyard-agent does not run: {state}", remedy)
+    return Finding("agent", Severity.OK, "", "gpuyard-agent runs, and waits until it is asked")
+
+
+def in_order(findings: Sequence[Finding]) -> list[Finding]:
+    """Worst first; else as they come."""
+    return sorted(findings, key=lambda one: one.severity.rank)

@@ -1,0 +1,1 @@
+export DIB_GPUYARD_RUNNER_ARCHIVE=${DIB_GPUYARD_RUNNER_ARCHIVE:?is set by gpuyard}

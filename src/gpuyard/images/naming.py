@@ -1,0 +1,53 @@
+"""What a built image is called: the same definition, elements and day make the same name. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from datetime import date
+
+from gpuyard.images.element_files import ElementFiles
+from gpuyard.site.image_rules import ImageBuild
+
+BUILT = re.compile(r"(?P<image>.{1,200})-(?P<day>[0-9]{8})-(?P<digest>[0-9a-f]{10})", re.DOTALL)
+DIGITS = 10
+AFTERWARDS = {"visibility", "members", "keep", "pools"}
+"""What becomes of a build makes no other one of it; its GPUs count by the kernel module that they take."""
+
+
+@dataclass(frozen=True)
+class BuiltName:
+    """Of one build of an image."""
+
+    image: str
+    """As the site file has it."""
+    day: date
+    """Of the packages, in UTC."""
+    digest: str
+    """Of the definition and of the elements."""
+
+    def __str__(self) -> str:
+        return f"{self.image}-{self.day:%Y%m%d}-{self.digest}"
+
+
+def definition_digest(build: ImageBuild, elements: ElementFiles, module: str = "") -> str:
+    """Of all that a build is made of, but for what the distribution has on its day."""
+    said = json.dumps(build.model_dump(mode="json", exclude_defaults=True, exclude=AFTERWARDS), sort_keys=True)
+    whole = hashlib.sha256(f"{said}{module}".encode())
+    for path, (mode, content) in sorted(elements.items()):
+        whole.update(f"\0{path}\0{mode:o}\0{len(content)}\0".encode() + content)
+    return whole.hexdigest()[:DIGITS]
+
+
+def parse_built_name(text: str) -> BuiltName | None:
+    """None for what is not the name of a build."""
+    found = BUILT.fullmatch(text)
+    if found is None:
+        return None
+    try:
+        day = date.fromisoformat(found["day"])
+    except ValueError:
+        return None
+    return BuiltName(found["image"], day, found["digest"])

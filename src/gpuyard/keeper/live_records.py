@@ -1,0 +1,51 @@
+"""Jobs and runners that are not over, read once for all loops that look at them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from gpuyard.runners.records import Job, Runner
+from gpuyard.runners.store import RunnerStore
+
+FRESH = timedelta(seconds=5)
+"""What was read is good for so long, and only until this process changes anything. Another process changes them only
+when it has the turn."""
+
+
+@dataclass(frozen=True)
+class LiveRecords:
+    """As of one moment."""
+
+    runners: tuple[Runner, ...]
+    """By creation. Read first: whoever gets a job is there before it."""
+    jobs: tuple[Job, ...]
+    """By the time at which they were queued."""
+
+
+class LiveReader:
+    """Of one store. Safe to use from several threads."""
+
+    def __init__(self, store: RunnerStore, now: Callable[[], datetime]) -> None:
+        self._store, self._now = store, now
+        self._lock = threading.Lock()
+        self._read: tuple[object, datetime, LiveRecords] | None = None
+
+    def records(self) -> LiveRecords:
+        """With everything that was written before this was called. Raises StoreError."""
+        with self._lock:
+            version, now = self._store.version, self._now()
+            if self._read is not None:
+                as_of, at, known = self._read
+                if as_of is version and timedelta(0) <= now - at < FRESH:
+                    return known
+            found = LiveRecords(tuple(self._store.runners()), tuple(self._store.jobs()))
+            self._read = version, now, found
+            return found
+
+    def forget(self) -> None:
+        """Another process has, or had, the turn."""
+        with self._lock:
+            self._read = None

@@ -1,0 +1,1 @@
+"""Log lines: what each belongs to, and how it is written."""

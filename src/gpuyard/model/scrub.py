@@ -1,0 +1,56 @@
+"""What a host is asked for between two tenants of a GPU, and what it answers: the words of the wire."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any, Dict, Tuple
+
+
+class ScrubOutcome(str, Enum):
+    """What came of one scrub."""
+
+    CLEAN = "clean"
+    """Reset, and everything that could be probed answered after it."""
+    FAILED = "failed"
+    """The reset did not work, or what came back is not as it was."""
+    REFUSED = "refused"
+    """Nothing was touched, and asking again does not help before somebody has done something on the host."""
+    BUSY = "busy"
+    """Nothing was touched: somebody has it open, or another gpuyard is changing the host."""
+    UNKNOWN = "unknown"
+    """The host was interrupted. Whether it was reset is not known."""
+
+
+@dataclass(frozen=True)
+class ScrubOrder:
+    """Reset and probe the IOMMU group that a GPU is in."""
+
+    id: str
+    address: str
+
+
+@dataclass(frozen=True)
+class ScrubResult:
+    """The answer to one order."""
+
+    order: str
+    """Id of the order; empty for a scrub by hand."""
+    address: str
+    outcome: ScrubOutcome
+    reason: str = ""
+    """Why it is not clean, a sentence; empty for one that is."""
+    functions: Tuple[str, ...] = ()
+    """All functions that were reset and probed."""
+    method: str = ""
+    """``bus`` for a whole slot or bus, else the function's own: ``flr``, ..."""
+    seconds: float = 0.0
+    """All of it, by the host's steady clock."""
+    reset_seconds: float = 0.0
+    """What the kernel took for the resets."""
+    evidence: Tuple[str, ...] = ()
+    """What was seen, a line each."""
+
+    def as_dict(self) -> Dict[str, Any]:
+        """JSON, as it goes over the wire."""
+        return {**asdict(self), "outcome": self.outcome.value}

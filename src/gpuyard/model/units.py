@@ -1,0 +1,34 @@
+"""Units of a shared device: who is said to have which. Placement knows how many are taken, and not which."""
+
+from __future__ import annotations
+
+from typing import Collection, Dict, List, Mapping, Sequence
+from uuid import UUID, uuid5
+
+HOLDS = UUID("5c1f4b1e-7a53-4d0c-9c55-3b9f5d6f0b47")
+
+
+def hold_of(name: str) -> str:
+    """The id of the consumer that keeps a unit out of scheduling: the same at every start, so that after a crash it is
+    known again. `name`: `Gpu.provider_name`."""
+    return str(uuid5(HOLDS, name))
+
+
+def seats(
+    units: Sequence[str], taken: Mapping[str, int], kept: Collection[str], before: Mapping[str, str]
+) -> Dict[str, str]:
+    """Unit -> who has it, of the units of one device.
+
+    `taken`: consumer -> how many it has; who comes first is seated first. `kept`: units that are held, which nobody is
+    said to have as long as there are others. `before`: what was said last time: whoever still has as many stays there.
+    """
+    found: Dict[str, str] = {}
+    left = dict(taken)
+    for unit in units:
+        who = before.get(unit, "")
+        if left.get(who, 0) > 0 and unit not in kept:
+            found[unit] = who
+            left[who] -= 1
+    rest: List[str] = sorted((unit for unit in units if unit not in found), key=lambda unit: unit in kept)
+    waiting = [who for who, number in left.items() for _ in range(number)]
+    return {**found, **dict(zip(rest, waiting))}

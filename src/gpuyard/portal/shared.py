@@ -1,0 +1,29 @@
+"""Answers that are the same for many: reckoned now and then, not for each who looks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from datetime import datetime, timedelta
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Answer = TypeVar("Answer")
+
+
+class Shared(Generic[Key, Answer]):
+    """The latest answer of each key. Safe to use from several threads."""
+
+    def __init__(self, make: Callable[[Key, datetime], Answer], lasts: timedelta, now: Callable[[], datetime]) -> None:
+        """`lasts`: so long the same answer is given. There must be few keys: none is forgotten."""
+        self._make, self._lasts, self._now = make, lasts, now
+        self._lock = threading.Lock()
+        self._known: dict[Key, tuple[datetime, Answer]] = {}
+
+    def of(self, key: Key) -> Answer:
+        """Raises what making it raises; then the next one who asks tries again."""
+        with self._lock:  # who comes while it is made waits for that
+            now, known = self._now(), self._known.get(key)
+            if known is None or not known[0] <= now < known[0] + self._lasts:  # also after the clock was set back
+                known = self._known[key] = now, self._make(key, now)
+            return known[1]

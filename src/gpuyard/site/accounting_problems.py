@@ -1,0 +1,37 @@
+"""What cannot be under ``accounting`` of a site, or among its prices and budgets, beyond what the schema says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpuyard.site.problems import Place, Problem
+from gpuyard.site.schema import Site
+from gpuyard.site.tariffs import STANDARD
+
+
+def accounting_problems(site: Site) -> Iterable[Problem]:
+    """Everything that is wrong."""
+    accounting = site.accounting
+    if accounting is None:
+        yield from _orphans(site)
+        return
+    if site.booking is None:
+        yield Problem(("accounting",), "use is recorded with bookings, which the site has not; add 'booking: {}'")
+    known = (*accounting.tariffs, STANDARD)
+    for name, pool in site.pools.items():
+        for tariff in pool.price if isinstance(pool.price, dict) else ():
+            if tariff not in known:
+                place: Place = ("pools", name, "price", tariff)
+                yield Problem(place, f"unknown tariff {tariff!r}; the site has {', '.join(known)}")
+    for pool_name in accounting.external.classes if accounting.external else ():
+        if pool_name not in site.pools:
+            place = ("accounting", "external", "classes", pool_name)
+            yield Problem(place, f"unknown pool {pool_name!r}; the site has {', '.join(site.pools)}")
+
+
+def _orphans(site: Site) -> Iterable[Problem]:
+    """Prices and budgets where nobody reckons."""
+    states: list[Place] = [("pools", name, "price") for name, pool in site.pools.items() if pool.price is not None]
+    states += [("projects", name, "budget") for name, project in site.projects.items() if project.budget]
+    for place in states:
+        yield Problem(place, "the site does not reckon with it; add 'accounting: {}' to the site file")

@@ -1,0 +1,311 @@
+"""What may stand under ``gateway`` in ``site.yaml``: a small public machine in front of a cloud behind a VPN.
+
+All of it ends up in configuration files of other programs, so each value is of a form that can be nothing else there.
+"""
+
+from __future__ import annotations
+
+import binascii
+import ipaddress
+import re
+from base64 import b64decode
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
+
+from gpuyard.site.strict import Strict
+
+HTTP, HTTPS = 80, 443
+LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+NUMBER = re.compile(r"[0-9]{1,5}")
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+WAY = re.compile(r"[A-Za-z0-9_~.-]+|\{[a-z_]+\}")
+SSH_KEY = re.compile(r"(ssh-ed25519|ecdsa-sha2-nistp(?:256|384|521)|ssh-rsa) ([A-Za-z0-9+/]{32,1400}={0,2})")
+SIZE = re.compile(r"([1-9][0-9]{0,5}) (MiB|GiB|TiB)")
+BYTES = {"MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def host_name(text: str) -> str:
+    """A DNS name with a dot in it, in lower case. Raises ValueError."""
+    labels = text.split(".")
+    if len(text) > 253 or len(labels) < 2 or not all(LABEL.fullmatch(one) for one in labels) or labels[-1].isdigit():
+        raise ValueError(f"{text!r} is not the name of a machine; write one in lower case, as in 'gpus.example.org'")
+    return text
+
+
+def port_number(text: str) -> int:
+    """Raises ValueError."""
+    if not NUMBER.fullmatch(text) or not 1 <= int(text) <= 65535:
+        raise ValueError(f"{text!r} is not a port; write a number from 1 to 65535")
+    return int(text)
+
+
+@dataclass(frozen=True, order=True)
+class PublicName:
+    """Where something is found from outside: by TLS, and nothing but it is there."""
+
+    name: str
+    port: int
+
+    @property
+    def authority(self) -> str:
+        """As clients write it into ``Host``."""
+        return self.name if self.port == HTTPS else f"{self.name}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"https://{self.authority}"
+
+
+def public_name(text: object) -> PublicName:
+    """``cloud.example.org:5000``; 443 where no port is said. Raises ValueError."""
+    if isinstance(text, PublicName):
+        return text
+    name, colon, port = str(text).partition(":")
+    return PublicName(host_name(name), port_number(port) if colon else HTTPS)
+
+
+@dataclass(frozen=True)
+class Socket:
+    """Where something listens."""
+
+    address: str
+    """Of IP; of the gateway's own end it may be a name."""
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
+
+def socket_of(text: object) -> Socket:
+    """``10.20.0.250:5000``, ``[fd00::1]:5000``. Raises ValueError."""
+    if isinstance(text, Socket):
+        return text
+    address, _, port = str(text).rpartition(":")
+    bare = address.removeprefix("[").removesuffix("]")
+    if (":" in bare) != address.startswith("["):
+        raise ValueError(f"{text!r} is not an address and a port; write them as in '10.20.0.250:5000'")
+    return Socket(ip_address(bare), port_number(port))
+
+
+def endpoint(text: object) -> Socket:
+    """As `socket_of`, or with a name: ``gateway.example.org:51820``. Raises ValueError."""
+    if isinstance(text, Socket):
+        return text
+    host, _, port = str(text).rpartition(":")
+    if host.startswith("[") or host.replace(".", "").isdigit():
+        return socket_of(text)
+    return Socket(host_name(host), port_number(port))
+
+
+def ip_address(text: str) -> str:
+    """In its usual form. Raises ValueError."""
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not an IP address; write one as in '10.20.0.250'") from None
+    if found.version == 6 and found.scope_id is not None:
+        raise ValueError(f"{text!r} is good on one machine alone; leave out what is behind the %")
+    if found.is_unspecified or found.is_multicast:
+        raise ValueError(f"{text!r} is the address of no machine")
+    return str(found)
+
+
+def network(text: str) -> str:
+    """An address or a network, in its usual form. Raises ValueError."""
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        if "host bits" in str(error):
+            wider = ipaddress.ip_network(text, strict=False)
+            raise ValueError(
+                f"{text!r} is an address within a network; write '{wider}' if all of it is meant"
+            ) from None
+        raise ValueError(f"{text!r} is not a network; write an address or one as in '203.0.113.0/24'") from None
+
+
+def wireguard_key(text: str) -> str:
+    """Raises ValueError."""
+    try:
+        if len(b64decode(text, validate=True)) == 32 and len(text) == 44:
+            return text
+    except (binascii.Error, ValueError):
+        pass
+    raise ValueError("this is not a public key of WireGuard; write what 'wg pubkey' prints, 44 letters")
+
+
+def ssh_key(text: str) -> str:
+    """Kind and key, without the comment. Raises ValueError."""
+    found = SSH_KEY.fullmatch(" ".join(text.split(" ")[:2]))
+    if found is None or len(text.splitlines()) != 1:
+        raise ValueError("this is not a public key of OpenSSH; write the line of its .pub file")
+    kind = found[1].encode()
+    try:
+        inside = b64decode(found[2], validate=True)
+    except (binascii.Error, ValueError):
+        inside = b""
+    if inside[4 : 4 + len(kind)] != kind or int.from_bytes(inside[:4], "big") != len(kind):
+        raise ValueError("this key of OpenSSH is damaged; write the whole line of its .pub file")
+    return found[0]
+
+
+def opening(text: str) -> str:
+    """``GET,POST /v3/auth/{name}``. Raises ValueError."""
+    methods, _, path = text.partition(" ")
+    segments = path.removeprefix("/").split("/")
+    known = all(one in METHODS for one in methods.split(",")) and "{rest}" not in segments[:-1]
+    if not known or not path.startswith("/") or not all(WAY.fullmatch(one) and one.strip(".") for one in segments):
+        raise ValueError(
+            f"{text!r} is not what may be asked; write methods and a path, as in 'GET,POST /v3/auth/{{name}}' "
+            f"(of {', '.join(METHODS)}; a name in braces stands for any one part of a path, "
+            "{{rest}} at the end for whatever follows)"
+        )
+    return text
+
+
+def size(text: object) -> int:
+    """``64 GiB`` in bytes. Raises ValueError."""
+    found = SIZE.fullmatch(str(text))
+    if found is None:
+        raise ValueError(f"{text!r} is not a size; write a whole number and a unit, as in '64 GiB'")
+    return int(found[1]) * BYTES[found[2]]
+
+
+def _written(read: Callable[[object], Any], example: str) -> tuple[Any, ...]:
+    return BeforeValidator(read), WithJsonSchema({"type": "string", "examples": [example]})
+
+
+Public = Annotated[PublicName, *_written(public_name, "cloud.example.org:5000")]
+Behind = Annotated[Socket, *_written(socket_of, "10.20.0.250:5000")]
+Endpoint = Annotated[Socket, *_written(endpoint, "gateway.example.org:51820")]
+Text = Annotated[str, StringConstraints(max_length=2000)]
+Network = Annotated[Text, AfterValidator(network)]
+Address = Annotated[Text, AfterValidator(ip_address)]
+Opening = Annotated[Text, AfterValidator(opening)]
+Bytes = Annotated[int, *_written(size, "64 GiB")]
+Rate = Annotated[int, Field(ge=1, le=10_000, strict=True)]
+ServiceName = Literal["identity", "compute", "image", "network", "placement"]
+
+
+class PublicDoor(Strict):
+    """Something of the cloud that is found at the gateway."""
+
+    public: Public = Field(description="Name, and port where it is not 443, that clients use.")
+    behind: Behind = Field(
+        description="Address and port in the cloud, as the cloud's end of the tunnel reaches them. HTTP."
+    )
+    allow: list[Network] | None = Field(None, description="Who may come here; all whom 'allow' of the gateway lets in.")
+    more: list[Opening] = Field(
+        default_factory=list,
+        description="What is let through besides what clients need, as in 'GET,POST /v3/auth/{name}'.",
+    )
+
+
+class WireGuardEnd(Strict):
+    """One of the two machines."""
+
+    address: Address = Field(description="Its address within the tunnel.")
+    key: Annotated[Text, AfterValidator(wireguard_key)] = Field(
+        description="Its public key. The private one is made there, and stays there."
+    )
+
+
+class WireGuardTunnel(Strict):
+    """WireGuard between the gateway and a machine of the cloud, which begins it: UDP must get out of the VPN."""
+
+    endpoint: Endpoint = Field(
+        description="Name or address of the gateway, and its UDP port, as in 'gateway.example.org:51820'."
+    )
+    gateway: WireGuardEnd
+    cloud: WireGuardEnd
+    mtu: Annotated[int, Field(ge=1280, le=8920, strict=True)] = Field(
+        1380, description="80 less than that of the path between the two; Google's networks have 1460."
+    )
+
+
+class SshTunnel(Strict):
+    """SSH from a machine of the cloud to the gateway, for a VPN that lets nothing in and little out."""
+
+    endpoint: Endpoint = Field(
+        description="Name or address of the gateway, and the port of its SSH server, as in 'gateway.example.org:22'."
+    )
+    host_key: Annotated[Text, AfterValidator(ssh_key)] = Field(
+        description="Public key of that SSH server: a line of its /etc/ssh/ssh_host_*_key.pub."
+    )
+    key: Annotated[Text, AfterValidator(ssh_key)] = Field(
+        description="Public key of the cloud's end. The private one is made there, and stays there."
+    )
+    first_port: Annotated[int, Field(ge=1024, le=65000, strict=True)] = Field(
+        15000, description="Of the ports on the gateway's loopback at which the tunnel comes out."
+    )
+
+
+class GatewayLimits(Strict):
+    """Of one client: an IPv4 address, a /64 of IPv6. A whole lab course may be behind one."""
+
+    requests: Rate = Field(default=100, description="A second, and four times that at once.")
+    without_token: Rate = Field(
+        default=5,
+        description="Of these without token, session or signature, logins among them; ten times that at once.",
+    )
+    connections: Rate = Field(default=250, description="Requests that are being answered.")
+    streams: Rate = Field(default=150, description="Of these, pages of the portal that are open and hear what happens.")
+    body: Bytes = Field(default=1 << 20, description="Largest body, but for images and webhooks.")
+    image: Bytes = Field(default=64 << 30, description="Largest image that can be uploaded.")
+
+
+class SiteGateway(Strict):
+    """What 'gpuyard gateway render' makes."""
+
+    portal: PublicDoor | None = None
+    services: dict[ServiceName, PublicDoor] = Field(
+        default_factory=dict, description="OpenStack's services, by their type; those that are not named stay inside."
+    )
+    wireguard: WireGuardTunnel | None = None
+    ssh: SshTunnel | None = Field(None, description="In place of 'wireguard'. Without both the gateway finds its way.")
+    allow: list[Network] = Field(default_factory=list, description="Who may come; everybody when empty.")
+    operators: list[Network] = Field(
+        default_factory=list, description="From where all of OpenStack's APIs can be used, not only what clients need."
+    )
+    webhooks_from: list[Network] = Field(
+        default_factory=list,
+        description="From where GitHub's webhooks come ('hooks' of https://api.github.com/meta), where enrolments take "
+        "any; from everywhere when empty, since they are signed.",
+    )
+    single_sign_on: bool = Field(False, description="Browsers log in at Keystone's pages of single sign-on.")
+    limits: GatewayLimits = GatewayLimits()
+
+    @model_validator(mode="after")
+    def _fits(self) -> SiteGateway:
+        if not self.doors:
+            raise ValueError("it leads nowhere; name 'portal' or 'services'")
+        if self.wireguard is not None and self.ssh is not None:
+            raise ValueError("'wireguard' and 'ssh' are two tunnels; keep one")
+        taken: dict[PublicName, str] = {}
+        for name, door in self.doors.items():
+            if door.public.port == HTTP:
+                raise ValueError(f"{name}: port {HTTP} leads to https; take another one")
+            if (first := taken.setdefault(door.public, name)) != name:
+                raise ValueError(
+                    f"{first} and {name} are both at {door.public.authority}; give each its own name or port"
+                )
+            if self.ssh is None and ipaddress.ip_address(door.behind.address).is_loopback:
+                raise ValueError(
+                    f"{name}: {door.behind} would be the gateway itself; name an address that it reaches, or take "
+                    "'ssh', for which it is a machine of the cloud"
+                )
+            if self.wireguard is not None and door.behind.address == self.wireguard.gateway.address:
+                raise ValueError(f"{name}: {door.behind} is the gateway's own end of the tunnel; name one in the cloud")
+        if self.wireguard is not None and self.wireguard.gateway.address == self.wireguard.cloud.address:
+            raise ValueError("wireguard: both ends have the same address; give each its own")
+        if self.wireguard is not None and self.wireguard.gateway.key == self.wireguard.cloud.key:
+            raise ValueError("wireguard: both ends have the same key; make one on each of the two")
+        return self
+
+    @property
+    def doors(self) -> dict[str, PublicDoor]:
+        """All of them, the portal first."""
+        found: dict[str, PublicDoor] = {"portal": self.portal} if self.portal else {}
+        return found | {str(name): door for name, door in self.services.items()}

@@ -1,0 +1,111 @@
+"""What may stand under ``health`` in ``site.yaml``: what is watched, and what follows from what is seen."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from gpuyard.site.booking_rules import SomeTime
+from gpuyard.site.strict import Strict
+
+Percent = Annotated[int, Field(ge=0, le=100, strict=True)]
+
+
+class ScrubRules(Strict):
+    """What happens to a GPU between two servers, in pools with one_time_use."""
+
+    timeout: SomeTime = Field(timedelta(minutes=5), description="A host that has not answered by then is asked again.")
+    tries: Annotated[int, Field(ge=1, le=20, strict=True)] = Field(
+        3, description="After so many scrubs of which nobody knows what came, the GPU is quarantined."
+    )
+
+
+class AcceptanceRules(Strict):
+    """When a GPU must be accepted before it is given out, and where servers are started that do so."""
+
+    required: tuple[Literal["new", "repair", "kernel", "firmware", "qemu"], ...] = Field(
+        ("repair",),
+        description="GPUs that are new, repaired, or whose host has another of these than they were accepted with, are "
+        "kept back until they are accepted (again).",
+    )
+    project: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        None,
+        description="Project in which 'gpuyard gpu accept' starts a server on a GPU; gpuyard's alone, and it needs the "
+        "role admin there. Without one a person accepts GPUs by 'gpuyard gpu repair release'.",
+    )
+    image: Annotated[str, Field(min_length=1, max_length=255)] | None = Field(
+        None, description="Image of that server: with cloud-init and the driver of the site's GPUs."
+    )
+    network: Annotated[str, Field(min_length=1, max_length=255)] = Field(
+        "none", description="Network of that server: name, id, 'auto' or 'none'. It needs none."
+    )
+    within: SomeTime = Field(
+        timedelta(minutes=15), description="From the request to Nova until there must be a result; else it has failed."
+    )
+
+    @model_validator(mode="after")
+    def _project_and_image(self) -> AcceptanceRules:
+        if (self.project is None) != (self.image is None):
+            missing = "image" if self.image is None else "project"
+            raise ValueError(f"a server that accepts GPUs needs a project and an image: write '{missing}', too")
+        return self
+
+
+class AgentRules(Strict):
+    """Whose servers may say how their GPUs are, by an agent in the guest."""
+
+    projects: list[str] = Field(default_factory=list, description="Projects whose servers are asked for it.")
+    period: Annotated[int, Field(ge=1, le=3600, strict=True)] = Field(10, description="Seconds between samples.")
+
+
+class IdleRules(Strict):
+    """What follows when a server does nothing with its GPU. Never on missing data."""
+
+    after: SomeTime = Field(
+        timedelta(hours=2), description="So long without use, without a gap in what the agent says."
+    )
+    below: Percent = Field(5, description="Use below this many percent counts as none.")
+    action: Literal["warn", "reclaim"] = Field(
+        "warn",
+        description="What follows: its owner is asked to use it or to give it back; or that, and after `grace` what "
+        "`reclaim` says.",
+    )
+
+
+class RepairRules(Strict):
+    """How GPUs that are out of use are looked at."""
+
+    project: Annotated[str, Field(min_length=1, max_length=255)] = Field(
+        description="Whose members start servers on GPUs that are lent to it for their repair."
+    )
+
+
+class SiteHealth(Strict):
+    """How each GPU is: known, and acted upon."""
+
+    quarantine: Percent = Field(
+        25, description="At most so many percent of a pool's GPUs, and one in any case, are kept back without a person."
+    )
+    suspect: SomeTime = Field(
+        timedelta(minutes=10),
+        description="How long a GPU is kept back the first time; twice as long each further time.",
+    )
+    relapses: Annotated[int, Field(ge=1, le=100, strict=True)] = Field(
+        5, description="A GPU that was suspect so often within a week is quarantined."
+    )
+    silence: SomeTime = Field(
+        timedelta(minutes=2), description="After so long without a word of a host its GPUs are 'not heard from'."
+    )
+    scrub: ScrubRules = Field(default_factory=lambda: ScrubRules.model_validate({}))
+    acceptance: AcceptanceRules | None = None
+    repair: RepairRules | None = None
+    agent: AgentRules | None = None
+    idle: IdleRules | None = None
+
+    @model_validator(mode="after")
+    def _idle_needs_an_agent(self) -> SiteHealth:
+        if self.idle is not None and self.agent is None:
+            raise ValueError("idle needs agent: only a guest knows what its GPUs do")
+        return self

@@ -1,0 +1,131 @@
+"""Who had which GPU, on the real services: to the second of what Nova remembers, also while nobody looked."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from gpuyard.cloud.observe.rows import moment
+from gpuyard.history.lives import ServerLife, use_spans, whole
+from gpuyard.history.reckoning import reckon
+from gpuyard.history.records import Extent, Interval, TrackState
+from gpuyard.history.store import Which
+from gpuyard.keeper.history import HistoryKeeper, open_history
+from tests.integration.booked_lab import BookedLab, Open
+from tests.integration.test_enforcement import FREE, opened
+
+__all__ = ["opened"]
+pytestmark = [pytest.mark.lab, pytest.mark.slow]
+T = TrackState
+
+
+def keeper_of(booked: BookedLab) -> HistoryKeeper:
+    """One that remembers nothing, as after a start."""
+    booked.restart()
+    booked.keeper.run()
+    return open_history(booked.compiled, booked.operator, booked.ledger, booked.keeper, booked.clock)
+
+
+def look(booked: BookedLab, keeper: HistoryKeeper) -> Extent:
+    """A look of a later second than the last one."""
+    extent = keeper.history.extent()
+    until = extent.until if extent else datetime.min.replace(tzinfo=UTC)
+    for _ in range(600):
+        booked.keeper.run()
+        keeper.run()
+        extent = keeper.history.extent()
+        if extent is not None and extent.until > until:
+            return extent
+    raise AssertionError("no look was written")
+
+
+def used(keeper: HistoryKeeper, server: str) -> int:
+    extent = keeper.history.extent()
+    assert extent is not None
+    found = keeper.history.intervals(extent.first, extent.until, Which(server=server, states=[T.CLAIMED]))
+    return sum(one.seconds(extent.first, extent.until) for one in found)
+
+
+def by_nova(booked: BookedLab, server: str, who: str) -> int:
+    """Of one that is deleted, as Nova tells those who bill."""
+    project, now = booked.people[who].project_id, datetime.now(UTC)
+    span = {"start": f"{now - timedelta(days=1):%Y-%m-%dT%H:%M:%S}", "end": f"{now:%Y-%m-%dT%H:%M:%S}"}
+    usage = booked.operator.get("compute", f"/os-simple-tenant-usage/{project}", **span)["tenant_usage"]
+    (found,) = [one for one in usage["server_usages"] if one["instance_id"] == server]
+    begin, end = (datetime.fromisoformat(found[name]).replace(microsecond=0) for name in ("started_at", "ended_at"))
+    return int((end - begin).total_seconds())
+
+
+def launch_of(booked: BookedLab, server: str) -> datetime:
+    """As Nova says it now, in whole seconds."""
+    found = moment(booked.operator.get("compute", f"/servers/{server}")["server"]["OS-SRV-USG:launched_at"])
+    assert found is not None
+    return whole(found)
+
+
+def act(booked: BookedLab, server: str, action: str, status: str) -> None:
+    booked.operator.request("POST", "compute", f"/servers/{server}/action", {action: None})
+    booked.exercises["ada"].wait_for_status(server, status)
+
+
+def partition(keeper: HistoryKeeper, extent: Extent) -> None:
+    """Of every GPU, without a hole or an overlap; all of it adds up to the time that there was."""
+    found = keeper.history.intervals(extent.first, extent.until + timedelta(seconds=1))  # also what has just begun
+    by_gpu: dict[tuple[str, str], list[Interval]] = {}
+    for one in found:
+        if one.address:
+            by_gpu.setdefault((one.host, one.address), []).append(one)
+    for mine in by_gpu.values():
+        assert mine[0].start == extent.first
+        assert [one.end for one in mine[:-1]] == [one.start for one in mine[1:]]
+        assert mine[-1].end is None
+    total = sum(reckon(found, extent.first, extent.until).slices.values())
+    assert total == len(by_gpu) * int((extent.until - extent.first).total_seconds())
+
+
+def test_history_is_what_nova_remembers(opened: Open) -> None:
+    booked = opened(FREE, {"physics": {"gpus": {"t4": 4}}, "art": {"gpus": {"t4": 4}}})
+    keeper = keeper_of(booked)
+    look(booked, keeper)
+    snapshot = booked.keeper.sight.snapshot if booked.keeper.sight else None
+    assert snapshot is not None
+    assert snapshot.clock is not None, "its answers say what time it is"
+    assert abs(snapshot.clock - snapshot.taken_at) < timedelta(minutes=1)
+    seen, shelved = booked.boot("ada"), booked.boot("ada")
+    assert (seen.status, shelved.status) == ("ACTIVE", "ACTIVE"), (seen.fault, shelved.fault)
+    launched = launch_of(booked, shelved.server_id)
+    look(booked, keeper)
+    # Nobody looks: one ends, one comes and goes, one gives its GPU back and gets one again.
+    booked.exercises["ada"].delete([seen.server_id])
+    short = booked.boot("bob")
+    assert short.status == "ACTIVE", short.fault
+    until = datetime.now(UTC) + timedelta(seconds=2)  # so that it has some that are whole
+    booked.exercises["bob"]._until(lambda: datetime.now(UTC) > until, "the clock")
+    booked.exercises["bob"].delete([short.server_id])
+    act(booked, shelved.server_id, "shelve", "SHELVED_OFFLOADED")
+    act(booked, shelved.server_id, "unshelve", "ACTIVE")
+    keeper = keeper_of(booked)
+    extent = look(booked, keeper)
+    partition(keeper, extent)
+    assert used(keeper, seen.server_id) == by_nova(booked, seen.server_id, "ada")
+    assert used(keeper, short.server_id) == by_nova(booked, short.server_id, "bob")
+    (one,) = keeper.history.intervals(extent.first, extent.until, Which(server=short.server_id))
+    assert (one.address, one.pool, one.tenure.user, one.exact_start, one.exact_end) == ("", "t4", "bob", True, True)
+    # It is deleted, and its life is told by Nova alone.
+    booked.exercises["ada"].delete([shelved.server_id])
+    look(booked, keeper)
+    extent = look(booked, keeper)  # what ended in the second of a look is for the next one
+    life: ServerLife = keeper._lives.read(extent.first, extent.until, ())[shelved.server_id]
+    spans = use_spans(life)
+    assert len(spans) == 2, life.deeds
+    # Nova has overwritten when it was first launched. The look before knows it; of the action is left when it ended.
+    assert timedelta(0) <= spans[0][0] - launched < timedelta(seconds=5)
+    spans[0] = launched, spans[0][1]
+    mine = keeper.history.intervals(extent.first, extent.until, Which(server=shelved.server_id, states=[T.CLAIMED]))
+    told = sum(int((b - a).total_seconds()) for a, b in spans if b is not None)
+    assert used(keeper, shelved.server_id) == told, f"{mine} {life}"
+    assert used(keeper, shelved.server_id) > by_nova(booked, shelved.server_id, "ada"), "Nova forgets what was before"
+    partition(keeper, extent)
+    now = keeper.history.intervals(extent.until - timedelta(seconds=1), extent.until)
+    assert T.CLAIMED not in {one.state for one in now if one.end is None}

@@ -1,0 +1,212 @@
+"""A storm on the lab: events are lost and doubled, GitHub and Nova have a bad day, and `gpuyard serve` is killed, again
+and again. Afterwards every job has run once, or it is said why it has not, and nothing is left of any.
+
+GPUYARD_TEST_STORM=500 makes it as large as that, with the program's own waits; else it is small and hurried. Checks of
+GPUs do not fail in it, since they hold GPUs afterwards, as they should; those are in tests/unit/test_runner_storm.py.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from gpuyard.cloud.api import CloudApi, CloudError
+from gpuyard.lab.github.faults import STORM, Faults
+from gpuyard.lab.github.forge import ForgeSettings
+from gpuyard.lab.github.records import COMPLETED, JobOrder
+from tests.integration.conftest import RunningLab
+from tests.integration.runner_yard import GPUYARD, Yard, YardSite, open_yard
+from tests.integration.test_serve import ready
+from tests.support.bad_nova import BadNova, NovaFaults
+from tests.support.postgres import server
+from tests.support.runner_projects import runners_cloud
+from tests.support.runner_storm import given_up, our_job, wronged
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow]
+SIZE = "GPUYARD_TEST_STORM"
+SMALL = 10
+KILLS = 3
+SEED = 1
+REPOSITORIES = ("demo/science", "demo/art", "demo/music")
+SETS = {"gpuyard-v100": "gpu_tiny", "gpuyard-pair": "gpu_pair", "gpuyard-k4200": "k4200.4cores"}
+CIRUN = {
+    "cirun-v100": "gpu_tiny",
+    "cirun-t4": "t4.15cores90GB",
+    "cirun-two": "t4.30cores180GB",
+    "cirun-titan": "titan-xp.10cores120GB",
+    "cirun-k40c": "k40c.2cores",
+}
+LABELS = [*SETS, *CIRUN]
+NOVA = NovaFaults(
+    refused=0.02, limited=0.005, reply_lost=0.01, reply_half=0.01, broken_after=0.01, slow=0.05, nowhere=0.02
+)
+ODD = 0.02
+"""Part of the jobs at which an operator, or a hypervisor, puts a server of ours into ERROR."""
+
+
+def cirun_file() -> str:
+    rows = [
+        f"  - {{name: {label}, cloud: openstack, instance_type: {flavor}, machine_image: tiny, labels: [{label}]}}\n"
+        for label, flavor in CIRUN.items()
+    ]
+    return "runners:\n" + "".join(rows)
+
+
+@dataclass
+class Storm:
+    """One test's."""
+
+    yard: Yard
+    operator: CloudApi
+    nova: BadNova
+    jobs: int
+    rng: random.Random = field(default_factory=lambda: random.Random(f"storm {SEED}"))
+    kills: int = 0
+    struck: int = 0
+    began: float = field(default_factory=monotonic)
+
+    @property
+    def forge(self) -> Any:
+        return self.yard.github.standin.forge
+
+    def rage(self) -> None:
+        """All jobs are pushed, some at a time; the program is killed as they come to their ends."""
+        pushed = 0
+        while self.kills < KILLS or pushed < self.jobs:
+            if pushed < self.jobs:
+                pushed += self.push(min(self.rng.randint(1, 8), self.jobs - pushed))
+            over = sum(job.status == COMPLETED for job in [*self.forge.jobs.values()])
+            if self.kills < KILLS and over >= (self.kills + 1) * self.jobs // (KILLS + 1):
+                self.kills += 1
+                self.yard.kill()
+            if self.rng.random() < ODD:
+                self.strike()
+            assert monotonic() - self.began < self.jobs * 12 + 300, self.yard.report()
+            sleep(self.rng.uniform(0, 1.5))
+
+    def push(self, many: int) -> int:
+        orders = [
+            JobOrder((label,), self.rng.uniform(0.5, 2), self.rng.choice(["success", "failure"]))
+            for label in self.rng.choices(LABELS, k=many)
+        ]
+        with self.forge.lock:
+            self.forge.push(self.rng.choice(REPOSITORIES), orders)
+        return many
+
+    def strike(self) -> None:
+        """Some server of ours goes into ERROR, whatever it does."""
+        with suppress(CloudError):
+            if servers := self.yard.servers.there():
+                id = self.rng.choice(servers)["id"]
+                action = {"os-resetState": {"state": "error"}}
+                self.operator.request("POST", "compute", f"/servers/{id}/action", action)
+                self.struck += 1
+
+    def settle(self) -> None:
+        """Until nothing is left. What GitHub lost is found in time; so long the storm goes on."""
+        end = monotonic() + 300 + self.jobs * 5
+        while not self.yard.at_rest():
+            assert monotonic() < end, self.yard.report()
+            sleep(3)
+
+    def told(self) -> str:
+        """What happened."""
+        jobs = [*self.forge.jobs.values()]
+        with self.yard.opened() as (store, _):
+            ours = [our_job(self.forge, store, job) for job in jobs if not job.tries]
+            causes = Counter(str(one.cause) for one in store.runners(over=True))
+        ran = sum(bool(job.tries) for job in jobs)
+        ends = Counter(job.conclusion or job.status for job in jobs)
+        return (
+            f"{len(jobs)} jobs in {monotonic() - self.began:.0f} s, {self.kills} kills, {self.struck} put into ERROR\n"
+            f"{ran} ran; at GitHub {dict(ends)}; given up {sum(map(given_up, ours))}; runners by cause {dict(causes)}\n"
+            f"GitHub's faults {self.forge.faults.counts()}\nNova's faults {self.nova.counts}"
+        )
+
+
+def gpus_in_use(operator: CloudApi) -> dict[str, int]:
+    """GPUs that Placement has given to whomever, by provider."""
+    used: dict[str, int] = {}
+    for row in operator.providers():
+        usages = operator.get("placement", f"/resource_providers/{row['uuid']}/usages")["usages"]
+        if many := sum(many for name, many in usages.items() if name.startswith("CUSTOM_GPU")):
+            used[row["name"]] = many
+    return used
+
+
+@contextmanager
+def no_room(operator: CloudApi) -> Iterator[str]:
+    """A flavor for which no host has room; its id."""
+    body = {"name": "storm-nowhere", "vcpus": 5000, "ram": 1024, "disk": 1}
+    made = operator.request("POST", "compute", "/flavors", {"flavor": body})["flavor"]
+    try:
+        yield made["id"]
+    finally:
+        operator.request("DELETE", "compute", f"/flavors/{made['id']}")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'yard.db'}"
+        return
+    folder = tmp_path / "postgres"
+    folder.mkdir()
+    with server(folder) as running:
+        yield running.database()
+
+
+@pytest.fixture
+def storm(
+    lab: RunningLab, operator: CloudApi, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Storm]:
+    given = os.environ.get(SIZE)
+    rules = {
+        "longest": "5 min",
+        "boot": "2 min",
+        "register_within": "1 min",
+        "sets": {label: {"flavors": [flavor], "images": ["tiny"]} for label, flavor in SETS.items()},
+    }
+    settings = ForgeSettings(
+        poll_s=10, pickup=timedelta(seconds=8), lost=timedelta(seconds=20), offline=timedelta(seconds=15),
+        session_idle=timedelta(seconds=30), foreign=timedelta(seconds=2), assignment=timedelta(minutes=5),
+        requests_an_hour=100_000,
+    )  # fmt: skip
+    rates = replace(STORM, guest_bad_gpu=0.0)
+    faults = Faults(SEED, rates, late_s=30, waiting_s=10, cancel_s=20, slow_s=1)
+    clouds = runners_cloud(lab.status.clouds_file, operator, tmp_path)
+    monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(clouds))
+    endpoint = str(lab.admin.compute.get_endpoint())
+    with no_room(operator) as nowhere, BadNova(endpoint, NOVA, SEED, nowhere).serving() as nova:
+        about = YardSite(
+            repositories=REPOSITORIES, cirun=cirun_file(), rules=rules, faults=faults, settings=settings,
+            boot=timedelta(seconds=0.5), program=GPUYARD if given else ("-m", "tests.support.hurried"), nova=nova.url,
+        )  # fmt: skip
+        with open_yard(lab, operator, tmp_path, clouds, database, about) as yard:
+            yield Storm(yard, operator, nova, int(given or SMALL))
+
+
+@pytest.mark.flaky(reruns=0)
+def test_a_storm_on_the_lab_loses_nothing_and_leaves_nothing(storm: Storm) -> None:
+    yard = storm.yard
+    assert gpus_in_use(storm.operator) == {}
+    yard.serve()
+    yard.until(lambda: ready(yard.port) and len(storm.forge.sets) == len(SETS), 300)
+    storm.rage()
+    storm.settle()
+    print(storm.told())
+    with yard.opened() as (store, _):
+        assert wronged(storm.forge, store) == []
+    assert yard.left_over() == []
+    assert gpus_in_use(storm.operator) == {}
+    assert storm.kills == KILLS

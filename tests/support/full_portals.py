@@ -1,0 +1,165 @@
+"""A portal with all that there is, and in all of it something of a few people of one project: for tests of what others
+see of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from gpuyard.advice.bootable.facts import CloudRoom
+from gpuyard.health.records import HealthState, HealthToken, Source
+from gpuyard.health.store import HealthStore
+from gpuyard.health.store.guests import GuestStore
+from gpuyard.health.tokens import new_token
+from gpuyard.history.reading import History
+from gpuyard.history.records import Interval, Tenure, TrackState
+from gpuyard.history.store import HistoryStore
+from gpuyard.keeper.accounting import AccountingDesk, site_clock
+from gpuyard.keeper.agent_desk import ENROL, AgentDesk
+from gpuyard.keeper.bootable import BootableDesk
+from gpuyard.keeper.health_desk import HealthDesk
+from gpuyard.keeper.maintenance import MaintenanceDesk
+from gpuyard.keeper.scrubs import ScrubDesk
+from gpuyard.keeper.yard import Yard
+from gpuyard.ledger.reclaim import PAST_THE_END
+from gpuyard.ledger.records import Case
+from gpuyard.ledger.store import Store
+from gpuyard.model.booking import Person, ReclaimAction, Rules
+from gpuyard.model.gpu import Claim, Gpu, GpuState, GpuStatus
+from gpuyard.portal.app import create_app
+from gpuyard.portal.settings import OthersShown
+from gpuyard.portal.sources import RunnerSources
+from gpuyard.portal.store import PortalStore
+from gpuyard.runners.board import RunnerYard
+from gpuyard.runners.store import RunnerStore
+from gpuyard.site.health_rules import SiteHealth
+from gpuyard.site.load import LoadedSite
+from tests.support.accounting import accounting_site, write_history
+from tests.support.agent_portals import RULES, Cloud
+from tests.support.health_portals import HealthPortal, fine, site_gpus, turn
+from tests.support.ledgers import DAY, HOUR, NOON, ROOT, Clock, ask, open_ledger
+from tests.support.people import User, people
+from tests.support.portals import ROOMY
+from tests.support.rooms import Knows, room_of
+from tests.support.runner_portals import RunnerPortal, fill, site_runners
+from tests.support.sites import flavor, site
+from tests.support.sysfs import epyc
+from tests.support.yards import driver
+
+MEMBERS = frozenset({"member", "reader"})
+TURING = Person("u-turing", "turing", "p-physics", "physics", MEMBERS, "turing@example.org")
+"""Has a server, a booking and a place on the waitlist now."""
+ZUSE = replace(TURING, user_id="u-zuse", user="zuse", email="zuse@example.org")
+"""Has had servers and bookings."""
+LEE = replace(TURING, user_id="u-lee", user="lee", roles=MEMBERS | {"manager"}, email="")
+"""Manages their project."""
+MAX = replace(TURING, user_id="u-max", user="max", email="")
+"""A member of it."""
+SERVER = "5e2a0000-enigma"
+CLAIMED, OFTEN, HELD = "0000:a3:00.0", "0000:c3:00.0", "0000:43:00.0"
+
+
+def full_portal(folder: Path, others: OthersShown) -> HealthPortal:
+    clock, gpus = Clock(), site_gpus()
+    ledger = open_ledger(folder, Rules(must_book=False, most_active=100, hold=HOUR), clock)
+    database = ledger.database
+    who = people({one.user_id: User(one, roles={one.project_id: one.roles}) for one in (TURING, ZUSE, LEE, MAX)})
+    store, runners, yard, board = PortalStore(database), RunnerStore(database), Yard(), RunnerYard()
+    health = HealthDesk(HealthStore(database), ledger, SiteHealth.model_validate(RULES), clock)
+    health.scrubs = ScrubDesk(health, ledger, gpus, {"v100"})
+    health.maintenance = MaintenanceDesk(health, ledger, gpus, lambda: None)
+    cloud = Cloud(clock, {"enigma": [gpus[4]]})
+    agents = AgentDesk(health, GuestStore(database), gpus, cloud.snapshot, health.rules, clock)
+    accounts = accounting_site({"budget": {"gpu_hours": 1000}}, prices={"v100": 1.5})
+    assert accounts.booking is not None
+    past = HistoryStore(database)
+    write_history(past, NOON - 3 * DAY, NOON, lives())
+    history = History(past, accounts.booking.timezone, site_clock(accounts).parts)
+    loaded = site(folder, {"flavors": {"one": flavor(gpus={"v100": 1})}}, {"gpu-1": epyc()})
+    app = create_app(
+        yard, driver(), "test-site", gpus, ["testserver"], clock,
+        ledger=ledger, store=store, people=who, settings=replace(ROOMY, others=others),
+        runners=RunnerSources(site_runners(folder), runners, board, lambda: None), health=health, agents=agents,
+        bootable=BootableDesk(Knows(_room(loaded)), clock, ledger), history=history,
+        accounting=AccountingDesk(accounts, ledger, history, clock),
+    )  # fmt: skip
+    portal = HealthPortal(app, ledger, store, who, clock, health, yard, agents)
+    fill(RunnerPortal(app, ledger, store, who, clock, runners, board))
+    _busy(portal)
+    yard.publish(clock(), [_status(gpu) for gpu in gpus])
+    agents.enrol("enigma", _code(agents))
+    return portal
+
+
+def _room(loaded: LoadedSite) -> CloudRoom:
+    """Whoever has something has it there, too."""
+    room, taken = room_of(loaded), {gpu.provider_name for gpu in site_gpus() if _status(gpu).state is not GpuState.FREE}
+    hosts = [
+        replace(host, devices=tuple(one for one in host.devices if one.provider not in taken)) for host in room.hosts
+    ]
+    return replace(room, hosts=tuple(hosts))
+
+
+def _code(agents: AgentDesk) -> str:
+    text, digest = new_token(ENROL)
+    agents.store.add_token(HealthToken(digest, ENROL, "enigma", agents.now()))
+    return text
+
+
+def _busy(portal: HealthPortal) -> None:
+    """Bookings, a hold, a loan, a fault that was told, a server that overstays."""
+    ledger = portal.ledger
+    ledger.create(ask(1, 4, gpus=2, pool="t4", comment="thesis, last run"), TURING)
+    ledger.create(ask(1, 4, gpus=2, pool="t4", comment="thesis, last run"), TURING, wait=True)
+    ledger.create(ask(0, 5, comment="thesis, last run", gpu=f"gpu-1/{CLAIMED}"), TURING)
+    ledger.upkeep.advance()
+    ledger.hold([f"gpu-1/{HELD}"], NOON, NOON + DAY, ROOT, "new riser card")
+    case = Case(SERVER, "enigma", "v100", TURING.user_id, TURING.project_id, PAST_THE_END, ReclaimAction.SHELVE, NOON)
+    Store(ledger.database).put_case(replace(case, warned=NOON, due=NOON + HOUR))
+    fine(portal)
+    turn(
+        portal, f"gpu-1/{OFTEN}", HealthState.QUARANTINED, 9 * HOUR, "it smells of smoke", signal="reported",
+        evidence="it smells of smoke", by=TURING.user, source=Source.PERSON,
+    )  # fmt: skip
+    until = NOON + 6 * HOUR
+    ledger.loans.lend(f"gpu-1/{OFTEN}", TURING.project_id, TURING.project, until, "try it", ROOT)
+    assert portal.desk.maintenance is not None
+    portal.desk.maintenance.plan("gpu-2", NOON + DAY, NOON + DAY + 3 * HOUR, "kernel 6.12", ROOT)
+
+
+def _status(gpu: Gpu) -> GpuStatus:
+    if gpu.address == CLAIMED:
+        since = NOON - HOUR
+        claim = Claim(SERVER, "enigma", "ACTIVE", "physics", "turing", since, "p-physics", "u-turing")
+        return GpuStatus(gpu, GpuState.CLAIMED, "", claim)
+    if gpu.address == OFTEN:
+        return GpuStatus(gpu, GpuState.HELD, "lent to project physics until 18:00")
+    if gpu.address == HELD:
+        return GpuStatus(gpu, GpuState.HELD, "root: new riser card")
+    if gpu.pool == "t4":
+        return GpuStatus(gpu, GpuState.BOOKED, "for turing from 13:00", booking="b1")
+    return GpuStatus(gpu, GpuState.FREE)
+
+
+def lives() -> list[Interval]:
+    """ZUSE had booked the GPU that TURING has now, and used it; the rest is idle."""
+    whose = {"user_id": ZUSE.user_id, "user": ZUSE.user, "project_id": ZUSE.project_id, "project": ZUSE.project}
+    kept = Tenure("for zuse", "b0", "booking", **whose)
+    had = Tenure("", "b0", "booking", "5e2a0000-past", "rechner", flavor="gpu.v100", **whose)
+    start, minute = NOON - 3 * DAY, timedelta(minutes=1)
+    steps = [(start, TrackState.FREE, Tenure()), (NOON - 2 * DAY, TrackState.BOOKED, kept)]
+    steps += [
+        (NOON - 2 * DAY + HOUR, TrackState.STARTING, had),
+        (NOON - 2 * DAY + HOUR + minute, TrackState.CLAIMED, had),
+    ]
+    steps += [(NOON - DAY, TrackState.FREE, Tenure())]
+    found = []
+    for gpu in site_gpus():
+        mine = steps if gpu.address == CLAIMED else steps[:1]
+        ends = [*(at for at, _, _ in mine[1:]), None]
+        found += [
+            Interval(gpu.host, gpu.address, gpu.pool, state, at, end, own, True, end is not None)
+            for (at, state, own), end in zip(mine, ends, strict=True)
+        ]
+    return found

@@ -1,0 +1,125 @@
+"""What is left on the hosts of a site, without a cloud, and a Placement that gives of it what a server asks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from gpuyard.advice.bootable.facts import CloudRoom, FreeDevice, HostRoom
+from gpuyard.advice.bootable.reckon import Statuses
+from gpuyard.advice.why.causes import unmet
+from gpuyard.advice.why.facts import Asker, ComputeNode, HostStock, Limit
+from gpuyard.cloud.errors import CloudError
+from gpuyard.cloud.observe.scheduling import placement_decides, pools_of_classes, scheduling, site_aliases
+from gpuyard.model.gpu import Gpu, GpuState, GpuStatus
+from gpuyard.nova.request import NovaFlavor, Request
+from gpuyard.site.encoding import count_class, set_trait
+from gpuyard.site.load import LoadedSite
+from gpuyard.site.objects import site_trait
+
+NOON = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
+
+
+def room_of(loaded: LoadedSite, **more: object) -> CloudRoom:
+    """Everything free."""
+    compiled = loaded.compiled
+    found = CloudRoom(
+        taken_at=NOON,
+        flavors=tuple(
+            NovaFlavor(
+                one.name, one.name, one.vcpus, one.ram, one.disk, one.ephemeral, public=one.public,
+                projects=frozenset(f"p-{name}" for name in one.projects), extra_specs=one.extra_specs,
+            )
+            for one in compiled.flavors
+        ),
+        hosts=tuple(_host(loaded, name) for name in loaded.site.hosts),
+        gpus=compiled.gpus,
+        reported=frozenset({gpu.resource_class for gpu in compiled.gpus} | {"VCPU", "MEMORY_MB", "DISK_GB"}).union(
+            *(config.inventories for config in compiled.provider_configs)
+        ),
+        aliases=site_aliases(compiled),
+        placed=placement_decides(compiled),
+        pools=pools_of_classes(compiled),
+        counting=frozenset(map(count_class, loaded.site.pools)),
+        **scheduling(compiled),
+    )  # fmt: skip
+    return replace(found, **more)  # type: ignore[arg-type]
+
+
+def _host(loaded: LoadedSite, name: str) -> HostRoom:
+    (has,) = [one for one in loaded.compiled.capacities if one.host == name]
+    config = loaded.compiled.provider_config_of(name)
+    totals = {**has.total.classes, **config.inventories}
+    plain = {"VCPU": has.total.vcpus, "MEMORY_MB": has.total.ram, "DISK_GB": has.total.disk}
+    rooms = {one: HostStock(total) for one, total in {**totals, **plain}.items()}
+    node = ComputeNode(name, f"id-{name}", name, hypervisor_type="QEMU", rooms=rooms, zone="nova", numa_nodes=2)
+    devices = tuple(device_of(gpu) for gpu in loaded.compiled.gpus if gpu.host == name and not gpu.blocked)
+    return HostRoom(node, frozenset({*config.traits, site_trait(loaded.site.site)}), devices)
+
+
+def device_of(gpu: Gpu) -> FreeDevice:
+    traits = frozenset({set_trait(gpu.set_letter)}) if gpu.set_letter else frozenset[str]()
+    return FreeDevice(gpu.provider_name, {gpu.resource_class: 1}, traits)
+
+
+def taken(room: CloudRoom, host: str, request: Request, rng: random.Random) -> CloudRoom | None:
+    """The room once a server is on a host, with devices by chance; None when Placement would not give them."""
+    (old,) = [one for one in room.hosts if one.node.name == host]
+    rooms = dict(old.node.rooms or {})
+    for name, needs in request.amounts.items():
+        has = rooms.get(name)
+        if has is None or needs > min(has.free, has.max_unit):
+            return None
+        rooms[name] = replace(has, used=has.used + needs)
+    left = {one.provider: one for one in old.devices}
+    ways = [
+        [one.provider for one in left.values() if one.left.get(need.resource_class) and need.traits <= one.traits]
+        for need in request.devices
+    ]
+    if unmet(ways):
+        return None
+    for _ in range(1000):
+        chosen = [rng.choice(way) for way in ways]
+        if len(set(chosen)) == len(chosen):
+            break
+    for provider in chosen if ways else ():
+        del left[provider]
+    new = HostRoom(replace(old.node, rooms=rooms), old.traits, tuple(left.values()))
+    return replace(room, hosts=tuple(new if one is old else one for one in room.hosts))
+
+
+def free_of(room: CloudRoom) -> Statuses:
+    """What would be said of the GPUs."""
+    free = {device.provider for host in room.hosts for device in host.devices}
+    return {
+        gpu.provider_name: GpuStatus(gpu, GpuState.FREE if gpu.provider_name in free else GpuState.CLAIMED)
+        for gpu in room.gpus
+    }
+
+
+@dataclass
+class Knows:
+    """A cloud that says what a test wants, and counts how often it is asked."""
+
+    room: CloudRoom
+    used: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Project's id -> resource -> what is left of its limit."""
+    down: bool = False
+    reads: int = 0
+
+    def read(self, now: datetime) -> CloudRoom:
+        self.reads += 1
+        self._answer()
+        return replace(self.room, taken_at=now)
+
+    def limits(self, asker: Asker, resources: Iterable[str]) -> Asker:
+        self._answer()
+        left = self.used.get(asker.id, {})
+        limits = tuple(Limit(name, left.get(name, -1), 0, True) for name in sorted(resources))
+        return replace(asker, limits=limits)
+
+    def _answer(self) -> None:
+        if self.down:
+            raise CloudError("the cloud is away")

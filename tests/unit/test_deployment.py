@@ -1,0 +1,346 @@
+"""A deployment is planned from what is seen, and goes on after a kill at any point as if there had been none."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gpuyard.deploy.journal import DeployJournal, Happening, JournalEntry, JournalFile, parse_journal
+from gpuyard.deploy.planner import EVERYTHING, STAGES, DeployRange, DeployTask, TaskStanding, plan_deployment
+from gpuyard.deploy.runner import Deployment
+from gpuyard.deploy.sight import HostSight, KollaSight, Sight
+from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
+from gpuyard.site.load import read_site
+from gpuyard.site.problems import SiteError
+from tests.support.deployments import NOTHING_YET, NOW, FakeWorld, Killed, run_once, site
+
+STAGE_NAMES = [stage.name for stage in STAGES]
+
+
+def plan_of(
+    world: FakeWorld, journal: DeployJournal = NOTHING_YET, wanted: DeployRange = EVERYTHING
+) -> list[DeployTask]:
+    deployment = Deployment(world.site, world, wanted, lambda: NOW)
+    return list(deployment.plan(deployment.first_look(), journal))
+
+
+def task(tasks: list[DeployTask], title: str) -> DeployTask:
+    return next(one for one in tasks if one.title == title)
+
+
+@functools.cache
+def finished() -> FakeWorld:
+    """After one run that nobody disturbed."""
+    world = FakeWorld(site())
+    with tempfile.TemporaryDirectory() as folder:
+        run_once(world, Path(folder) / "journal")
+    return world
+
+
+def test_bare_machines_become_a_cloud_step_by_step(tmp_path: Path) -> None:
+    world = FakeWorld(site())
+    screen = run_once(world, tmp_path / "journal")
+    assert screen.shown == [
+        "2/17 prepare gpu1 prepare gpu2: done",
+        "3/17 reboot gpu1 reboot gpu2: done",
+        "4/17 record gpu1 record gpu2: done",
+        "6/17 machines: done",
+        "7/17 passwords: done",
+        "8/17 render: done",
+        "9/17 install-deps: done",
+        "10/17 bootstrap-servers: done",
+        "11/17 restart ctl restart gpu1 restart gpu2: done",
+        "12/17 prechecks: done",
+        "13/17 deploy: done",
+        "14/17 post-deploy: done",
+        "15/17 limits: done",
+        "16/17 apply: done",
+        "17/17 image ml: done",
+    ]
+    assert {task.standing for task in plan_of(world)} == {TaskStanding.DONE}
+    assert run_once(world, tmp_path / "journal", "again").shown == []
+    assert run_once(world, tmp_path / "lost journal", "again").shown == []
+
+
+def test_a_plan_says_of_each_step_why_it_is_one_and_what_it_changes() -> None:
+    tasks = plan_of(FakeWorld(site()))
+    assert [one.stage for one in tasks if one.object in ("", "gpu1", "ml")] == STAGE_NAMES[:-2]
+    assert all(one.reason and one.how for one in tasks)
+    assert task(tasks, "prepare gpu1").verdict.says == ("+ file list", "~ group 1", "~ run update-grub")
+    assert task(tasks, "reboot gpu1").standing is TaskStanding.LATER
+    assert task(tasks, "reboot gpu1").verdict.says == ("kernel option iommu=pt",)
+    assert task(tasks, "deploy").verdict.says == (
+        "ctl: keystone, nova_api, nova_conductor, nova_scheduler, placement_api",
+        "gpu1: nova_compute",
+        "gpu2: nova_compute",
+    )
+    assert [one.title for one in tasks if one.standing is TaskStanding.DUE] == ["prepare gpu1", "prepare gpu2"]
+
+
+def test_killed_before_any_change_the_next_run_comes_to_the_same_end(tmp_path: Path) -> None:
+    for left in range(finished().changes):
+        world, journal = FakeWorld(site(), left=left), tmp_path / f"journal-{left}"
+        with pytest.raises(Killed):
+            run_once(world, journal, "first", keeps=left)
+        world.left = None
+        run_once(world, journal, "second")
+        assert world.state() == finished().state(), left
+        assert {task.standing for task in plan_of(world)} == {TaskStanding.DONE}
+    assert left > 50
+
+
+@given(
+    kills=st.lists(st.integers(0, 40), max_size=6),
+    prepared=st.sets(st.sampled_from(["gpu1", "gpu2"])),
+    pending=st.sets(st.sampled_from(["gpu1", "gpu2"])),
+    engines=st.sets(st.sampled_from(["ctl", "gpu1", "gpu2"])),
+    machines=st.booleans(),
+    collection=st.booleans(),
+    keeps=st.integers(0, 200),
+)
+def test_from_any_half_done_world_and_any_kills_the_end_is_the_same(
+    kills: list[int],
+    prepared: set[str],
+    pending: set[str],
+    engines: set[str],
+    machines: bool,
+    collection: bool,
+    keeps: int,
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        world = FakeWorld(site(), machines=machines, collection=collection)
+        for host in prepared:
+            world.hosts[host].steps = []
+        for host in pending:
+            world.hosts[host].pending = True
+        for host in engines:
+            world.hosts[host].engine = True
+        for number, left in enumerate(kills):
+            world.left = left
+            try:
+                run_once(world, folder / "journal", f"run{number}", keeps=keeps)
+            except Killed:
+                continue
+        world.left = None
+        run_once(world, folder / "journal", "last")
+        assert world.state() == finished().state()
+        assert world.passwords == [0]
+        assert {task.standing for task in plan_of(world)} == {TaskStanding.DONE}
+
+
+def test_a_run_of_kolla_that_was_killed_when_its_containers_ran_already_is_run_again(tmp_path: Path) -> None:
+    world = FakeWorld(site())
+    run_once(world, tmp_path / "journal", wanted=DeployRange(last="prechecks"))
+    # Begun is written, three hosts get their containers, and one of them is finished.
+    world.left = 1 + 1 + 3 + 1
+    with pytest.raises(Killed):
+        run_once(world, tmp_path / "journal", "killed")
+    assert all(host.containers for host in world.hosts.values())
+    assert not all(host.ready for host in world.hosts.values())
+    world.left = None
+    journal = JournalFile(tmp_path / "journal").read()
+    assert task(plan_of(world, journal), "deploy").verdict.says == (
+        "it was begun, and has not come to a good end (begun at 2026-11-23T09:00:00+00:00)",
+    )
+    assert run_once(world, tmp_path / "journal", "next").shown[0] == "12/17 prechecks: done"
+    assert all(host.ready for host in world.hosts.values())
+
+
+def test_what_fails_is_named_with_host_step_and_reason_and_is_the_last(tmp_path: Path) -> None:
+    world = FakeWorld(site(), fails={"prepare gpu2"})
+    with pytest.raises(GpuyardError, match=r"^prepare gpu2: it does not want to$") as caught:
+        run_once(world, tmp_path / "journal")
+    assert caught.value.exit_code == 1
+    assert world.hosts["gpu1"].steps == []
+    assert world.hosts["gpu1"].boots == 1
+    last = JournalFile(tmp_path / "journal").read().last("prepare", "gpu2")
+    assert last is not None
+    assert (last.happening, last.about) == (Happening.FAILED, "it does not want to")
+    world.fails.clear()
+    assert run_once(world, tmp_path / "journal", "next").shown[0] == "2/17 prepare gpu2: done"
+
+
+def test_what_was_carried_out_and_is_still_to_do_is_an_error_and_no_loop(tmp_path: Path) -> None:
+    class Stubborn(FakeWorld):
+        def _machines(self, name: str) -> None:
+            pass
+
+    with pytest.raises(GpuyardError, match="machines was carried out, and is still to do: \\+ inventory"):
+        run_once(Stubborn(site()), tmp_path / "journal")
+
+
+def seen(world: FakeWorld, host: str, **changes: object) -> list[DeployTask]:
+    deployment = Deployment(world.site, world, DeployRange(), lambda: NOW)
+    sight = deployment.first_look()
+    hosts = {**sight.hosts, host: replace(sight.hosts[host], **changes)}  # type: ignore[arg-type]
+    return list(deployment.plan(replace(sight, hosts=hosts), DeployJournal()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "title", "reason"),
+    [
+        ({"problem": "unreachable: no route to host"}, "look gpu1", "unreachable: no route to host"),
+        ({"name": "localhost"}, "look gpu1", "it calls itself 'localhost', and so would Nova"),
+        ({"interfaces": ("lo", "eth0")}, "look gpu1", "it has no network interface eno1; it has lo, eth0"),
+        ({"interfaces": ("eno1",)}, "look gpu1", "as deploy.hosts.gpu1.external_interface"),
+        ({"refusals": ("group 19 (27:00.0) is in use",)}, "prepare gpu1", "is in use"),
+        ({"changes": ()}, "prepare gpu1", "gpuyard host check --ssh gpu1"),
+        (
+            {"changes": (), "pending": ("x",), "containers": frozenset({"nova_compute"})},
+            "reboot gpu1",
+            "its servers would go down",
+        ),
+        ({"changes": (), "pending": ("x",), "here": True}, "reboot gpu1", "the machine that you type on"),
+    ],
+)
+def test_what_is_in_the_way_is_said_and_nothing_is_done(
+    tmp_path: Path, changes: dict[str, object], title: str, reason: str
+) -> None:
+    found = task(seen(FakeWorld(site()), "gpu1", **changes), title)
+    assert found.standing is TaskStanding.BLOCKED
+    assert reason in found.verdict.says[0]
+
+
+def test_a_host_on_its_way_up_after_our_reboot_is_waited_for_and_any_other_one_is_missed() -> None:
+    world = FakeWorld(site())
+    sight = Sight(hosts={name: HostSight(problem="unreachable: timed out") for name in world.hosts})
+    entry = JournalEntry("r", "reboot", "gpu1", Happening.BEGUN, "2026-11-23T09:00:00+00:00", "gpu1-1")
+    tasks = list(plan_deployment(world.site, sight, DeployJournal((entry,))))
+    assert task(tasks, "look gpu1").standing is TaskStanding.DUE
+    assert task(tasks, "look gpu2").standing is TaskStanding.BLOCKED
+
+
+def test_a_faulty_gpu_is_not_offered() -> None:
+    world = FakeWorld(site(), recorded={"gpu1", "gpu2"})
+    world.hosts["gpu1"].steps = []
+    found = task(seen(world, "gpu1", faults=("27:00.0 cannot be opened",)), "verify gpu1")
+    assert (found.standing, found.verdict.says) == (TaskStanding.BLOCKED, ("27:00.0 cannot be opened",))
+
+
+def test_what_the_cloud_says_counts_once_it_is_deployed() -> None:
+    world = FakeWorld(site(), credentials=True)
+    deployment = Deployment(world.site, world, DeployRange(), lambda: NOW)
+    sight = deployment.first_look()
+    assert sight.cloud is not None
+    down = replace(sight, cloud=replace(sight.cloud, problem="Keystone does not answer"))
+    assert task(list(deployment.plan(down, DeployJournal())), "limits").standing is TaskStanding.LATER
+    wanted = Deployment(world.site, world, DeployRange(first="limits"), lambda: NOW)
+    assert task(list(wanted.plan(down, DeployJournal())), "limits").standing is TaskStanding.BLOCKED
+
+
+def test_a_range_and_a_limit_leave_the_rest_alone(tmp_path: Path) -> None:
+    world = FakeWorld(site())
+    run_once(world, tmp_path / "journal", wanted=DeployRange(last="verify"))
+    assert world.recorded == {"gpu1", "gpu2"}
+    assert not world.machines
+    only = DeployRange("look", "verify", ("gpu2",))
+    assert [one.title for one in plan_of(world, wanted=only)] == [
+        "look gpu2",
+        "prepare gpu2",
+        "reboot gpu2",
+        "record gpu2",
+        "verify gpu2",
+    ]
+    whole = {one.stage for one in plan_of(world, wanted=DeployRange(hosts=("gpu1",)))}
+    assert whole & {"post-deploy", "limits", "apply", "image"} == set()
+    with pytest.raises(BlockedError, match=r"record gpu1 cannot be done yet: gpu1.json; leave --from and --limit out"):
+        run_once(FakeWorld(site()), tmp_path / "other", wanted=DeployRange("record", "verify"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        (DeployRange("nonsense"), "there is no step 'nonsense'; there are look, prepare"),
+        (DeployRange("deploy", "look"), "step deploy comes after look"),
+        (DeployRange(hosts=("gpu9",)), "deploy.hosts has no gpu9; it has ctl, gpu1, gpu2"),
+    ],
+)
+def test_a_range_that_there_is_not_is_refused(wanted: DeployRange, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        plan_of(FakeWorld(site()), wanted=wanted)
+
+
+@given(
+    st.lists(
+        st.one_of(st.text(max_size=50), st.sampled_from(['{"run": 1}', "[]", "null", '{"stage": []}'])), max_size=9
+    )
+)
+def test_a_journal_of_anything_is_read(lines: list[str]) -> None:
+    entry = JournalEntry("r", "deploy", "", Happening.BEGUN, "t", "about")
+    journal = parse_journal([*lines, entry.line(), entry.line()[:20]], "r")
+    assert journal.last("deploy") == entry
+    assert journal.is_open("deploy")
+    assert not journal.is_open("post-deploy")
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    file = JournalFile(tmp_path / "journal")
+    with (
+        file.writer(),
+        pytest.raises(GpuyardError, match="another 'gpuyard deploy run', or a program"),
+        file.writer(),
+    ):
+        pass
+    assert (tmp_path / "journal").stat().st_mode & 0o777 == 0o600
+
+
+def deploy_error(**deploy: object) -> str:
+    good = json.loads(site().model_dump_json())["deploy"]
+    with pytest.raises(ValidationError) as caught:
+        site(deploy={**good, **deploy})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("deploy", "reason"),
+    [
+        ({"vip": "somewhere"}, "'somewhere' is no IP address"),
+        ({"variables": {"kolla_base_distro": "rocky"}}, "kolla_base_distro follows from deploy.base"),
+        ({"variables": {"keystone_admin_password": "x"}}, "is a secret, and a site file is for everybody"),
+        ({"hosts": {"gpu1": {}}}, "deploy.hosts has no gpu2 with the role compute"),
+        ({"hosts": {"a": {"roles": ["compute"]}}}, "no host has the role control"),
+        ({"vip": None}, "vip is missing: without one the APIs are at the control host's own address"),
+        ({"hosts": {"a": {}, "b": {}}, "vip": None}, "vip is missing: a and b share the role control"),
+        ({"hosts": {"a": {"address": "localhost"}, "b": {"address": "localhost"}}}, "cannot both be localhost"),
+        ({"interface": "eno1; reboot"}, "string_pattern_mismatch"),
+        ({"hosts": {"a": {"address": "-oProxyCommand=x"}}}, "string_pattern_mismatch"),
+    ],
+)
+def test_machines_that_cannot_be_are_refused(deploy: dict[str, object], reason: str) -> None:
+    assert reason in deploy_error(**deploy)
+
+
+def test_a_machine_alone_needs_no_virtual_address() -> None:
+    alone = site(
+        hosts={"gpu1": {"recording": "gpu1.json"}},
+        deploy={"interface": "eno1", "external_interface": "eno2", "hosts": {"gpu1": {"address": "192.0.2.7"}}},
+    )
+    assert alone.deploy is not None
+    assert alone.deploy.api_address == "192.0.2.7"
+    assert alone.deploy.with_role("compute") == alone.deploy.with_role("control") == ["gpu1"]
+
+
+def test_kolla_that_cannot_be_used_is_in_the_way_from_the_start() -> None:
+    world = FakeWorld(site())
+    deployment = Deployment(world.site, world, DeployRange(), lambda: NOW)
+    sight = replace(deployment.first_look(), kolla=KollaSight(problem="kolla-ansible is not there"))
+    blocked = [one.title for one in deployment.plan(sight, DeployJournal()) if one.standing is TaskStanding.BLOCKED]
+    assert blocked[0] == "machines"
+
+
+def test_a_wrong_word_in_the_file_is_named_with_its_line_and_what_to_write(tmp_path: Path) -> None:
+    document = json.loads(site().model_dump_json(exclude_none=True, include={"site", "hosts", "pools", "deploy"}))
+    document["deploy"]["hosts"]["gpu1"]["address"] = "-oProxyCommand=x"
+    path = tmp_path / "site.yaml"
+    path.write_text(json.dumps(document, indent=1))
+    with pytest.raises(SiteError, match=r"site.yaml:\d+: deploy.hosts.gpu1.address: .* write a name or an address"):
+        read_site(path)

@@ -1,0 +1,584 @@
+"""What 'gpuyard gateway render' writes: for nginx, for the two ends of the tunnel, and for people."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from gpuyard.cli.main import app, run
+from gpuyard.gateway.nginx import PORTAL_HEADERS
+from gpuyard.gateway.openings import OPENINGS
+from gpuyard.gateway.steps import endpoint_commands, steps, takes_webhooks, whether_needed
+from gpuyard.gateway.tree import HEADER, plan, tree
+from gpuyard.gateway.tunnel import tunnel_files
+from gpuyard.gateway.units import gateway_files
+from gpuyard.kolla.files import write
+from gpuyard.lab.identity import PORTAL_TYPE
+from gpuyard.model.errors import BlockedError, UsageError
+from gpuyard.site.gateway_rules import GatewayLimits, PublicDoor, SiteGateway, SshTunnel, WireGuardTunnel
+from gpuyard.site.problems import SiteError
+from tests.support.gateways import (
+    KEY_OF_CLOUD,
+    KEY_OF_GATEWAY,
+    PORTAL,
+    SERVICES,
+    SSH,
+    SSH_KEY,
+    VARIANTS,
+    WIREGUARD,
+    gateway,
+    lets_through,
+    nginx,
+    rendered,
+    with_nginx,
+)
+from tests.support.sites import flavor, site
+from tests.unit import test_portal_authorization as portal_access
+
+ROOT = Path(__file__).parents[2]
+ALL = VARIANTS["all"]
+
+
+# nginx.
+
+
+@pytest.mark.parametrize(("variant", "webhook"), [*((name, False) for name in VARIANTS), ("everything said", True)])
+def test_nginx_takes_each_variant(variant: str, webhook: bool, tmp_path: Path) -> None:
+    if shutil.which("nginx", path="/usr/sbin:/usr/bin") is None:
+        pytest.skip("no nginx; tests/integration/test_gateway.py installs it")
+    with_nginx(tmp_path, rendered(VARIANTS[variant], webhook))
+    done = subprocess.run(nginx(tmp_path, "-t"), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not re.search(r"\[(emerg|alert|crit|error|warn)\]", done.stderr), done.stderr
+
+
+USED = [
+    ("identity", "POST", "/v3/auth/tokens"),
+    ("identity", "GET", "/v3/"),
+    ("identity", "GET", "/v3/users/6f3c/application_credentials?name=ci%20one"),
+    ("compute", "GET", "/"),
+    ("compute", "GET", "/v2.1/servers/detail?limit=1&marker=a-b&all_tenants=1"),
+    ("compute", "POST", "/v2.1/servers"),
+    ("compute", "DELETE", "/v2.1/servers/0ab3c8d1-1111-2222-3333-0123456789ab"),
+    ("compute", "GET", "/v2.1/os-keypairs/ada%40laptop"),
+    ("compute", "DELETE", "/v2.1/os-keypairs/my%20key.pub"),
+    ("image", "PUT", "/v2/images/0ab3/file"),
+    ("image", "PATCH", "/v2/images/0ab3"),
+    ("network", "GET", "/v2.0/networks?name=x"),
+    ("network", "PUT", "/v2.0/routers/0ab3/add_router_interface"),
+    ("portal", "GET", "/"),
+    ("portal", "GET", "/gpu?host=gpu-1&address=0000%3A27%3A00.0"),
+    ("portal", "POST", "/v1/health/gpu-1/0000%3A27%3A00.0/report"),
+    ("portal", "GET", "/v1/jobs/conda-forge/x/17/log"),
+    ("portal", "GET", "/ical/Zm9v-_.ics"),
+    ("portal", "POST", "/login"),
+]
+UNUSED = [
+    ("identity", "POST", "/v3/users"),
+    ("identity", "GET", "/v3/users"),
+    ("identity", "PATCH", "/v3/users/6f3c"),
+    ("identity", "PUT", "/v3/projects/a/users/b/roles/c"),
+    ("identity", "GET", "/v3/role_assignments"),
+    ("identity", "POST", "/v3/OS-TRUST/trusts"),
+    ("identity", "GET", "/v3/credentials"),
+    ("identity", "GET", "/v2.0/tokens"),
+    ("identity", "GET", "/v3/users/x/password"),
+    ("identity", "GET", "/v3/auth/OS-FEDERATION/websso/openid"),
+    ("compute", "GET", "/v2.1/os-services"),
+    ("compute", "PUT", "/v2.1/os-services/1"),
+    ("compute", "GET", "/v2.1/os-hypervisors/detail"),
+    ("compute", "GET", "/v2.1/os-aggregates"),
+    ("compute", "POST", "/v2.1/os-server-external-events"),
+    ("compute", "PUT", "/v2.1/os-quota-sets/p"),
+    ("compute", "POST", "/v2.1/flavors"),
+    ("compute", "GET", "/v2.1/servers/x/migrations"),
+    ("compute", "OPTIONS", "/v2.1/servers"),
+    ("compute", "PATCH", "/v2.1/servers/x"),
+    ("image", "POST", "/v2/tasks"),
+    ("image", "DELETE", "/v2/cache/x"),
+    ("network", "GET", "/v2.0/agents"),
+    ("network", "PUT", "/v2.0/quotas/p"),
+    ("placement", "GET", "/"),
+    ("placement", "GET", "/resource_providers"),
+    ("portal", "GET", "/metrics"),
+    ("portal", "GET", "/readyz/"),
+    ("portal", "POST", "/v1/hosts/gpu-1/looks"),
+    ("portal", "POST", "/v1/agents/enrol"),
+    ("portal", "POST", "/v1/github/webhook"),
+    ("portal", "PUT", "/v1/bookings"),
+    ("portal", "POST", "/static/pages.css"),
+]
+TRICKS = [
+    "/v2.1/servers/../os-services",
+    "/v2.1/servers/%2e%2e/os-services",
+    "/v2.1/servers/.%2e/os-services",
+    "/v2.1/servers/x/../../os-services",
+    "/v2.1//servers",
+    "//v2.1/servers",
+    "/v2.1/./servers",
+    "/v2.1/servers;/../os-services",
+    "/v2.1/servers/..;/os-services",
+    "/v2.1/servers%2f..%2fos-services",
+    "/v2.1/servers%2Fdetail",
+    "/v2.1/servers/%5c..%5cos-services",
+    "/v2.1/servers/a\\..\\b",
+    "/v2.1/%73ervers",
+    "/v2.1/servers/%00",
+    "/v2.1/servers/%0d%0aHost:x",
+    "/v2.1/servers/%c0%af",
+    "/v2.1/servers/a%252fb",
+    "/v2.1/servers/a#b",
+    "/v2.1/servers/ü",
+    "/v2.1/servers/a b",
+    "/v2.1/servers?a=b c",
+    "v2.1/servers",
+    "http://cloud.example.org/v2.1/servers",
+    "*",
+    "",
+]
+
+
+@pytest.mark.parametrize(("door", "method", "path"), USED)
+def test_what_clients_need_passes(door: str, method: str, path: str) -> None:
+    assert lets_through(rendered(ALL), door)(method, path)
+
+
+@pytest.mark.parametrize(("door", "method", "path"), UNUSED)
+def test_what_they_do_not_need_does_not(door: str, method: str, path: str) -> None:
+    assert not lets_through(rendered(ALL), door)(method, path)
+
+
+@pytest.mark.parametrize("path", TRICKS)
+@pytest.mark.parametrize("operator", [False, True])
+def test_no_path_that_can_be_read_in_two_ways_passes_for_anybody(path: str, operator: bool) -> None:
+    for method in ("GET", "POST"):
+        assert not lets_through(rendered(ALL), "compute")(method, path, operator)
+
+
+@given(st.text(alphabet="/.;%2eEfF5cC\\av1?#: ", max_size=24))
+def test_what_passes_has_one_meaning(path: str) -> None:
+    if lets_through(PLAIN, "portal")("GET", path):
+        before = path.partition("?")[0]
+        assert ".." not in before.split("/")
+        assert not re.search(r"//|;|\\|\s|#|%(?!20|2[Bb]|2[Cc]|3[Aa]|40)", before)
+
+
+PLAIN = rendered(VARIANTS["portal"])
+
+
+def test_operators_reach_all_of_an_api_and_of_the_portal_what_all_do() -> None:
+    conf = rendered(VARIANTS["everything said"])
+    assert "\n        198.51.100.0/24 1;\n        2001:db8:1::7/128 1;\n" in conf
+    for door, method, path in UNUSED:
+        passes = lets_through(conf, door)(method, path, operator=True)
+        assert passes == (door != "portal" and method != "OPTIONS"), (door, method, path)
+
+
+def test_the_site_may_open_more() -> None:
+    passes = lets_through(rendered(VARIANTS["everything said"]), "identity")
+    assert passes("POST", "/v3/OS-X/one")
+    assert passes(
+        "GET", "/v3/auth/OS-FEDERATION/identity_providers/campus/protocols/openid/websso?origin=https%3A%2F%2Fx"
+    )
+    assert not passes("DELETE", "/v3/OS-X/one")
+    assert not passes("POST", "/v3/OS-X/one/two")
+
+
+def test_webhooks_pass_where_the_site_takes_them() -> None:
+    assert lets_through(rendered(ALL, webhook=True), "portal")("POST", "/v1/github/webhook")
+    conf = rendered(VARIANTS["everything said"], webhook=True)
+    (location,) = re.findall(r"location = /v1/github/webhook \{(.*?)\}", conf, re.DOTALL)
+    assert "allow 140.82.112.0/20;" in location
+    assert "deny all;" in location
+
+
+def test_every_page_and_call_for_people_passes_and_nothing_for_machines() -> None:
+    """An endpoint that the portal gets is here by itself, by the table that says who may reach it."""
+    passes = lets_through(rendered(ALL), "portal")
+    tables = (
+        *("ACCESS", "BOOKING_ACCESS", "USAGE_ACCESS", "RUNNER_ACCESS", "BOOTABLE_ACCESS", "HEALTH_ACCESS"),
+        *("MACHINE_ACCESS", "AGENT_ACCESS"),
+    )
+    closed = set()
+    for table in tables:
+        for method, path in getattr(portal_access, table):
+            if not passes(method, re.sub(r"\{[^}]*\}", "x", path)):
+                closed.add((method, path))
+    assert closed == {
+        ("GET", "/healthz"),
+        ("GET", "/readyz"),
+        ("GET", "/metrics"),
+        ("POST", "/v1/github/webhook"),
+        ("POST", "/v1/agents/samples"),
+        ("POST", "/v1/agents/enrol"),
+        *portal_access.MACHINE_ACCESS,
+    }
+
+
+def test_every_header_that_the_portal_reads_comes_through() -> None:
+    text = "\n".join(path.read_text() for path in (ROOT / "src/gpuyard/portal").rglob("*.py"))
+    read = re.findall(r'headers\.(?:get|getlist)\(\s*"([a-z-]+)"|alias="([A-Z][A-Za-z-]+)"|SIGNATURE = "([^"]+)"', text)
+    names = {next(name for name in one if name).lower() for one in read}
+    assert {"x-auth-token", "idempotency-key", "last-event-id"} <= names
+    by_nginx = {"host", "content-length", "x-forwarded-for", "x-forwarded-proto"}
+    assert names - by_nginx <= {name.lower() for name in PORTAL_HEADERS}
+    webhook = (ROOT / "src/gpuyard/runners/webhook.py").read_text() + (
+        ROOT / "src/gpuyard/portal/github_webhook.py"
+    ).read_text()
+    for name in re.findall(r'"(x-(?:github|hub)-[a-z0-9-]+)"', webhook, re.IGNORECASE):
+        assert name.lower() in {one.lower() for one in PORTAL_HEADERS}, name
+
+
+def test_nothing_that_a_client_says_of_itself_is_passed_on() -> None:
+    conf = rendered(ALL)
+    assert "proxy_pass_request_headers off;" in conf
+    passed = set(re.findall(r'proxy_set_header (\S+) "\$http_', conf))
+    assert not {
+        name for name in passed if re.search(r"forwarded|real-ip|original|rewrite|user-id|role|remote", name, re.I)
+    }
+    assert conf.count('proxy_set_header X-Forwarded-For "$remote_addr";') == len(gateway(ALL).doors)
+    assert 'proxy_set_header Forwarded "for=$remote_addr;proto=https;host=cloud.example.org:8774";' in conf
+
+
+def test_there_is_no_row_twice() -> None:
+    rows = [(one.service, method, one.path) for one in OPENINGS for method in one.methods]
+    assert len(rows) == len(set(rows))
+    assert all(one.why for one in OPENINGS)
+
+
+# Values that would be something else in a configuration file.
+
+HOSTILE = [
+    "",
+    " ",
+    "a b",
+    "a;b",
+    "a\nb",
+    'a"b',
+    "a'b",
+    "a}b",
+    "a{b",
+    "$host",
+    "a#b",
+    "a\\b",
+    "`id`",
+    "$(id)",
+    "%i",
+    "ä",
+    "\0",
+]
+PLACES: dict[str, tuple[str, ...]] = {
+    "name": ("portal", "public"),
+    "behind": ("portal", "behind"),
+    "allow": ("portal", "allow", "0"),
+    "more": ("portal", "more", "0"),
+    "all": ("allow", "0"),
+    "operators": ("operators", "0"),
+    "webhooks": ("webhooks_from", "0"),
+    "endpoint": ("wireguard", "endpoint"),
+    "address": ("wireguard", "gateway", "address"),
+    "key": ("wireguard", "cloud", "key"),
+    "mtu": ("wireguard", "mtu"),
+    "requests": ("limits", "requests"),
+    "image": ("limits", "image"),
+}
+SSH_PLACES = {"ssh endpoint": ("ssh", "endpoint"), "host key": ("ssh", "host_key"), "ssh key": ("ssh", "key")}
+GOOD = {"name": "gpus.example.org", "behind": "10.0.0.1:80", "more": "GET /v1", "key": KEY_OF_CLOUD, "image": "1 GiB"}
+GOOD |= {"endpoint": "a.example.org:1", "ssh endpoint": "a.example.org:1", "host key": SSH_KEY, "ssh key": SSH_KEY}
+
+
+def put(document: Mapping[str, Any], place: tuple[str, ...], value: object) -> dict[str, Any]:
+    changed: dict[str, Any] = json.loads(json.dumps(document))
+    where: Any = changed
+    for part in place[:-1]:
+        where = where.setdefault(part, [] if place[-1] == "0" and part == place[-2] else {})
+    where.append(value) if place[-1] == "0" else where.update({place[-1]: value})
+    return changed
+
+
+@pytest.mark.parametrize("place", [*PLACES, *SSH_PLACES])
+@pytest.mark.parametrize("bad", HOSTILE)
+def test_hostile_values_are_refused(place: str, bad: str) -> None:
+    base, where = (ALL, PLACES[place]) if place in PLACES else (VARIANTS["ssh"], SSH_PLACES[place])
+    good = GOOD.get(place, "192.0.2.7")
+    ways = (bad, good + bad, bad + good) if bad else (bad,)
+    for value in ways:
+        if place in ("ssh key", "host key") and value.startswith(f"{SSH_KEY} "):
+            continue  # a comment, which is left out
+        with pytest.raises(ValidationError):
+            gateway(put(base, where, value))
+
+
+@given(st.sampled_from(sorted(PLACES)), st.text(max_size=60))
+def test_what_is_taken_is_no_more_than_a_word(place: str, value: str) -> None:
+    try:
+        one = put(ALL, PLACES[place], value)
+        files = {"nginx.conf": rendered(one), **tunnel_files(gateway(one))}
+    except ValidationError:
+        return
+    for text in files.values():
+        # Neither a line nor a block more than without it.
+        assert "\0" not in text
+        assert all(ord(letter) < 128 for letter in text)
+    assert place in ("more",) or len(value.split()) <= 2
+
+
+BAD = {
+    "an address that is a name's": ({"portal": {**PORTAL, "public": "10.0.0.1"}}, "not the name of a machine"),
+    "without a dot": ({"portal": {**PORTAL, "public": "localhost"}}, "not the name of a machine"),
+    "port 80": ({"portal": {**PORTAL, "public": "gpus.example.org:80"}}, "port 80 leads to https"),
+    "no port behind": ({"portal": {**PORTAL, "behind": "10.0.0.1"}}, "not an address and a port|not an IP address"),
+    "a name behind": ({"portal": {**PORTAL, "behind": "nova.internal:8774"}}, "not an IP address"),
+    "IPv6 without brackets": ({"portal": {**PORTAL, "behind": "fd00::1:8080"}}, "write them as in"),
+    "loopback through WireGuard": (
+        {"portal": {**PORTAL, "behind": "127.0.0.1:8080"}, "wireguard": WIREGUARD},
+        "would be the gateway itself",
+    ),
+    "nowhere": ({}, "leads nowhere"),
+    "two tunnels": ({"portal": PORTAL, "wireguard": WIREGUARD, "ssh": SSH}, "two tunnels"),
+    "twice in one place": (
+        {"portal": PORTAL, "services": {"compute": {**SERVICES["compute"], "public": "gpus.example.org"}}},
+        "portal and compute are both at gpus.example.org; give each",
+    ),
+    "unknown service": ({"services": {"dns": PORTAL}}, "identity"),
+    "one key for both": (
+        {"portal": PORTAL, "wireguard": {**WIREGUARD, "cloud": {"address": "10.99.0.2", "key": KEY_OF_GATEWAY}}},
+        "both ends have the same key",
+    ),
+    "one address for both": (
+        {"portal": PORTAL, "wireguard": {**WIREGUARD, "cloud": {"address": "10.99.0.1", "key": KEY_OF_CLOUD}}},
+        "both ends have the same address",
+    ),
+    "an address with a mask": ({"portal": PORTAL, "allow": ["192.0.2.7/24"]}, "write '192.0.2.0/24' if all of it"),
+    "a private key of SSH": (
+        {"portal": PORTAL, "ssh": {**SSH, "key": "-----BEGIN OPENSSH PRIVATE KEY-----"}},
+        "not a public key of OpenSSH",
+    ),
+    "half a key": ({"portal": PORTAL, "ssh": {**SSH, "key": "ssh-rsa " + SSH_KEY.split()[1]}}, "is damaged"),
+    "TRACE": ({"portal": {**PORTAL, "more": ["TRACE /x"]}}, "not what may be asked"),
+    "rest in the middle": ({"portal": {**PORTAL, "more": ["GET /a/{rest}/b"]}}, "not what may be asked"),
+    "a path with dots": ({"portal": {**PORTAL, "more": ["GET /a/../b"]}}, "not what may be asked"),
+    "a size that is a number": ({"portal": PORTAL, "limits": {"body": 100}}, "write a whole number and a unit"),
+    "the gateway behind itself": (
+        {"portal": {**PORTAL, "behind": "10.99.0.1:8080"}, "wireguard": WIREGUARD},
+        "is the gateway's own end",
+    ),
+    "a size without unit": ({"portal": PORTAL, "limits": {"image": "64"}}, "write a whole number and a unit"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_is_refused_with_what_to_write(case: str, tmp_path: Path) -> None:
+    document, words = BAD[case]
+    with pytest.raises(SiteError, match=words) as caught:
+        site(tmp_path, {"gateway": document})
+    assert "gateway" in str(caught.value)
+
+
+# The tunnel.
+
+
+def test_wireguard_lets_through_what_the_doors_need_and_no_private_key_is_written() -> None:
+    files = tunnel_files(gateway(ALL))
+    ours = files["gateway/etc/gpuyard/tunnel/wireguard.conf"]
+    assert "AllowedIPs = 10.99.0.2/32, 10.20.0.250/32, fd00::9/128\n" in ours
+    assert KEY_OF_CLOUD in ours
+    assert "Endpoint" not in ours
+    theirs = files["cloud/etc/gpuyard/tunnel/wireguard.conf"]
+    assert "AllowedIPs = 10.99.0.1/32\nEndpoint = gateway.example.org:51820\nPersistentKeepalive = 25\n" in theirs
+    everything = "\n".join(files.values())
+    assert not re.search(r"PrivateKey|PostUp|PreUp|0\.0\.0\.0/0|::/0", everything)
+    assert everything.count("mtu 1380 up") == 2
+    unit = files["cloud/etc/systemd/system/gpuyard-tunnel.service"]
+    assert unit.index("nft -f") < unit.index("ip link add"), "the filter is there before the tunnel"
+    unit = files["gateway/etc/systemd/system/gpuyard-tunnel.service"]
+    for address in ("10.99.0.2/32", "10.20.0.250/32", "fd00::9/128"):
+        assert unit.index(f"route replace blackhole {address} metric") < unit.index("ip link add"), "or it would leak"
+    assert "ip6 daddr fd00::9 tcp dport 9696 accept" in files["cloud/etc/gpuyard/tunnel/filter.nft"]
+
+
+def test_ssh_permits_the_ports_of_the_doors_alone() -> None:
+    files = tunnel_files(gateway(VARIANTS["ssh"]))
+    keys = files["gateway/etc/gpuyard/tunnel/authorized_keys"]
+    listens = [f'permitlisten="127.0.0.1:{port}"' for port in range(15000, 15006)]
+    assert keys == f"restrict,port-forwarding,{','.join(listens)} {SSH_KEY}\n"
+    client = files["cloud/etc/gpuyard/tunnel/ssh_config"]
+    assert re.findall(r"RemoteForward (\S+) (\S+)", client) == [
+        ("127.0.0.1:15000", "127.0.0.1:8080"),
+        ("127.0.0.1:15001", "10.20.0.250:5000"),
+        ("127.0.0.1:15002", "10.20.0.250:8774"),
+        ("127.0.0.1:15003", "10.20.0.250:9292"),
+        ("127.0.0.1:15004", "[fd00::9]:9696"),
+        ("127.0.0.1:15005", "10.20.0.250:8780"),
+    ]
+    assert files["cloud/etc/gpuyard/tunnel/known_hosts"] == f"gateway.example.org {SSH_KEY}\n"
+    conf = rendered(VARIANTS["ssh"])
+    assert "proxy_pass http://127.0.0.1:15002;" in conf
+    assert "10.20.0.250" not in conf
+
+
+@pytest.mark.skipif(shutil.which("sshd", path="/usr/sbin:/usr/bin") is None, reason="no sshd")
+def test_sshd_and_ssh_read_what_is_written_for_them(tmp_path: Path) -> None:
+    files = tunnel_files(gateway(VARIANTS["ssh"]))
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "host"], check=True)
+    (tmp_path / "sshd").write_text(
+        f"HostKey {tmp_path}/host\n" + files["gateway/etc/ssh/sshd_config.d/50-gpuyard-tunnel.conf"]
+    )
+    command = ["/usr/sbin/sshd", "-T", "-f", str(tmp_path / "sshd"), "-C", "user=gpuyard-tunnel,host=x,addr=192.0.2.1"]
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "allowtcpforwarding remote" in said
+    assert f"permitlisten {' '.join(f'127.0.0.1:{port}' for port in range(15000, 15006))}" in said
+    assert {"permittty no", "gatewayports no", "allowagentforwarding no", "maxsessions 0"} <= set(said)
+    (tmp_path / "client").write_text(files["cloud/etc/gpuyard/tunnel/ssh_config"])
+    said = subprocess.run(
+        ["ssh", "-G", "-F", tmp_path / "client", "gateway"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert {"exitonforwardfailure yes", "stricthostkeychecking true", "serveraliveinterval 15"} <= set(said)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
+@pytest.mark.parametrize(
+    ("variant", "name", "most"),
+    [
+        ("all", "gateway/etc/systemd/system/gpuyard-gateway.service", 2.0),
+        ("all", "gateway/etc/systemd/system/gpuyard-gateway-certificate.service", 2.0),
+        ("all", "gateway/etc/systemd/system/gpuyard-tunnel.service", 2.0),
+        ("all", "cloud/etc/systemd/system/gpuyard-tunnel.service", 2.0),
+        ("ssh", "cloud/etc/systemd/system/gpuyard-tunnel.service", 2.0),
+    ],
+)
+def test_units_are_exposed_no_more_than_they_must_be(variant: str, name: str, most: float, tmp_path: Path) -> None:
+    files = {**gateway_files(), **tunnel_files(gateway(VARIANTS[variant]))}
+    path = tmp_path / Path(name).name
+    path.write_text(files[name])
+    command = [
+        "systemd-analyze",
+        "security",
+        "--offline=yes",
+        f"--threshold={round(most * 10)}",
+        "--no-pager",
+        str(path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-300:] + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="no systemd-sysusers")
+@pytest.mark.parametrize("variant", ["all", "ssh"])
+def test_systemd_makes_the_users(variant: str, tmp_path: Path) -> None:
+    files = {**gateway_files(), **tunnel_files(gateway(VARIANTS[variant]))}
+    found = [text for name, text in files.items() if "/sysusers.d/" in name]
+    assert found
+    for text in found:
+        (tmp_path / "users.conf").write_text(HEADER + text)
+        command = ["systemd-sysusers", "--dry-run", str(tmp_path / "users.conf")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, "not a valid" in done.stderr) == (0, False), done.stderr
+
+
+# The tree, and what people are told.
+
+
+def test_a_tree_is_written_compared_and_cleaned_and_nothing_of_others_is_touched(tmp_path: Path) -> None:
+    loaded = site(tmp_path, {"gateway": ALL})
+    out = tmp_path / "out"
+    files = tree(loaded.site)
+    for change in plan(files, out):
+        write(change)
+    assert plan(files, out) == ()
+    assert all((out / name).read_text().startswith(HEADER) for name in files)
+    (out / "gateway/etc/gpuyard/tls.pem").write_text("somebody's")
+    other = tree(site(tmp_path, {"gateway": VARIANTS["ssh"]}).site)
+    for change in plan(other, out):
+        write(change)
+    assert {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} == {
+        *other,
+        "gateway/etc/gpuyard/tls.pem",
+    }
+    (out / "README.txt").write_text("mine\n")
+    with pytest.raises(BlockedError, match=r"README.txt was not written by gpuyard"):
+        plan(other, out)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = site(tmp_path, {"gateway": ALL}).path, tmp_path / "out"
+    asked = ["gateway", "render", "--site", str(path)]
+    printed = CliRunner().invoke(app, asked)
+    assert printed.exit_code == 0
+    assert "### gateway/etc/gpuyard/gateway/nginx.conf\n" in printed.stdout
+    assert CliRunner().invoke(app, [*asked, "-o", str(out), "--check"]).exit_code == 3
+    assert not out.exists()
+    assert "+ " in CliRunner().invoke(app, [*asked, "-o", str(out)]).stdout
+    for more in ([], ["--check"]):
+        again = CliRunner().invoke(app, [*asked, "-o", str(out), *more])
+        assert again.exit_code == 0
+    assert (out / "README.txt").exists()
+    without = site(tmp_path, {}).path
+    monkeypatch.setattr("sys.argv", ["gpuyard", "gateway", "render", "--site", str(without)])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 2
+    assert "the site has no gateway; docs/how-to/" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="--check compares with a folder"):
+        CliRunner().invoke(app, [*asked, "--check"], catch_exceptions=False)
+
+
+def runners(**more: object) -> dict[str, Any]:
+    enrolment = {"organization": "conda-forge", "token_file": "t", **more}
+    return {
+        "booking": {},
+        "flavors": {"one": flavor(gpus={"v100": 1})},
+        "runners": {"project": "ci", "enrolments": [enrolment], "sets": {"gpu": {"flavors": ["one"], "images": ["i"]}}},
+    }
+
+
+def test_it_says_whether_github_needs_it(tmp_path: Path) -> None:
+    without = site(tmp_path, {"gateway": ALL}).site
+    assert "GitHub jobs need no gateway: runner scale sets ask GitHub" in whether_needed(without)
+    sets = site(tmp_path, {"gateway": ALL, **runners()}).site
+    assert "no enrolment of the site takes webhooks" in whether_needed(sets)
+    assert not takes_webhooks(sets)
+    hooked = site(tmp_path, {"gateway": ALL, **runners(webhook_secrets_file="s")}).site
+    assert "GitHub delivers webhooks to 1 enrolment (conda-forge)" in whether_needed(hooked)
+    assert "location = /v1/github/webhook" in tree(hooked)["gateway/etc/gpuyard/gateway/nginx.conf"]
+
+
+def test_people_are_told_what_keystone_must_know(tmp_path: Path) -> None:
+    loaded = site(tmp_path, {"gateway": ALL}).site
+    assert loaded.gateway is not None
+    commands = endpoint_commands(loaded.gateway)
+    assert commands[0] == (
+        "openstack endpoint set --url https://cloud.example.org:5000/v3 "
+        "$(openstack endpoint list --service identity --interface public -f value -c ID)"
+    )
+    assert f"--service {PORTAL_TYPE} " in commands[-1]
+    text = steps(loaded, loaded.gateway)
+    assert 'nova_public_base_endpoint: "https://cloud.example.org:8774"' in text
+    assert "GPUYARD_OPTIONS='--public --gateway 10.99.0.1'" in text
+    assert "TCP 80, TCP 443, TCP 5000, TCP 8774, TCP 8780, TCP 9292, TCP 9696, UDP 51820" in text
+    over_ssh = site(tmp_path, {"gateway": VARIANTS["ssh"]}).site
+    assert over_ssh.gateway is not None
+    assert "GPUYARD_HOST=127.0.0.1\nGPUYARD_PORT=8080\nGPUYARD_OPTIONS='--gateway 127.0.0.1'\n" in steps(
+        over_ssh, over_ssh.gateway
+    )
+
+
+def test_every_key_is_explained() -> None:
+    text = (ROOT / "docs/how-to/reach-the-cloud-through-a-gateway.md").read_text()
+    for model in (SiteGateway, PublicDoor, GatewayLimits, WireGuardTunnel, SshTunnel):
+        for key in model.model_fields:
+            assert re.search(rf"`{key}`|\b{key}:\s", text), f"{model.__name__}.{key}"

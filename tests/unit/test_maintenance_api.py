@@ -1,0 +1,205 @@
+"""Maintenances of hosts in the API, on the pages, in the metrics and on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
+
+from gpuyard.cli.main import app
+from gpuyard.health.store import HealthStore
+from gpuyard.keeper.health_desk import HealthDesk
+from gpuyard.keeper.maintenance import MaintenanceDesk
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.model.errors import GpuyardError
+from gpuyard.site.health_rules import SiteHealth
+from tests.support.health_portals import HealthPortal, fine, health_portal, site_gpus
+from tests.support.ledgers import ADA, EVE, ROOT, ask, open_ledger
+from tests.support.portals import ROOMY
+from tests.support.served import RealClock, served, write_clouds
+from tests.support.yards import NASTY
+
+pytestmark = pytest.mark.filterwarnings("ignore::openstack.warnings.RemovedInSDK60Warning")
+HOUR = timedelta(hours=1)
+PLAN = {"host": "gpu-3", "start": "2026-11-23T15:00:00Z", "end": "2026-11-23T18:00:00Z", "comment": "new kernel"}
+
+
+@pytest.fixture
+def portal(tmp_path: Path) -> HealthPortal:
+    made = health_portal(tmp_path)
+    fine(made)
+    return made
+
+
+def planned(portal: HealthPortal, **more: str) -> Any:
+    answer = portal.program(ROOT).post("/v1/maintenances", json={**PLAN, **more})
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+def test_one_is_planned_begun_longer_done_and_in_the_list(portal: HealthPortal) -> None:
+    row = planned(portal)
+    assert (row["host"], row["state"], row["by"], row["gpus"]) == ("gpu-3", "planned", "root", 1)
+    assert (row["start"], row["end"]) == (PLAN["start"], PLAN["end"])
+    assert row["may"] == ["start", "extend", "cancel"]
+    client, path = portal.program(ROOT), f"/v1/maintenances/{row['id']}"
+    holds = client.get("/v1/holds").json()["bookings"]
+    assert [(hold["comment"], hold["start"]) for hold in holds] == [("maintenance of gpu-3: new kernel", PLAN["start"])]
+    assert client.post(f"{path}/start", json={"comment": "now"}).json()["state"] == "draining"
+    longer = client.post(f"{path}/extend", json={"end": "2026-11-23T20:00:00Z"}).json()
+    assert longer["end"] == "2026-11-23T20:00:00Z"
+    gpus = client.get("/v1/health", params={"host": "gpu-3"}).json()["gpus"]
+    assert [gpu["maintenance"] for gpu in gpus] == ["maintenance of gpu-3: new kernel, until 2026-11-23 20:00 UTC"]
+    done = client.post(f"{path}/done", json={"comment": "6.12 runs"}).json()
+    assert done["state"] == "checking"
+    assert len(done["problems"]) == 2, done["problems"]
+    over = client.post(f"{path}/done", json={"comment": "I have looked", "unchecked": True}).json()
+    assert (over["state"], over["may"], over["done_by"]) == ("back", [], "root")
+    assert client.get("/v1/maintenances").json()["maintenances"] == []
+    assert [one["id"] for one in client.get("/v1/maintenances?past=true").json()["maintenances"]] == [row["id"]]
+    assert client.get(path).json()["state"] == "back"
+    assert client.get("/v1/holds").json()["bookings"] == []
+
+
+def test_who_is_in_the_way_is_named(portal: HealthPortal) -> None:
+    (booking,) = portal.ledger.create(ask(1, 4, gpu="gpu-1/0000:c3:00.0"), ADA)
+    row = planned(portal, host="gpu-1")
+    assert [(one["id"], one["user"], one["kind"]) for one in row["bookings"]] == [(booking.id, "ada", "booking")]
+
+
+def test_what_one_would_mean_is_said_and_nothing_is_changed(portal: HealthPortal) -> None:
+    """It says what then happens."""
+    (stays,) = portal.ledger.create(ask(2, 4, pool="t4", gpu="gpu-2/0000:18:00.0"), ADA)
+    (moves,) = portal.ledger.create(ask(3, 1, pool="t4"), ADA)
+    before = [portal.ledger.get(one.id) for one in (stays, moves)]
+    client, body = portal.program(ROOT), {name: PLAN[name] for name in ("host", "start", "end")}
+    answer = client.post("/v1/maintenances/check", json=body)
+    assert answer.status_code == 200, answer.text
+    assert [portal.ledger.get(one.id) for one in (stays, moves)] == before
+    assert client.get("/v1/holds").json()["bookings"] == []
+    assert client.get("/v1/maintenances?past=true").json()["maintenances"] == []
+    row = answer.json()
+    assert row["servers"] == []
+    assert [one["id"] for one in (*row["moves"], *row["stays"])] == [moves.id], "the only one on that host"
+    in_the_way = [one["id"] for one in planned(portal)["bookings"]]
+    assert in_the_way == [one["id"] for one in row["stays"]]
+    for wrong, status in (({"host": "nowhere"}, 404), ({"end": PLAN["start"]}, 409)):
+        assert client.post("/v1/maintenances/check", json={**body, **wrong}).status_code == status
+    assert portal.program(ADA).post("/v1/maintenances/check", json=body).status_code == 403
+
+
+def test_what_cannot_be_is_refused_in_words(portal: HealthPortal) -> None:
+    client = portal.program(ROOT)
+    row = planned(portal)
+    cases: list[tuple[str, dict[str, object], int, str]] = [
+        ("", {**PLAN}, 409, "host gpu-3 has a maintenance already, from 2026-11-23 15:00 UTC"),
+        ("", {**PLAN, "host": "nowhere"}, 404, "there is no host 'nowhere' with GPUs of the site; there are gpu-1"),
+        ("", {**PLAN, "host": "gpu-2", "end": PLAN["start"]}, 409, "is not after the start"),
+        ("", {**PLAN, "comment": ""}, 422, "say it in words"),
+        (f"/{row['id']}/done", {"comment": ""}, 409, "is planned and cannot become checking"),
+        (f"/{row['id']}/done", {"unchecked": True}, 422, "why the host need not be checked"),
+        ("/nothing/done", {}, 404, "there is no maintenance 'nothing'"),
+    ]
+    for path, body, status, words in cases:
+        answer = client.post(f"/v1/maintenances{path}", json=body)
+        assert (answer.status_code, words in answer.text) == (status, True), answer.text
+    assert portal.program(ADA).post("/v1/maintenances", json={**PLAN, "host": "gpu-2"}).status_code == 403
+
+
+def test_the_page_shows_it_and_hostile_words_stay_words(portal: HealthPortal) -> None:
+    assert "Maintenance of hosts" not in portal.browser(ROOT).client.get("/health").text
+    planned(portal, comment=NASTY.replace("\n", " "))
+    page = portal.browser(ROOT).client.get("/health").text
+    assert "Maintenance of hosts" in page
+    assert "<script>alert" not in page
+    assert "Nothing new is booked there in its time." in page
+    assert 'aria-label="Begin… maintenance of gpu-3"' in page
+
+
+def test_a_silent_host_is_in_maintenance_and_no_alarm(tmp_path: Path) -> None:
+    portal = health_portal(tmp_path, replace(ROOMY, anonymous_details=True))
+    fine(portal)
+    portal.clock.forward(hours=1)
+    row = planned(portal)
+    assert metrics(portal)["gpuyard_gpus_not_heard_from"] == 8
+    portal.program(ROOT).post(f"/v1/maintenances/{row['id']}/start", json={})
+    found = metrics(portal)
+    assert found["gpuyard_gpus_not_heard_from"] == 7
+    assert found["gpuyard_gpus_in_maintenance"] == 1
+    assert found["gpuyard_host_maintenance"] == 1
+    rows = portal.program(EVE).get("/v1/health", params={"host": "gpu-3"}).json()["gpus"]
+    assert not any(gpu["silent"] for gpu in rows)
+
+
+def metrics(portal: HealthPortal) -> dict[str, float]:
+    """The sum of each."""
+    text = portal.program(ROOT).get("/metrics").text
+    return {one.name: sum(sample.value for sample in one.samples) for one in text_string_to_metric_families(text)}
+
+
+# The command line
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """`gpuyard host maintenance` as root: what it prints, or the words of its error."""
+    clock = RealClock()
+    ledger: Ledger = open_ledger(tmp_path, None, clock)
+    desk = HealthDesk(HealthStore(ledger.database), ledger, SiteHealth.model_validate({}), clock)
+    desk.maintenance = MaintenanceDesk(desk, ledger, site_gpus(), lambda: None)
+    with served(ledger, (ROOT,), health=desk) as url:
+        monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(write_clouds(tmp_path, url, (ROOT,))))
+        monkeypatch.setenv("TZ", "UTC")
+        monkeypatch.delenv("GPUYARD_URL", raising=False)
+
+        def run(*words: str) -> str:
+            result = CliRunner().invoke(app, ["host", "maintenance", *words, "--os-cloud", "root"])
+            if isinstance(result.exception, GpuyardError):
+                return result.stdout + str(result.exception)
+            assert result.exception is None, result.output
+            return result.stdout
+
+        yield run
+    ledger.close()
+
+
+def test_the_commands(run: Run) -> None:
+    made = json.loads(
+        run("plan", "gpu-2", "gpu-3", "--start", "+1h", "--end", "+2h", "--comment", "BIOS 2.1", "-f", "json")
+    )
+    assert [(row["Host"], row["State"], row["Comment"]) for row in made] == [
+        ("gpu-2", "planned", "BIOS 2.1"), ("gpu-3", "planned", "BIOS 2.1")
+    ]  # fmt: skip
+    assert run("start", "gpu-3") == "Host gpu-3: the maintenance is draining.\n"
+    assert run("extend", "gpu-3", "--end", "+5h").startswith("Host gpu-3: the maintenance is draining.")
+    done = run("done", "gpu-3", "--comment", "2.1 is on")
+    assert done.startswith(
+        "Host gpu-3: the maintenance is checking. Not given back yet: what OpenStack has is not known"
+    )
+    assert (
+        "gpu-3 has not been heard from since the work was done"
+        in json.loads(run("show", "gpu-3", "-f", "json"))["problems"]
+    )
+    assert "--unchecked needs --comment" in run("done", "gpu-3", "--unchecked")
+    assert run("done", "gpu-3", "--unchecked", "--comment", "no watch").startswith(
+        "Host gpu-3: the maintenance is back."
+    )
+    assert "cannot become" in run("done", "gpu-2") or "planned" in run("done", "gpu-2")
+    assert run("cancel", "gpu-2") == "Host gpu-2: the maintenance is cancelled.\n"
+    assert json.loads(run("list", "-f", "json")) == []
+    assert {row["State"] for row in json.loads(run("list", "--past", "-f", "json"))} == {"back", "cancelled"}
+    assert "host gpu-2 has no open maintenance" in run("cancel", "gpu-2")
+    assert "was never maintained" in run("show", "gpu-1")
+    partly = run("plan", "gpu-2", "gpu-9", "--start", "+1h", "--end", "+2h", "--comment", "x")
+    assert "| gpu-2 | planned" in partly, "what was done before a refusal is said"
+    assert "there is no host 'gpu-9'" in partly
+    assert "is not after --start" in run("plan", "gpu-1", "--start", "+2h", "--end", "now", "--comment", "x")
