@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests.support import browser, environment
+from tests.support import browser, environment, fresh_tables
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Playwright
@@ -33,6 +33,7 @@ settings.load_profile("gpuyard")
 EMPTY_HOME = tempfile.TemporaryDirectory(prefix="gpuyard-tests-")  # removed when the process ends
 environment.clean(os.environ, Path(EMPTY_HOME.name))
 time.tzset()
+fresh_tables.made_once()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 
 from alembic.operations import Operations
@@ -62,7 +63,13 @@ def _upgrade(engine: Engine, room: Room, path: Path | None, target: str) -> None
 
 
 def steps_of(room: Room) -> ScriptDirectory:
-    return ScriptDirectory(room.steps, version_locations=[room.steps])
+    return _steps_in(room.steps)
+
+
+@cache
+def _steps_in(folder: Path) -> ScriptDirectory:
+    """Read once: each of its files is compiled anew when it is asked for its steps."""
+    return ScriptDirectory(folder, version_locations=[folder])
 
 
 def revision_of(connection: Connection, room: Room) -> str | None:
