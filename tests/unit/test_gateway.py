@@ -362,6 +362,7 @@ BAD = {
         "both ends have the same address",
     ),
     "an address with a mask": ({"portal": PORTAL, "allow": ["192.0.2.7/24"]}, "write '192.0.2.0/24' if all of it"),
+    "a zone in a network": ({"portal": PORTAL, "allow": ["fe80::1%x; } server { listen 81"]}, "behind the %"),
     "a private key of SSH": (
         {"portal": PORTAL, "ssh": {**SSH, "key": "-----BEGIN OPENSSH PRIVATE KEY-----"}},
         "not a public key of OpenSSH",

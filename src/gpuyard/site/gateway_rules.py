@@ -115,6 +115,8 @@ def ip_address(text: str) -> str:
 
 def network(text: str) -> str:
     """An address or a network, in its usual form. Raises ValueError."""
+    if "%" in text:  # Python takes any text behind it for the name of an interface
+        raise ValueError(f"{text!r} is good on one machine alone; leave out what is behind the %")
     try:
         return str(ipaddress.ip_network(text))
     except ValueError as error:
