@@ -49,6 +49,7 @@ def facts(
         (facts(server("RESIZE")), "under-way", False),
         (facts(server(), move("migrating", "live-migration")), "under-way", False),
         (facts(server("SHELVED_OFFLOADED", None)), "shelved", True),
+        (facts(replace(server("SHELVED_OFFLOADED", None), task="spawning")), "under-way", False),
         (facts(server(), move("done", "evacuation"), service=DEAD), "evacuated", True),
         (facts(server(), move("done", "evacuation"), service=UP), "evacuated", True),
         (facts(server(), move("done", "evacuation"), service=DOWN), "evacuated", False),

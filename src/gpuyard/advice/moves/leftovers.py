@@ -124,6 +124,11 @@ def _of_migration(facts: LeftoverFacts, one: Consumer, migration: MigrationSeen)
 
 
 def _of_server(facts: LeftoverFacts, one: Consumer) -> Iterable[Finding]:
+    if one.status == GONE_FROM_HOST and one.busy:  # Nova unshelves it, and it may get this host
+        yield _finding(
+            "under-way", one, f"has {_what(one)}, and Nova is at work on it: {one.task}", "wait until it is over"
+        )
+        return
     if one.status == GONE_FROM_HOST:
         yield _finding(
             "shelved", one, f"is shelved and offloaded, and has {_what(one)}", "--clean takes it away: its host has "
