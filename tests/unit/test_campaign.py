@@ -141,6 +141,10 @@ GPU = CampaignGpu("27:00.0", HealthState.TO_ACCEPT, NOW)
         (seen(M.IN_WORK), (*WORKED, entry(A.DONE, "gpu-1", Happening.FAILED, "r2", "you may not")), S.FAILED, None,
          "you may not"),
         (seen(M.IN_WORK), (*WORKED, entry(A.DONE, "gpu-1", Happening.FAILED, "r1", "x")), S.AT_WORK, A.DONE, "is done"),
+        (seen(M.CHECKING, done=NOW), (BEGUN, entry(A.WORK, "gpu-1", Happening.FAILED, "r2", "it ended with 2")),
+         S.FAILED, None, "it ended with 2"),
+        (seen(M.BACK), (BEGUN, entry(A.WORK, "gpu-1", Happening.FAILED, "r2", "it ended with 2")), S.FAILED, None,
+         "it ended with 2"),
         (seen(M.CHECKING, done=NOW - MINUTE, problems=("nova-compute is down",)), WORKED, S.CHECKING, None, "is down"),
         (seen(M.CHECKING, done=NOW - 2 * HOUR, problems=("nova-compute is down",)), WORKED, S.FAILED, None,
          "not given back since 2026-12-01 06:00 UTC: nova-compute is down"),
@@ -406,6 +410,29 @@ def test_a_campaign_that_is_killed_and_fails_anywhere_comes_to_its_end(
         pytest.fail("it never ends")
     assert sorted(host for host, how in model.worked if how == "good") == sorted(one.hosts), "each once"
     assert set(model.state.values()) == {M.BACK}
+
+
+class LongModel(Model):
+    """The command on gpu-3 takes six hours."""
+
+    def wait(self) -> None:
+        busy = {
+            attempt: (host, how)
+            for attempt, (host, how) in self.attempts.items()
+            if host == "gpu-3" and self.time < NOW + 6 * HOUR
+        }
+        self.attempts = {attempt: one for attempt, one in self.attempts.items() if attempt not in busy}
+        super().wait()
+        self.attempts |= busy
+
+
+def test_a_host_that_has_failed_and_gets_well_while_others_are_at_work_has_failed() -> None:
+    model = LongModel(campaign(4, at_once=2), {"gpu-2": ["check", "check"]})
+    found = model.go("r1")
+    assert [host for what, host in model.log if what == "begin"] == ["gpu-1", "gpu-2", "gpu-3"]
+    assert (found.halted, [row.host for row in found.failed]) == ("stopped after gpu-2 failed", ["gpu-2"])
+    assert model.state["gpu-2"] is M.BACK
+    assert not model.go("r2").left
 
 
 def test_a_portal_that_is_away_for_a_while_is_waited_for() -> None:

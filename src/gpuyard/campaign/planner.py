@@ -180,6 +180,8 @@ class CampaignNow:
     stop: str = ""
     """Who wants it stopped, in words."""
     costs: Mapping[str, CampaignCost] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Host that has failed in this run -> why; also one that has become well since."""
 
 
 def plan_campaign(campaign: Campaign, now: CampaignNow) -> CampaignPlan:
@@ -243,6 +245,8 @@ def _halted(row: CampaignRow, halted: str) -> CampaignRow:
 def _row(campaign: Campaign, host: str, now: CampaignNow) -> CampaignRow:
     """A host by itself, as if there were no other one."""
     sight, journal = now.sights.get(host, CampaignSight()), now.journal
+    if host in now.failed:
+        return CampaignRow(host, S.FAILED, now.failed[host])
     through = journal.last(A.RETURN, host)
     if through is not None and through.happening is Happening.DONE:
         return CampaignRow(host, S.BACK, f"since {through.at}")
@@ -257,6 +261,9 @@ def _row(campaign: Campaign, host: str, now: CampaignNow) -> CampaignRow:
         return _drained(campaign, host, one, now)
     if sight.work is CampaignWork.RUNNING:
         return CampaignRow(host, S.AT_WORK, f"its command runs, output in {sight.log}")
+    work = journal.last(A.WORK, host)
+    if work is not None and work.happening is Happening.FAILED and work.run == journal.run:
+        return CampaignRow(host, S.FAILED, work.about)  # also where somebody has said meanwhile that it is done
     if one.state is M.IN_WORK:
         return _worked(campaign, host, sight, journal)
     if one.state is M.CHECKING:
@@ -286,8 +293,6 @@ def _worked(campaign: Campaign, host: str, sight: CampaignSight, journal: Deploy
         return CampaignRow(host, S.FAILED, said.about)
     if work.happening is Happening.DONE:
         return CampaignRow(host, S.AT_WORK, "the work is done", A.DONE)
-    if work.happening is Happening.FAILED and work.run == journal.run:
-        return CampaignRow(host, S.FAILED, work.about)
     if work.happening is Happening.FAILED:
         return CampaignRow(host, S.EMPTY, f"once more, after a failure: {work.about}", A.WORK)
     return CampaignRow(host, S.EMPTY, f"once more: begun {work.at}, and nobody knows how far it came", A.WORK)

@@ -74,11 +74,12 @@ class CampaignRun:
     def run(self, journal: DeployJournal) -> CampaignPlan:
         """Until nothing is left to do or to wait for: how it is then. Raises GpuyardError."""
         silent: datetime | None = None
+        failed: dict[str, str] = {}
         while True:
             try:
                 sights = self.doors.look(journal)
                 journal = self._note_ends(sights, journal)
-                plan = self.plan(sights, journal)
+                plan = self.plan(sights, journal, failed)
             except CampaignUnseenError as error:
                 silent = silent or self.clock()
                 if self.clock() - silent > PATIENCE:
@@ -87,6 +88,7 @@ class CampaignRun:
                 self.doors.wait()
                 continue
             silent = None
+            failed |= {row.host: row.reason for row in plan.failed}
             self.show(plan)
             if plan.acts:
                 journal = self._carry_out(plan.acts, journal)
@@ -95,9 +97,11 @@ class CampaignRun:
             else:
                 self.doors.wait()
 
-    def plan(self, sights: Mapping[str, CampaignSight], journal: DeployJournal) -> CampaignPlan:
+    def plan(
+        self, sights: Mapping[str, CampaignSight], journal: DeployJournal, failed: Mapping[str, str]
+    ) -> CampaignPlan:
         """Where there is a choice, hosts on which nobody would lose anything are first."""
-        now = CampaignNow(sights, journal, self.clock(), self.doors.stop_asked())
+        now = CampaignNow(sights, journal, self.clock(), self.doors.stop_asked(), failed=failed)
         plan = plan_campaign(self.campaign, now)
         waiting = [row.host for row in plan.rows if row.standing is CampaignStanding.WAITING]
         if not 0 < sum(row.act is CampaignAct.BEGIN for row in plan.rows) < len(waiting) or self._is_canary(plan):
