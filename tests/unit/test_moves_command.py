@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from gpuyard.advice.moves.facts import GuestServer, Purpose
 from gpuyard.advice.moves.kept import kept_of
-from gpuyard.cli.host_moves import keepings_of_portal
+from gpuyard.advice.moves.planner import MovePlan, MoveVerdict, MoveWay
+from gpuyard.cli import main
+from gpuyard.cli.host_moves import _end, keepings_of_portal, lines
 from gpuyard.cli.main import app
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.records import Query
 from gpuyard.model.booking import Ask
 from gpuyard.model.errors import UsageError
+from gpuyard.nova.request import NovaFlavor
 from tests.support.ledgers import ADA, ROOT, open_ledger
 from tests.support.served import RealClock, served, write_clouds
 from tests.support.sites import plain_site
@@ -77,3 +81,21 @@ def test_what_is_refused_before_anything_is_asked(words: list[str], said: str) -
     result = CliRunner().invoke(app, ["host", *words, "--site", str(plain_site())])
     assert isinstance(result.exception, UsageError)
     assert said in str(result.exception)
+
+
+def test_nothing_of_a_server_steers_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flavor = NovaFlavor("f-1", "small", 1, 1, 1)
+    server = GuestServer("s-1", "a\x1b[2J", "ACTIVE", "", "p-1", "b\u202e", "c\r", flavor)
+    verdict = MoveVerdict(server, MoveWay.STAY, "no\x1b[2J")
+    assert all(line.isprintable() for line in lines(verdict))
+
+    def fail() -> None:
+        _end(MovePlan("gpu-1", Purpose.DRAIN, (verdict,)), done=True)
+
+    monkeypatch.setattr(main, "app", fail)
+    with pytest.raises(SystemExit):
+        main.run()
+    said = capsys.readouterr().err
+    assert said.splitlines() == ["gpuyard: gpu-1 is not empty:", "  a\\x1b[2J: stay: no\\x1b[2J"]

@@ -12,6 +12,7 @@ import typer
 
 from gpuyard.cli.options import DEFAULT_SITE, SiteOption
 from gpuyard.cli.render import InventoryOption, rendering_of, show_notes
+from gpuyard.model.text import printable
 
 if TYPE_CHECKING:
     from gpuyard.kolla.deploy import DeployStep, Wish
@@ -208,7 +209,7 @@ def _run(program: Path, steps: Sequence[DeployStep], kolla: Path, logs: Path, wa
             raise typer.Exit(INTERRUPTED)
         print(f"{head}: failed after {took}", flush=True)
         for failure in done.failures:
-            print(f"  {failure}")
+            print(f"  {printable(str(failure))}")
         raise GpuyardError(f"step {step.name} failed (exit code {done.code}), the whole output is in {log}; {go_on}")
     print(f"{len(steps)} steps done.")
 
@@ -223,7 +224,8 @@ def _progress(head: str, begin: float) -> Callable[[str], None]:
 
     def show(task: str) -> None:
         if sys.stdout.isatty():
-            print(f"\r\x1b[K{head}: {_minutes(time.monotonic() - begin)} {task}"[:110], end="", flush=True)
+            text = f"{head}: {_minutes(time.monotonic() - begin)} {printable(task)}"
+            print(f"\r\x1b[K{text}"[:110], end="", flush=True)
 
     return show
 

@@ -18,6 +18,7 @@ from gpuyard.cli.deploy import DEFAULT_KOLLA, PROGRAM
 from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
 from gpuyard.cli.output import Format, FormatOption
 from gpuyard.cli.prepare import PythonOption, SshConfigOption, SudoOption, YesOption
+from gpuyard.model.text import printable
 
 if TYPE_CHECKING:
     from gpuyard.deploy.doors import SiteDoors
@@ -261,7 +262,6 @@ def _row(task: DeployTask) -> dict[str, object]:
 def _lines(task: DeployTask) -> list[str]:
     """One step: its sign, what it is and how it stands; if it is not done, why it is a step and what it changes."""
     from gpuyard.deploy.planner import TaskStanding
-    from gpuyard.model.text import printable
 
     says = [printable(text) for text in task.verdict.says]
     head = f"{SIGNS[task.standing.value]:2} {task.title}"
@@ -315,7 +315,8 @@ class _Screen:
     def _show(self, text: str) -> None:
         if self._live:
             seconds = int(time.monotonic() - self._began)
-            print(f"\r\x1b[K{self._head}: {seconds // 60}:{seconds % 60:02d} {text}"[:COLUMNS], end="", flush=True)
+            line = f"{self._head}: {seconds // 60}:{seconds % 60:02d} {printable(text)}"
+            print(f"\r\x1b[K{line}"[:COLUMNS], end="", flush=True)
 
     def clear(self) -> None:
         if self._live:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,7 @@ from gpuyard.cli.findings import FindingFormat, FindingFormatOption, print_findi
 from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
 from gpuyard.cli.output import ColumnOption
 from gpuyard.model.errors import BlockedError, UsageError
+from gpuyard.model.text import printable
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -121,7 +122,7 @@ def return_(
 
     loaded = _site_with(site, host)
     in_the_way = _maintained(loaded, host, cloud, url, blind=unmaintained)
-    give_back(connect(cloud), host, in_the_way, lambda text: print(text, flush=True), _holds(loaded, host))
+    give_back(connect(cloud), host, in_the_way, _say, _holds(loaded, host))
 
 
 def leftovers(
@@ -154,7 +155,7 @@ def leftovers(
         if not yes:
             _confirm(f"Take away what {len(steps)} of them have of {host}?")
         for line in clean_leftovers(api, host, steps):
-            print(line)
+            _say(line)
         found = find_leftovers(read_leftovers(api, host, ours))
     left = keeps_closed(found)
     if left:
@@ -191,7 +192,7 @@ def _empty(
         return keepings_of_portal(cloud, url, blind=blind) if loaded.site.booking else ((), {})
 
     reader = MovesReader(api, loaded, host, keepings)
-    mover = HostMover(api, reader.read, rules, lambda text: print(text, flush=True))
+    mover = HostMover(api, reader.read, rules, _say)
     first = mover.plan(host, fenced or plan)
     _show(api, first, format_)
     if plan:
@@ -214,8 +215,16 @@ def _show(api: CloudApi, plan: MovePlan, format_: PlanFormat) -> None:
         print("\n".join(lines(one)))
 
 
+def _say(text: str) -> None:
+    print(printable(text), flush=True)
+
+
 def lines(one: MoveVerdict) -> Iterable[str]:
     """A server, for people."""
+    return map(printable, _lines(one))
+
+
+def _lines(one: MoveVerdict) -> Iterator[str]:
     gpus = f", {len(one.server.gpus)} GPU{'s' * (len(one.server.gpus) != 1)}" if one.server.gpus else ""
     yield (
         f"{one.server.name} ({one.server.id}), {one.server.status}, {one.server.flavor.name}{gpus}, of "

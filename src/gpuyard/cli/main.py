@@ -15,6 +15,7 @@ from gpuyard import __version__
 from gpuyard.app.credentials import adopt
 from gpuyard.cli import booking, db, deployment, flavor, gateway, gpu, host, image, lab, runner, serve, site, usage
 from gpuyard.model.errors import GpuyardError, UsageError, how_to_install
+from gpuyard.model.text import printable_lines
 
 INTERRUPTED = 130
 PARTS = {"nova": "lab", "keystone": "lab", "placement": "lab", "osc_lib": "openstackclient", "psycopg": "postgresql"}
@@ -66,7 +67,7 @@ def run() -> None:
     try:
         app()
     except GpuyardError as error:
-        print(f"gpuyard: {error}", file=sys.stderr)
+        print(f"gpuyard: {printable_lines(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         if not error.name or error.name.startswith("gpuyard"):

@@ -16,6 +16,11 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
+def printable_lines(text: str) -> str:
+    """As `printable`, line by line."""
+    return "\n".join(printable(line) for line in text.expandtabs().split("\n"))
+
+
 def cell(value: Any) -> Any:
     """A value as a cell of CSV that no spreadsheet takes for a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
