@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import stat
 import sys
 from collections.abc import Callable
@@ -118,6 +120,19 @@ def test_what_an_operator_has_put_there_stays(machine: Make) -> None:
     assert (made.root / SETTINGS).read_text() == "OS_CLOUD=gpuyard\n"
     (made.folder / "site.yaml").write_text("another\n")
     assert made.service.look().changes == (f"~ {made.root / SITE}",)
+
+
+def test_what_only_root_may_see_is_in_the_way_of_others(machine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, real = machine(), Path.stat
+
+    def guarded(path: Path, **more: Any) -> Any:
+        if path.name == "clouds.yaml" and path.parent.name == "credentials":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, **more)
+
+    monkeypatch.setattr(Path, "stat", guarded)
+    path = made.root / CREDENTIALS
+    assert made.service.look() == ServiceSight(problem=f"{path}: Permission denied; type it as root")
 
 
 def test_gpus_that_wait_are_accepted_through_the_portal_that_serves(machine: Make) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +157,42 @@ def test_a_run_of_kolla_that_was_killed_when_its_containers_ran_already_is_run_a
     assert all(host.ready for host in world.hosts.values())
 
 
+def test_a_run_for_one_host_does_not_end_what_was_begun_for_all(tmp_path: Path) -> None:
+    world = FakeWorld(site())
+    run_once(world, tmp_path / "journal", wanted=DeployRange(last="prechecks"))
+    world.left = 1 + 1 + 3 + 1
+    with pytest.raises(Killed):
+        run_once(world, tmp_path / "journal", "killed")
+    world.left = None
+    run_once(world, tmp_path / "journal", "limited", wanted=DeployRange(hosts=("gpu2",)))
+    journal = JournalFile(tmp_path / "journal").read()
+    assert task(plan_of(world, journal, DeployRange(hosts=("gpu2",))), "deploy").standing is TaskStanding.DONE
+    for left in (DeployRange(hosts=("gpu1",)), EVERYTHING):
+        assert "has not come to a good end" in task(plan_of(world, journal, left), "deploy").verdict.says[0]
+    run_once(world, tmp_path / "journal", "limited", wanted=DeployRange(hosts=("gpu1", "ctl")))
+    assert task(plan_of(world, JournalFile(tmp_path / "journal").read()), "deploy").standing is TaskStanding.DONE
+
+
+def test_a_line_that_the_disk_takes_only_a_part_of_is_written_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry, write = JournalEntry("r", "deploy", "", Happening.BEGUN, "t"), os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, text: write(descriptor, text[:7]))
+    with JournalFile(tmp_path / "journal").writer() as writer:
+        writer.write(entry)
+    assert JournalFile(tmp_path / "journal").read().last("deploy") == entry
+
+
+def test_a_disk_that_is_full_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(descriptor: int, text: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with JournalFile(tmp_path / "journal").writer() as writer:
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(GpuyardError, match="the journal cannot be written: No space left on device"):
+            writer.write(JournalEntry("r", "deploy", "", Happening.BEGUN, "t"))
+
+
 def test_what_fails_is_named_with_host_step_and_reason_and_is_the_last(tmp_path: Path) -> None:
     world = FakeWorld(site(), fails={"prepare gpu2"})
     with pytest.raises(GpuyardError, match=r"^prepare gpu2: it does not want to$") as caught:
@@ -198,6 +236,21 @@ def seen(world: FakeWorld, host: str, **changes: object) -> list[DeployTask]:
             {"changes": (), "pending": ("x",), "containers": frozenset({"nova_compute"})},
             "reboot gpu1",
             "its servers would go down",
+        ),
+        (
+            {"changes": (), "pending": ("x",), "containers": frozenset({"nova_libvirt"})},
+            "reboot gpu1",
+            "its servers would go down",
+        ),
+        (
+            {"changes": (), "pending": ("x",), "engine_problem": "docker ps did not answer within 30 s"},
+            "reboot gpu1",
+            "docker ps did not answer within 30 s: whether servers run there is not known",
+        ),
+        (
+            {"changes": (), "restart": True, "engine_problem": "docker ps did not answer within 30 s"},
+            "restart gpu1",
+            "docker ps did not answer within 30 s: whether servers run there is not known",
         ),
         ({"changes": (), "pending": ("x",), "here": True}, "reboot gpu1", "the machine that you type on"),
     ],
@@ -311,6 +364,11 @@ def deploy_error(**deploy: object) -> str:
         ({"vip": None}, "vip is missing: without one the APIs are at the control host's own address"),
         ({"hosts": {"a": {}, "b": {}}, "vip": None}, "vip is missing: a and b share the role control"),
         ({"hosts": {"a": {"address": "localhost"}, "b": {"address": "localhost"}}}, "cannot both be localhost"),
+        (
+            {"hosts": {"a": {"address": "10.0.0.1"}, "b": {"address": "10.0.0.1"}}},
+            "a and b are both at 10.0.0.1; give each its own address",
+        ),
+        ({"hosts": {"a": {}, "b": {"address": "a"}}}, "a and b are both at a; give each its own address"),
         ({"interface": "eno1; reboot"}, "string_pattern_mismatch"),
         ({"hosts": {"a": {"address": "-oProxyCommand=x"}}}, "string_pattern_mismatch"),
     ],

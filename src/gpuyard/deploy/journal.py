@@ -42,6 +42,8 @@ class JournalEntry:
     """UTC, ISO 8601."""
     about: str = ""
     """For a reboot the boot that was to end; for a run of Kolla the digest of what was deployed; of a failure why."""
+    hosts: tuple[str, ...] = ()
+    """To which the run was limited; empty: to none."""
 
     def line(self) -> str:
         found = {
@@ -51,6 +53,7 @@ class JournalEntry:
             "happening": self.happening.value,
             "at": self.at,
             "about": self.about,
+            "hosts": self.hosts,
         }
         return json.dumps(found) + "\n"
 
@@ -75,6 +78,16 @@ class DeployJournal:
         entry = self.last(stage, object_)
         return entry is not None and entry.happening is not Happening.DONE
 
+    def left_open(self, stage: str, hosts: Iterable[str]) -> JournalEntry | None:
+        """What was begun for one of these hosts and has not come to a good end, nor has another run for it since."""
+        for host in hosts:
+            last = next(
+                (e for e in reversed(self.entries) if e.stage == stage and (not e.hosts or host in e.hosts)), None
+            )
+            if last is not None and last.happening is not Happening.DONE:
+                return last
+        return None
+
     def ended_in_this_run(self, stage: str, object_: str = "") -> bool:
         entry = self.last(stage, object_)
         return entry is not None and entry.happening is Happening.DONE and bool(self.run) and entry.run == self.run
@@ -98,6 +111,7 @@ def _entry(line: str) -> JournalEntry | None:
             Happening(found["happening"]),
             str(found["at"]),
             str(found.get("about", "")),
+            tuple(map(str, found.get("hosts", ()))),
         )
     except (ValueError, KeyError, TypeError, RecursionError, AttributeError):
         return None
@@ -154,8 +168,16 @@ class JournalWriter:
     descriptor: int
 
     def write(self, entry: JournalEntry) -> None:
-        os.write(self.descriptor, entry.line().encode())
-        os.fsync(self.descriptor)
+        """Raises GpuyardError when the disk does not take it."""
+        left = entry.line().encode()
+        try:
+            while left:
+                left = left[os.write(self.descriptor, left) :]
+            os.fsync(self.descriptor)
+        except OSError as error:
+            raise GpuyardError(
+                f"the journal cannot be written: {error.strerror}; mend that, and type the same again"
+            ) from None
 
 
 def stamp(now: datetime) -> str:

@@ -22,8 +22,8 @@ CONTAINERS = {
     "compute": ("nova_compute",),
 }
 """Kolla's containers without which a host with a role is not deployed. Other roles' depend on Kolla's variables."""
-HYPERVISOR = "nova_compute"
-"""A host with this container has servers, which a reboot would end."""
+HYPERVISOR = frozenset({"nova_compute", "nova_libvirt"})
+"""A host with one of these containers has servers, which a reboot would end."""
 
 
 class TaskStanding(StrEnum):
@@ -243,7 +243,7 @@ def _reboot(site: Site, sight: Sight, journal: DeployJournal, name: str, hosts: 
         return _later()
     if not host.pending:
         return _later(*host.reboot_later) if host.changes and host.reboot_later else _done("nothing waits for one")
-    if HYPERVISOR in host.containers:
+    if HYPERVISOR & host.containers:
         return _blocked(
             f"its servers would go down: empty it ('gpuyard host maintenance'), reboot it yourself; "
             f"what waits: {', '.join(host.pending)}"
@@ -254,6 +254,10 @@ def _reboot(site: Site, sight: Sight, journal: DeployJournal, name: str, hosts: 
 def _reboot_of(host: HostSight, why: Sequence[str]) -> TaskVerdict:
     if host.here:
         return _blocked("this is the machine that you type on: reboot it yourself, and then type the same again")
+    if host.engine_problem:
+        return _blocked(
+            f"{host.engine_problem}: whether servers run there is not known; mend that, or reboot it yourself"
+        )
     return _due(*why)
 
 
@@ -329,12 +333,12 @@ def _bootstrap(site: Site, sight: Sight, journal: DeployJournal, name: str, host
     bare = [host for host in hosts if not sight.hosts[host].engine]
     if bare:
         return _due(*(f"{host} has no container engine" for host in bare))
-    return _open(journal, "bootstrap-servers") or _done("each host has a container engine")
+    return _open(journal, "bootstrap-servers", hosts) or _done("each host has a container engine")
 
 
-def _open(journal: DeployJournal, stage: str) -> TaskVerdict | None:
-    entry = journal.last(stage)
-    if entry is not None and journal.is_open(stage):
+def _open(journal: DeployJournal, stage: str, hosts: Collection[str]) -> TaskVerdict | None:
+    entry = journal.left_open(stage, hosts)
+    if entry is not None:
         return _due(f"it was begun, and has not come to a good end ({entry.happening.value} at {entry.at})")
     return None
 
@@ -363,7 +367,7 @@ def _deploy(site: Site, sight: Sight, journal: DeployJournal, name: str, hosts: 
         return _blocked(*broken)
     if missing := list(_missing(site, sight, hosts)):
         return _due(*missing)
-    return _open(journal, "deploy") or _done("the services that a host needs for its roles run")
+    return _open(journal, "deploy", hosts) or _done("the services that a host needs for its roles run")
 
 
 def _missing(site: Site, sight: Sight, hosts: Collection[str]) -> Iterator[str]:

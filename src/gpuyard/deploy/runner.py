@@ -99,7 +99,8 @@ class Deployment:
     ) -> DeployJournal:
         def note(task: DeployTask, happening: Happening, about: str) -> None:
             nonlocal journal
-            entry = JournalEntry(journal.run, task.stage, task.object, happening, stamp(self.clock()), about)
+            when, hosts = stamp(self.clock()), self.wanted.hosts
+            entry = JournalEntry(journal.run, task.stage, task.object, happening, when, about, hosts)
             writer.write(entry)
             journal = journal.with_entry(entry)
 

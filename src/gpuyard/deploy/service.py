@@ -79,7 +79,7 @@ class DeployService:
             wanted[f"etc/gpuyard/{host.recording}"] = self._text(self.site_file.parent / host.recording)
         wanted[UNIT_FILE] = self._run([*self.gpuyard, "serve", "--unit"])
         first = {CREDENTIALS: self._text(self.clouds), SETTINGS: f"OS_CLOUD={self.cloud}\n"}
-        wanted |= {path: text for path, text in first.items() if not (self.root / path).exists()}
+        wanted |= {path: text for path, text in first.items() if not _is_there(self.root / path)}
         found = (Change(self.root / path, read_text(self.root / path), text) for path, text in wanted.items())
         return tuple(change for change in found if change.before != change.after)
 
@@ -135,3 +135,11 @@ class DeployService:
             f"; 'systemctl status {UNIT}' may say more",
         )
         return said_by(words, {**os.environ, **(variables or {})}, SECONDS, missing, more, fails)
+
+
+def _is_there(path: Path) -> bool:
+    """Raises GpuyardError for whom the folder does not say."""
+    try:
+        return path.exists()
+    except PermissionError as error:
+        raise GpuyardError(f"{path}: {error.strerror}; type it as root") from None

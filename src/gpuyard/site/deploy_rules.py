@@ -125,6 +125,10 @@ class SiteDeploy(Strict):
         here = [name for name, host in self.hosts.items() if host.address == HERE]
         if len(here) > 1:
             raise ValueError(f"{' and '.join(here)} cannot both be localhost")
+        places: dict[str, str] = {}
+        for name, host in self.hosts.items():
+            if (first := places.setdefault(host.target(name), name)) != name:
+                raise ValueError(f"{first} and {name} are both at {host.target(name)}; give each its own address")
         if self.vip is None:
             self._alone(control)
         return self
