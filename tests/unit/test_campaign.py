@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given, settings
@@ -31,6 +33,7 @@ from gpuyard.campaign.planner import (
 )
 from gpuyard.campaign.runner import PATIENCE, CampaignRun, CampaignUnseenError
 from gpuyard.campaign.work import NOT_STARTED, WorkFile
+from gpuyard.client.campaign_doors import PortalCampaign
 from gpuyard.deploy.journal import DeployJournal, Happening, JournalEntry
 from gpuyard.health.maintenance import MaintenanceState
 from gpuyard.health.records import HealthState
@@ -227,6 +230,14 @@ def test_after_a_failure_nothing_begins_and_what_is_at_work_goes_on() -> None:
     rows = planned(one, sights, entry(A.RETURN, "gpu-1"), *begun, bad, run="r3")
     assert [row.host for row in rows.values() if row.act] == ["gpu-2", "gpu-3"], "the next run tries again"
     assert rows["gpu-5"].reason == "waits for gpu-2, which failed before"
+
+
+def test_a_host_that_was_not_accepted_is_back_before_another_one_begins() -> None:
+    failed = (entry(A.BEGIN, "gpu-2"), entry(A.WORK, "gpu-2"), entry(A.RETURN, "gpu-2", Happening.FAILED, "r1", "cold"))
+    sights = {"gpu-2": seen(M.BACK, gpus=(GPU,))}
+    rows = planned(campaign(3, at_once=2), sights, entry(A.RETURN, "gpu-1"), *failed)
+    assert (rows["gpu-2"].act, rows["gpu-3"].act) == (A.ACCEPT, None)
+    assert rows["gpu-3"].reason == "waits for gpu-2, which failed before"
 
 
 def test_whoever_stops_it_stops_what_has_not_begun() -> None:
@@ -432,6 +443,8 @@ def test_a_host_that_has_failed_and_gets_well_while_others_are_at_work_has_faile
     assert [host for what, host in model.log if what == "begin"] == ["gpu-1", "gpu-2", "gpu-3"]
     assert (found.halted, [row.host for row in found.failed]) == ("stopped after gpu-2 failed", ["gpu-2"])
     assert model.state["gpu-2"] is M.BACK
+    noted = [(one.object, one.about) for one in model.entries if one.happening is Happening.FAILED]
+    assert [host for host, why in noted if "not given back since" in why] == ["gpu-2"]
     assert not model.go("r2").left
 
 
@@ -453,6 +466,39 @@ def test_a_portal_that_is_away_for_a_while_is_waited_for() -> None:
     model.time = NOW - 2 * PATIENCE
     with pytest.raises(CampaignUnseenError):
         one.run(DeployJournal((), "r2"))
+
+
+class AnyPortal:
+    """As far as it is asked about a maintenance of gpu-1 that somebody has begun."""
+
+    def __init__(self, comment: str) -> None:
+        since = NOW.isoformat()
+        self.row: dict[str, object] = {
+            "id": "m",
+            "host": "gpu-1",
+            "state": "in work",
+            "since": since,
+            "begun": since,
+            "done": None,
+        }
+        self.row |= {"comment": comment, "problems": [], "servers": [], "end": since}
+
+    def maintenances(self, **asked: object) -> list[dict[str, object]]:
+        return [self.row]
+
+
+@pytest.mark.parametrize(
+    ("comment", "ours"),
+    [("kernel (campaign k)", True), ("kernel 6.12 (campaign k)", True), ("kernel", False), ("x (campaign kk)", False)],
+)
+def test_a_maintenance_is_the_campaigns_by_its_name_whatever_its_words(
+    tmp_path: Path, comment: str, ours: bool
+) -> None:
+    portal: Any = AnyPortal(comment)
+    doors = PortalCampaign(campaign(1), portal, tmp_path, lambda: NOW, lambda: None, ZoneInfo("UTC"))
+    sight = doors.look(DeployJournal())["gpu-1"]
+    assert (sight.maintenance is not None) is ours
+    assert bool(sight.other) is not ours
 
 
 # The command for one host

@@ -71,7 +71,15 @@ class Campaign(Strict):
     @property
     def title(self) -> str:
         """The comment of its maintenances, by which they are known."""
-        return f"{self.comment} (campaign {self.campaign})"
+        return f"{self.comment} {self._mark}"
+
+    @property
+    def _mark(self) -> str:
+        return f"(campaign {self.campaign})"
+
+    def is_ours(self, comment: str) -> bool:
+        """Whether a maintenance with this comment is of this campaign, also when the file said other words before."""
+        return comment.endswith(f" {self._mark}")
 
     def words(self, host: str) -> list[str]:
         """The command for a host, word by word: no shell reads it."""

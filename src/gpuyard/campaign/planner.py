@@ -32,7 +32,7 @@ class CampaignAct(StrEnum):
     ACCEPT = "accept"
     """Have the GPUs accepted that must be before anybody gets them."""
     RETURN = "return"
-    """Nothing but the line in the journal: this host is through."""
+    """Nothing but the line in the journal: this host is through, or has failed."""
 
 
 A = CampaignAct
@@ -180,8 +180,6 @@ class CampaignNow:
     stop: str = ""
     """Who wants it stopped, in words."""
     costs: Mapping[str, CampaignCost] = field(default_factory=dict)
-    failed: Mapping[str, str] = field(default_factory=dict)
-    """Host that has failed in this run -> why; also one that has become well since."""
 
 
 def plan_campaign(campaign: Campaign, now: CampaignNow) -> CampaignPlan:
@@ -245,11 +243,11 @@ def _halted(row: CampaignRow, halted: str) -> CampaignRow:
 def _row(campaign: Campaign, host: str, now: CampaignNow) -> CampaignRow:
     """A host by itself, as if there were no other one."""
     sight, journal = now.sights.get(host, CampaignSight()), now.journal
-    if host in now.failed:
-        return CampaignRow(host, S.FAILED, now.failed[host])
     through = journal.last(A.RETURN, host)
     if through is not None and through.happening is Happening.DONE:
         return CampaignRow(host, S.BACK, f"since {through.at}")
+    if through is not None and through.happening is Happening.FAILED and through.run == journal.run:
+        return CampaignRow(host, S.FAILED, through.about)  # whatever has become of it since
     begun, one = journal.last(A.BEGIN, host), sight.maintenance
     if begun is not None and begun.happening is Happening.FAILED and begun.run == journal.run:
         return CampaignRow(host, S.FAILED, begun.about)

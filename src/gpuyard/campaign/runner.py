@@ -74,12 +74,11 @@ class CampaignRun:
     def run(self, journal: DeployJournal) -> CampaignPlan:
         """Until nothing is left to do or to wait for: how it is then. Raises GpuyardError."""
         silent: datetime | None = None
-        failed: dict[str, str] = {}
         while True:
             try:
                 sights = self.doors.look(journal)
                 journal = self._note_ends(sights, journal)
-                plan = self.plan(sights, journal, failed)
+                plan = self.plan(sights, journal)
             except CampaignUnseenError as error:
                 silent = silent or self.clock()
                 if self.clock() - silent > PATIENCE:
@@ -88,7 +87,7 @@ class CampaignRun:
                 self.doors.wait()
                 continue
             silent = None
-            failed |= {row.host: row.reason for row in plan.failed}
+            journal = self._note_failures(plan, journal)
             self.show(plan)
             if plan.acts:
                 journal = self._carry_out(plan.acts, journal)
@@ -97,11 +96,9 @@ class CampaignRun:
             else:
                 self.doors.wait()
 
-    def plan(
-        self, sights: Mapping[str, CampaignSight], journal: DeployJournal, failed: Mapping[str, str]
-    ) -> CampaignPlan:
+    def plan(self, sights: Mapping[str, CampaignSight], journal: DeployJournal) -> CampaignPlan:
         """Where there is a choice, hosts on which nobody would lose anything are first."""
-        now = CampaignNow(sights, journal, self.clock(), self.doors.stop_asked(), failed=failed)
+        now = CampaignNow(sights, journal, self.clock(), self.doors.stop_asked())
         plan = plan_campaign(self.campaign, now)
         waiting = [row.host for row in plan.rows if row.standing is CampaignStanding.WAITING]
         if not 0 < sum(row.act is CampaignAct.BEGIN for row in plan.rows) < len(waiting) or self._is_canary(plan):
@@ -123,6 +120,14 @@ class CampaignRun:
                 journal = self._note(journal, CampaignAct.WORK, host, Happening.FAILED, why)
             else:
                 journal = self._note(journal, CampaignAct.WORK, host, Happening.DONE, begun.about)
+        return journal
+
+    def _note_failures(self, plan: CampaignPlan, journal: DeployJournal) -> DeployJournal:
+        """So that this run begins nothing when one gets well meanwhile, and the next one nothing before it is back."""
+        for row in plan.failed:
+            last = journal.last(CampaignAct.RETURN, row.host)
+            if last is None or last.run != journal.run:
+                journal = self._note(journal, CampaignAct.RETURN, row.host, Happening.FAILED, row.reason)
         return journal
 
     def _carry_out(self, acts: Sequence[CampaignRow], journal: DeployJournal) -> DeployJournal:

@@ -61,12 +61,12 @@ class PortalCampaign:
         through = journal.last(CampaignAct.RETURN, host)
         if through is not None and through.happening is Happening.DONE:
             return CampaignSight()
-        if row is not None and row["comment"] != self._campaign.title:
+        if row is not None and not self._campaign.is_ours(row["comment"]):
             return CampaignSight(other=f"{row['comment']}, until {show_api_time(row['end'], self._zone)}")
         begun = journal.last(CampaignAct.BEGIN, host)
         if row is None and begun is not None:
             past = self._client.maintenances(host=host, past=True)
-            row = next((one for one in past if one["comment"] == self._campaign.title), None)
+            row = next((one for one in past if self._campaign.is_ours(one["comment"])), None)
         if row is None:
             return CampaignSight()
         work, code, log = self._work(host, journal)
@@ -132,7 +132,7 @@ class PortalCampaign:
     def done(self, host: str) -> None:
         with _seen():
             row = next((one for one in self._client.maintenances(host=host)), None)
-            if row is None or row["comment"] != self._campaign.title:
+            if row is None or not self._campaign.is_ours(row["comment"]):
                 raise GpuyardError(f"the maintenance of {host} is over already: 'gpuyard host maintenance show {host}'")
             self._client.maintenance_step(row["id"], "done", {"comment": f"campaign {self._campaign.campaign}"})
 
