@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from gpuyard.campaign.planner import CampaignDrain, CampaignWork
 from gpuyard.cli.main import app
 from gpuyard.health.acceptance import TryState
 from gpuyard.health.maintenance import MaintenanceState
@@ -31,7 +32,7 @@ from gpuyard.model.watch import GpuLook, HostLook
 from gpuyard.site.compile import CompiledSite
 from tests.support.ledgers import ROOT
 from tests.support.served import served, write_clouds
-from tests.support.sites import flavor, site
+from tests.support.sites import flavor, plain_site, site
 from tests.support.sysfs import TITAN_XP, Sysfs
 from tests.unit.test_health_keeper import ADA, MUST, Ward
 
@@ -242,6 +243,63 @@ def state_of(world: Tenfold, bookings: Sequence[Booking]) -> list[object]:
         world.ledger.lanes(),
         world.store.take_undelivered("x", world.now, 9),
     ]
+
+
+@dataclass
+class Moves:
+    """Stands for a CampaignDrains: Nova and its servers, which leave at once."""
+
+    world: Tenfold
+    servers: dict[str, str]
+    log: list[str] = field(default_factory=list)
+    closed_hosts: set[str] = field(default_factory=set)
+    moved: str = ""
+
+    def look(self, host: str) -> CampaignDrain:
+        first = f"{self.servers[host]}: migrate to gpu-09: it has room" if host in self.servers else ""
+        move = CampaignWork.ENDED if host == self.moved else CampaignWork.NONE
+        return CampaignDrain(host in self.closed_hosts, first, move=move)
+
+    def foresee(self, host: str) -> tuple[str, ...]:
+        return tuple(f"server {name}: migrate to gpu-09" for where, name in self.servers.items() if where == host)
+
+    def close(self, host: str) -> None:
+        self.closed_hosts.add(host)
+        self.log.append(f"close {host}")
+
+    def drain(self, host: str) -> None:
+        self.moved = host
+        self.log.append(f"move {self.servers.pop(host)}")
+        self.world.cloud.holders.clear()
+        self.world.cloud.servers.clear()
+
+    def closed(self, host: str) -> tuple[bool, bool]:
+        return host in self.closed_hosts, True
+
+    def open(self, host: str) -> None:
+        assert self.world.states()[host] is M.CHECKING
+        self.closed_hosts.remove(host)
+        self.log.append(f"open {host}")
+
+
+def test_servers_are_moved_off_a_host_when_the_file_says_so(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = operator.world
+    world.cloud.boot("s1", ADA.user_id, ADA.project_id, [provider_of("gpu-02")], world.now)
+    world.turn()
+    operator.write(script(operator, ""), hosts=["gpu-01", "gpu-02"], drain="move")
+    code, text = operator.type("plan", "--os-cloud", "root", "--site", str(plain_site()))
+    assert code == 2, text
+    assert "campaign k: the site has no host 'gpu-01'" in text
+    moves = Moves(world, {"gpu-02": "s1"})
+    monkeypatch.setattr("gpuyard.cli.campaign._drains", lambda *given: moves)
+    assert operator.plan()["gpu-02"]["In the way"] == "server s1: migrate to gpu-09"
+    code, text = operator.run()
+    assert (code, text.splitlines()[-1]) == (0, "All 2 hosts are back."), text
+    assert moves.log == ["close gpu-01", "open gpu-01", "close gpu-02", "move s1", "open gpu-02"]
+    assert "gpu-02: draining: drain: s1: migrate to gpu-09: it has room" in text
+    assert operator.worked() == ["gpu-01", "gpu-02"]
 
 
 def test_a_host_that_is_used_is_waited_for_and_one_of_somebody_else_is_left_out(operator: Operator) -> None:

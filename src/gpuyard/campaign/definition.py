@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, model_validator
 from ruamel.yaml import YAML
@@ -37,6 +38,9 @@ class Campaign(Strict):
     by_hand: bool = Field(False, strict=True, description="People do it, and say 'gpuyard host maintenance done'.")
     takes: Time = Field(
         timedelta(hours=2), description="How long a host is expected to be away, with its servers gone."
+    )
+    drain: Literal["move", "shelve"] | None = Field(
+        None, description="Servers are moved off each host; 'shelve': those for which there is no room are shelved."
     )
     drained_within: Time | None = Field(None, description="A host that is not empty by then has failed.")
     back_within: Time = Field(timedelta(hours=1), description="A host that does not pass its check by then has failed.")
@@ -80,6 +84,12 @@ class Campaign(Strict):
     def is_ours(self, comment: str) -> bool:
         """Whether a maintenance with this comment is of this campaign, also when the file said other words before."""
         return comment.endswith(f" {self._mark}")
+
+    def refuse_strangers(self, known: Collection[str]) -> None:
+        """Raises UsageError for a host that the site does not have."""
+        for host in self.hosts:
+            if host not in known:
+                raise UsageError(f"campaign {self.campaign}: the site has no host {host!r}; it has {', '.join(known)}")
 
     def words(self, host: str) -> list[str]:
         """The command for a host, word by word: no shell reads it."""

@@ -3,6 +3,9 @@
 A host goes through a maintenance, which the portal keeps: it is emptied, worked on, checked, given back. The campaign
 says when one begins, has the work done, and has GPUs accepted that must be. One host is out of use before it, as a
 canary; never more than the file says at once; and after one has failed none begins any more.
+
+Where the file says so the campaign empties hosts itself, as `gpuyard host drain` does: Nova is told to start nothing
+new there, servers move elsewhere, one at a time whatever its host, and after the work Nova may use the host again.
 """
 
 from __future__ import annotations
@@ -25,10 +28,18 @@ class CampaignAct(StrEnum):
 
     BEGIN = "begin"
     """A maintenance of the host, from now on."""
+    CLOSE = "close"
+    """Have Nova start no servers there."""
+    DRAIN = "drain"
+    """Move one of its servers elsewhere, or shelve it."""
+    EMPTIED = "emptied"
+    """Nothing but the line in the journal: no server is there, with GPUs or without."""
     WORK = "work"
     """The command of the file."""
     DONE = "done"
     """Say that the work is done, so that the host is checked."""
+    OPEN = "open"
+    """Have Nova use it again: neither its check nor servers that accept GPUs do without."""
     ACCEPT = "accept"
     """Have the GPUs accepted that must be before anybody gets them."""
     RETURN = "return"
@@ -45,6 +56,8 @@ class CampaignStanding(StrEnum):
     TAKEN = "taken"
     """Somebody else maintains it."""
     DRAINING = "draining"
+    MOVING = "moving"
+    """One of its servers is on its way elsewhere."""
     EMPTY = "empty"
     """No server is there, and its work has not begun."""
     AT_WORK = "at work"
@@ -57,17 +70,17 @@ class CampaignStanding(StrEnum):
 
 
 S = CampaignStanding
-OUT = frozenset({S.DRAINING, S.EMPTY, S.AT_WORK, S.BY_HAND, S.CHECKING, S.ACCEPTING, S.FAILED})
+OUT = frozenset({S.DRAINING, S.MOVING, S.EMPTY, S.AT_WORK, S.BY_HAND, S.CHECKING, S.ACCEPTING, S.FAILED})
 """The campaign keeps the host out of use, or does not know whether it is well."""
-ENDS_BY_ITSELF = frozenset({S.AT_WORK, S.CHECKING, S.ACCEPTING})
+ENDS_BY_ITSELF = frozenset({S.MOVING, S.AT_WORK, S.CHECKING, S.ACCEPTING})
 """A run that begins nothing any more waits for these: nobody else brings them on."""
 
 
 class CampaignWork(StrEnum):
-    """What is known of the command that was last started for a host."""
+    """What is known of what was last started for a host: its command, or the way of one of its servers."""
 
     NONE = "none"
-    """None was, or it was killed and nobody knows how far it came."""
+    """Nothing was, or it was killed and nobody knows how far it came."""
     RUNNING = "running"
     ENDED = "ended"
 
@@ -84,6 +97,24 @@ class CampaignMaintenance:
     """Why it is not given back yet."""
     servers: tuple[str, ...] = ()
     """Names of those that still have GPUs there."""
+
+
+@dataclass(frozen=True)
+class CampaignDrain:
+    """What becomes of the servers of a host, in the words of `gpuyard host drain`."""
+
+    closed: bool = True
+    """Nova starts no servers there, since we have told it."""
+    next: str = ""
+    """Of the server that goes first; empty: none can go now."""
+    left: tuple[str, ...] = ()
+    """Of servers that cannot go now."""
+    refused: str = ""
+    """Why no server at all can go; then nothing else is known."""
+    move: CampaignWork = CampaignWork.NONE
+    """How far the last one is that this run has begun with."""
+    failed: str = ""
+    """Why that one has not come to its place."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +146,12 @@ class CampaignSight:
     """With which the command has ended."""
     log: str = ""
     """Where its output is."""
+    drain: CampaignDrain | None = None
+    """Of a host that is to be emptied."""
+    closed: bool = False
+    """Nova does not use it, since a drain has told it; seen when the work is done."""
+    heard: bool = True
+    """Nova hears of its nova-compute."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +245,18 @@ def plan_campaign(campaign: Campaign, now: CampaignNow) -> CampaignPlan:
         else row
         for row in rows
     ]
-    return CampaignPlan(tuple(found))
+    return CampaignPlan(tuple(_one_moves(found)))
+
+
+def _one_moves(rows: Sequence[CampaignRow]) -> list[CampaignRow]:
+    """One server at a time: two that are planned apart could be promised the same room."""
+    goes = [row.host for row in rows if row.standing is S.MOVING] or [row.host for row in rows if row.act is A.DRAIN]
+    return [
+        replace(row, act=None, reason=f"waits for a server of {goes[0]} to have moved; then {row.reason}")
+        if row.act is A.DRAIN and row.host != goes[0]
+        else row
+        for row in rows
+    ]
 
 
 def _begins(row: CampaignRow, campaign: Campaign) -> CampaignRow:
@@ -232,9 +280,11 @@ def _failed_once(journal: DeployJournal, host: str) -> bool:
 
 
 def _halted(row: CampaignRow, halted: str) -> CampaignRow:
-    """Nothing begins: neither a host nor the work on one. What is at work goes on to its end."""
+    """Nothing begins: neither a host, nor the way of a server, nor the work. What is under way goes on to its end."""
     if row.standing is S.WAITING:
         return replace(row, reason=f"not begun: {halted}", act=None)
+    if row.act in (A.CLOSE, A.DRAIN):
+        return replace(row, reason=f"it is not emptied further: {halted}", act=None)
     if row.act is A.WORK:
         return replace(row, reason=f"its work is not begun: {halted}", act=None)
     return row
@@ -255,6 +305,8 @@ def _row(campaign: Campaign, host: str, now: CampaignNow) -> CampaignRow:
         if one is not None and begun is not None and begun.run == journal.run:
             return CampaignRow(host, S.FAILED, "its maintenance was cancelled by somebody")
         return CampaignRow(host, S.TAKEN, sight.other) if sight.other else CampaignRow(host, S.WAITING, "")
+    if campaign.drain and one.state in (M.DRAINING, M.IN_WORK) and not is_emptied(journal, host):
+        return _emptying(campaign, host, one, now)
     if one.state in (M.PLANNED, M.DRAINING):
         return _drained(campaign, host, one, now)
     if sight.work is CampaignWork.RUNNING:
@@ -269,12 +321,49 @@ def _row(campaign: Campaign, host: str, now: CampaignNow) -> CampaignRow:
     return _given_back(campaign, host, one, now)
 
 
+def is_emptied(journal: DeployJournal, host: str) -> bool:
+    """Whether its servers have been moved away in its last maintenance; from then on it may be down."""
+    found = journal.last(A.EMPTIED, host)
+    return found is not None and _since(journal, found, journal.last(A.BEGIN, host))
+
+
+def _emptying(campaign: Campaign, host: str, one: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
+    drain, journal = now.sights[host].drain, now.journal
+    if drain is None:
+        return CampaignRow(host, S.DRAINING, "waits until its servers are looked at")
+    if drain.move is CampaignWork.RUNNING:
+        return CampaignRow(host, S.MOVING, drain.next)
+    if refused := _refused(journal, host, A.CLOSE) or _refused(journal, host, A.DRAIN):
+        return CampaignRow(host, S.FAILED, refused)
+    waits = drain.refused or drain.next or "; ".join(drain.left)
+    if drain.closed and not waits:
+        return CampaignRow(host, S.DRAINING, "no server is on it any more", A.EMPTIED)
+    if late := _late(campaign, one, now):
+        return CampaignRow(host, S.FAILED, f"{late}: {waits}")
+    if not drain.closed and not drain.refused:
+        return CampaignRow(host, S.DRAINING, "it is to take no new servers", A.CLOSE)
+    return CampaignRow(host, S.DRAINING, waits, A.DRAIN if drain.next else None)
+
+
 def _drained(campaign: Campaign, host: str, one: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
     used = f"waits for {', '.join(one.servers)}" if one.servers else "waits until it is seen to be empty"
-    begun = one.begun or one.since
-    if campaign.drained_within is not None and now.time - begun > campaign.drained_within:
-        return CampaignRow(host, S.FAILED, f"not empty since {moment_text(begun)}: {used}")
+    if late := _late(campaign, one, now):
+        return CampaignRow(host, S.FAILED, f"{late}: {used}")
     return CampaignRow(host, S.DRAINING, used)
+
+
+def _late(campaign: Campaign, one: CampaignMaintenance, now: CampaignNow) -> str:
+    """That a host should have been empty by now; empty: it may take longer."""
+    begun = one.begun or one.since
+    if campaign.drained_within is None or now.time - begun <= campaign.drained_within:
+        return ""
+    return f"not empty since {moment_text(begun)}"
+
+
+def _refused(journal: DeployJournal, host: str, act: CampaignAct) -> str:
+    """Why it could not be done in this run; the next one tries again."""
+    said = journal.last(act, host)
+    return said.about if said is not None and said.happening is Happening.FAILED and said.run == journal.run else ""
 
 
 def _worked(campaign: Campaign, host: str, sight: CampaignSight, journal: DeployJournal) -> CampaignRow:
@@ -297,6 +386,11 @@ def _worked(campaign: Campaign, host: str, sight: CampaignSight, journal: Deploy
 
 
 def _checked(campaign: Campaign, host: str, one: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
+    sight = now.sights[host]
+    if refused := _refused(now.journal, host, A.OPEN):
+        return CampaignRow(host, S.FAILED, refused)
+    if sight.closed and sight.heard:
+        return CampaignRow(host, S.CHECKING, "the work is done, and Nova may use it again", A.OPEN)
     problems, done = "; ".join(one.problems) or "waits for its check", one.done or one.since
     if now.time - done > campaign.back_within:
         return CampaignRow(host, S.FAILED, f"not given back since {moment_text(done)}: {problems}")
@@ -315,8 +409,10 @@ def _given_back(campaign: Campaign, host: str, one: CampaignMaintenance, now: Ca
     if bad:
         return CampaignRow(host, S.FAILED, "; ".join(f"{gpu.address} is quarantined: {gpu.cause}" for gpu in bad))
     asked = journal.last(A.ACCEPT, host)
-    if asked is not None and asked.happening is Happening.FAILED and asked.run == journal.run:
-        return CampaignRow(host, S.FAILED, asked.about)
+    if refused := _refused(journal, host, A.ACCEPT) or _refused(journal, host, A.OPEN):
+        return CampaignRow(host, S.FAILED, refused)
+    if sight.closed:  # somebody has answered for it before Nova was told
+        return CampaignRow(host, S.CHECKING, "it is back, and Nova may use it again", A.OPEN)
     if sight.tries:
         return CampaignRow(host, S.ACCEPTING, f"servers try {sight.tries} of its slots")
     wait = [gpu.address for gpu in sight.gpus if gpu.state is HealthState.TO_ACCEPT]

@@ -45,10 +45,17 @@ class CampaignDoors(Protocol):
 
     def begin(self, host: str) -> None: ...
 
+    def close(self, host: str) -> None: ...
+
+    def drain(self, host: str) -> None:
+        """Begin with the next of its servers; the look says how far that is."""
+
     def work(self, host: str, attempt: str) -> None:
         """Start the command; it is a new `attempt`."""
 
     def done(self, host: str) -> None: ...
+
+    def open(self, host: str) -> None: ...
 
     def accept(self, host: str) -> None: ...
 
@@ -110,16 +117,14 @@ class CampaignRun:
         return any(row.host == self.campaign.first and row.act is CampaignAct.BEGIN for row in plan.rows)
 
     def _note_ends(self, sights: Mapping[str, CampaignSight], journal: DeployJournal) -> DeployJournal:
-        """Write down how commands have ended that were begun."""
+        """Write down how commands, and ways of servers, have ended that were begun."""
         for host in self.campaign.hosts:
-            begun, sight = journal.last(CampaignAct.WORK, host), sights[host]
-            if begun is None or begun.happening is not Happening.BEGUN or sight.work is not CampaignWork.ENDED:
-                continue
-            if sight.code:
-                why = f"its command ended with {sight.code}; its output is in {sight.log}"
-                journal = self._note(journal, CampaignAct.WORK, host, Happening.FAILED, why)
-            else:
-                journal = self._note(journal, CampaignAct.WORK, host, Happening.DONE, begun.about)
+            sight = sights[host]
+            if sight.work is CampaignWork.ENDED:
+                why = f"its command ended with {sight.code}; its output is in {sight.log}" if sight.code else ""
+                journal = self._note_end(journal, CampaignAct.WORK, host, why)
+            if sight.drain is not None and sight.drain.move is CampaignWork.ENDED:
+                journal = self._note_end(journal, CampaignAct.DRAIN, host, sight.drain.failed)
         return journal
 
     def _note_failures(self, plan: CampaignPlan, journal: DeployJournal) -> DeployJournal:
@@ -129,6 +134,14 @@ class CampaignRun:
             if last is None or last.run != journal.run:
                 journal = self._note(journal, CampaignAct.RETURN, row.host, Happening.FAILED, row.reason)
         return journal
+
+    def _note_end(self, journal: DeployJournal, act: CampaignAct, host: str, why: str) -> DeployJournal:
+        """`why`: it has failed; empty: it has not."""
+        begun = journal.last(act, host)
+        if begun is None or begun.happening is not Happening.BEGUN:
+            return journal
+        happening = Happening.FAILED if why else Happening.DONE
+        return self._note(journal, act, host, happening, why or begun.about)
 
     def _carry_out(self, acts: Sequence[CampaignRow], journal: DeployJournal) -> DeployJournal:
         """Each of them; after one that fails, all is looked at anew."""
@@ -144,17 +157,23 @@ class CampaignRun:
                 return journal
             except GpuyardError as error:
                 return self._note(journal, row.act, row.host, Happening.FAILED, str(error))
-            if row.act is not CampaignAct.WORK:  # that one ends later
+            if row.act not in (CampaignAct.WORK, CampaignAct.DRAIN):  # those end later
                 journal = self._note(journal, row.act, row.host, Happening.DONE, attempt)
         return journal
 
     def _do(self, act: CampaignAct, host: str, attempt: str) -> None:
         if act is CampaignAct.BEGIN:
             self.doors.begin(host)
+        elif act is CampaignAct.CLOSE:
+            self.doors.close(host)
+        elif act is CampaignAct.DRAIN:
+            self.doors.drain(host)
         elif act is CampaignAct.WORK:
             self.doors.work(host, attempt)
         elif act is CampaignAct.DONE:
             self.doors.done(host)
+        elif act is CampaignAct.OPEN:
+            self.doors.open(host)
         elif act is CampaignAct.ACCEPT:
             self.doors.accept(host)
 

@@ -16,16 +16,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuyard.cli.booking_options import UrlOption, ZoneOption, client_of, zone_of
-from gpuyard.cli.options import CloudOption
+from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
 from gpuyard.cli.output import ColumnOption, Format, FormatOption, print_list
 from gpuyard.cli.prepare import YesOption
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from zoneinfo import ZoneInfo
 
     from gpuyard.campaign.definition import Campaign
+    from gpuyard.campaign.drains import CampaignDrains
     from gpuyard.campaign.planner import CampaignPlan
     from gpuyard.client.campaign_doors import PortalCampaign
+    from gpuyard.client.client import Client
+    from gpuyard.cloud.observe.moves import Keepings
     from gpuyard.deploy.journal import JournalFile
 
 COLUMNS = ("Host", "State", "Next", "Out from", "Moves", "In the way")
@@ -53,6 +57,7 @@ def plan(
     file: FileArgument,
     state: StateOption = None,
     zone: ZoneOption = None,
+    site: SiteOption = DEFAULT_SITE,
     cloud: CloudOption = None,
     url: UrlOption = "",
     format_: FormatOption = Format.TABLE,
@@ -65,7 +70,7 @@ def plan(
     from gpuyard.campaign.definition import read_campaign
 
     campaign, where = read_campaign(file), zone_of(zone)
-    doors, journal = _doors(campaign, state, where, cloud, url), _journal(campaign, state)
+    doors, journal = _doors(campaign, state, where, site, cloud, url), _journal(campaign, state)
     print_list(_rows(campaign, doors, journal, where), COLUMNS, format_, columns)
 
 
@@ -75,6 +80,7 @@ def run(
     yes: YesOption = False,
     state: StateOption = None,
     zone: ZoneOption = None,
+    site: SiteOption = DEFAULT_SITE,
     cloud: CloudOption = None,
     url: UrlOption = "",
 ) -> None:
@@ -91,7 +97,9 @@ def run(
 
     campaign, where = read_campaign(file), zone_of(zone)
     _must_be_there(campaign)
-    doors, journal = _doors(campaign, state, where, cloud, url), _journal(campaign, state)
+    screen = _Screen()
+    doors = _doors(campaign, state, where, site, cloud, url, screen.say)
+    journal = _journal(campaign, state)
     again = shlex.join(["gpuyard", "host", "campaign", "run", str(file)])
     with journal.writer() as writer:
         doors.stop_file.unlink(missing_ok=True)
@@ -101,7 +109,6 @@ def run(
             if not confirmed(f"Carry out campaign {campaign.campaign} on {len(campaign.hosts)} hosts?"):
                 print("Nothing was run.")
                 raise typer.Exit(1)
-        screen = _Screen()
         one = CampaignRun(campaign, doors, writer, lambda: datetime.now(UTC), screen.show, screen.unseen)
         try:
             found = one.run(journal.read(secrets.token_hex(4)))
@@ -119,6 +126,7 @@ def status(
     file: FileArgument,
     state: StateOption = None,
     zone: ZoneOption = None,
+    site: SiteOption = DEFAULT_SITE,
     cloud: CloudOption = None,
     url: UrlOption = "",
     format_: FormatOption = Format.TABLE,
@@ -128,7 +136,7 @@ def status(
     from gpuyard.campaign.definition import read_campaign
 
     campaign, where = read_campaign(file), zone_of(zone)
-    doors, journal = _doors(campaign, state, where, cloud, url), _journal(campaign, state)
+    doors, journal = _doors(campaign, state, where, site, cloud, url), _journal(campaign, state)
     rows = _rows(campaign, doors, journal, where, forecast=False)
     print_list(rows, COLUMNS[:3], format_, columns)
     if format_ is Format.TABLE:
@@ -151,11 +159,39 @@ def stop(file: FileArgument, state: StateOption = None) -> None:
     print(f"Campaign {campaign.campaign} begins nothing any more; 'gpuyard host campaign status' shows the rest.")
 
 
-def _doors(campaign: Campaign, state: Path | None, zone: ZoneInfo, cloud: str | None, url: str) -> PortalCampaign:
+def _doors(
+    campaign: Campaign,
+    state: Path | None,
+    zone: ZoneInfo,
+    site: Path,
+    cloud: str | None,
+    url: str,
+    say: Callable[[str], None] = lambda text: None,
+) -> PortalCampaign:
     from gpuyard.client.campaign_doors import PortalCampaign
 
-    client = client_of(cloud, url)
-    return PortalCampaign(campaign, client, _folder(campaign, state), lambda: datetime.now(UTC), lambda: pause(), zone)
+    client, folder = client_of(cloud, url), _folder(campaign, state)
+    drains = _drains(campaign, client, site, cloud, say) if campaign.drain else None
+    return PortalCampaign(campaign, client, folder, lambda: datetime.now(UTC), lambda: pause(), zone, drains)
+
+
+def _drains(
+    campaign: Campaign, client: Client, site: Path, cloud: str | None, say: Callable[[str], None]
+) -> CampaignDrains:
+    """Only these take a site file, and the role admin in the cloud."""
+    from gpuyard.campaign.drains import drains_of
+    from gpuyard.client.campaign_doors import seen
+    from gpuyard.client.kept_times import keepings_at
+    from gpuyard.cloud.api import connect
+    from gpuyard.site.load import load_site
+
+    def keepings() -> Keepings:
+        with seen():
+            return keepings_at(client) if loaded.site.booking else ((), {})
+
+    loaded = load_site(site)
+    campaign.refuse_strangers(loaded.site.hosts)
+    return drains_of(campaign, connect(cloud), loaded, keepings, lambda host, text: say(f"{host}: {text}"))
 
 
 def pause() -> None:
@@ -213,7 +249,7 @@ def _rows(
         cost = doors.cost(row.host, *times[row.host]) if row.host in times else CampaignCost()
         act = f"{row.act.value}: {row.reason}" if row.act else row.reason
         start = times[row.host][0].astimezone(zone).strftime("%Y-%m-%d %H:%M") if row.host in times else ""
-        keeps = "; ".join([*(f"server {name}" for name in cost.servers), *cost.stays])
+        keeps = "; ".join(doors.stays(row.host, cost)) if row.host in times else ""
         values = (row.host, row.standing.value, act, start, cost.moves or "", keeps)
         rows.append(dict(zip(COLUMNS, values, strict=True)))
     return rows
@@ -244,16 +280,16 @@ class _Screen:
         for row in plan.rows:
             text = f"{row.standing.value}: {row.act.value if row.act else ''}{': ' if row.act else ''}{row.reason}"
             if self._shown.get(row.host) != text:
-                self._say(f"{row.host}: {text}")
+                self.say(f"{row.host}: {text}")
             self._shown[row.host] = text
 
     def unseen(self, why: str) -> None:
         if why != self._unseen:
-            self._say(f"{why}; looking again")
+            self.say(f"{why}; looking again")
         self._unseen = why
 
     @staticmethod
-    def _say(text: str) -> None:
+    def say(text: str) -> None:
         from gpuyard.model.text import printable
 
         with suppress(BrokenPipeError):  # who watched has gone; the campaign goes on

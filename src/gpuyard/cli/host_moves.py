@@ -119,10 +119,11 @@ def return_(
     """
     from gpuyard.cloud.api import connect
     from gpuyard.cloud.host_return import give_back
+    from gpuyard.cloud.leftovers import own_holds
 
     loaded = _site_with(site, host)
     in_the_way = _maintained(loaded, host, cloud, url, blind=unmaintained)
-    give_back(connect(cloud), host, in_the_way, _say, _holds(loaded, host))
+    give_back(connect(cloud), host, in_the_way, _say, own_holds(loaded, host))
 
 
 def leftovers(
@@ -140,11 +141,11 @@ def leftovers(
     """
     from gpuyard.advice.moves.leftovers import find_leftovers, keeps_closed, steps_of
     from gpuyard.cloud.api import connect
-    from gpuyard.cloud.leftovers import clean_leftovers, read_leftovers
+    from gpuyard.cloud.leftovers import clean_leftovers, own_holds, read_leftovers
 
     if yes and not clean:
         raise UsageError("--yes answers what --clean asks; give both, or neither")
-    ours = _holds(_site_with(site, host), host)
+    ours = own_holds(_site_with(site, host), host)
     api = connect(cloud)
     found = find_leftovers(read_leftovers(api, host, ours))
     print_findings(found, "leftovers", format_, columns, payload=("cleans",))
@@ -248,7 +249,7 @@ def _counted(plan: MovePlan) -> str:
 def _end(plan: MovePlan, *, done: bool) -> None:
     """Raises BlockedError when servers stay."""
     if plan.left:
-        names = "\n  ".join(f"{one.server.name}: {one.way.value}: {one.reason}" for one in plan.left)
+        names = "\n  ".join(map(str, plan.left))
         raise BlockedError(f"{plan.host} {'is' if done else 'would'} not {'' if done else 'be '}empty:\n  {names}")
     if done:
         print(f"{plan.host} is empty. gpuyard host leftovers {plan.host} says what is left behind there.")
@@ -263,13 +264,6 @@ def _site_with(site: Path, host: str) -> LoadedSite:
     return loaded
 
 
-def _holds(loaded: LoadedSite, host: str) -> frozenset[str]:
-    """Consumers that are gpuyard's own holds of shares of GPUs."""
-    from gpuyard.model.units import hold_of
-
-    return frozenset(hold_of(gpu.provider_name) for gpu in loaded.compiled.gpus if gpu.is_unit and gpu.host == host)
-
-
 def _ahead(text: str) -> timedelta:
     from gpuyard.site.booking_rules import parse_duration
 
@@ -282,13 +276,11 @@ def _ahead(text: str) -> timedelta:
 def keepings_of_portal(cloud: str | None, url: str, *, blind: bool) -> Keepings:
     """Bookings and holds as the portal has them; `blind`: without one, as if there were none."""
     from gpuyard.client.errors import PortalError
-    from gpuyard.client.kept_times import STATES, kept_times
-    from gpuyard.client.rows import keepings
+    from gpuyard.client.kept_times import keepings_at
     from gpuyard.cloud.booking_door import NoPortalError, PortalUnreachableError
 
     try:
-        client = client_of(cloud, url)
-        return kept_times(client.bookings(state=list(STATES))), keepings(client.gpus())
+        return keepings_at(client_of(cloud, url))
     except (NoPortalError, PortalUnreachableError, PortalError) as problem:
         if blind:
             return (), {}

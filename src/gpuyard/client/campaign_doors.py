@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from gpuyard.campaign.definition import Campaign
@@ -17,6 +18,7 @@ from gpuyard.campaign.planner import (
     CampaignMaintenance,
     CampaignSight,
     CampaignWork,
+    is_emptied,
 )
 from gpuyard.campaign.runner import CampaignUnseenError
 from gpuyard.campaign.work import WorkFile
@@ -29,12 +31,15 @@ from gpuyard.health.maintenance import MaintenanceState
 from gpuyard.health.records import HealthState
 from gpuyard.model.errors import GpuyardError
 
+if TYPE_CHECKING:
+    from gpuyard.campaign.drains import CampaignDrains
+
 PLAIN = frozenset({HealthState.FINE, HealthState.IN_USE})
 """States of GPUs that a campaign need not look at."""
 
 
 class PortalCampaign:
-    """`folder`: where output and ends of commands are kept."""
+    """`folder`: where output and ends of commands are kept. `drains`: of a campaign that empties hosts itself."""
 
     def __init__(
         self,
@@ -44,8 +49,9 @@ class PortalCampaign:
         clock: Callable[[], datetime],
         pause: Callable[[], None],
         zone: ZoneInfo,
+        drains: CampaignDrains | None = None,
     ) -> None:
-        self._campaign, self._client, self._folder = campaign, client, folder
+        self._campaign, self._client, self._folder, self._drains = campaign, client, folder, drains
         self._clock, self._pause, self._zone = clock, pause, zone
 
     @property
@@ -53,7 +59,7 @@ class PortalCampaign:
         return self._folder / "stop"
 
     def look(self, journal: DeployJournal) -> Mapping[str, CampaignSight]:
-        with _seen():
+        with seen():
             open_rows = {row["host"]: row for row in self._client.maintenances()}
             return {host: self._sight(host, open_rows.get(host), journal) for host in self._campaign.hosts}
 
@@ -76,7 +82,20 @@ class PortalCampaign:
         if any(gpu.state is HealthState.TO_ACCEPT for gpu in gpus):
             tries, tried = self._tries(host)
             gpus = self._gpus(host)  # after the tries: one that has ended meanwhile has been judged
-        return CampaignSight(_maintenance(row), "", gpus, tries, tried, work, code, log)
+        found = CampaignSight(_maintenance(row), "", gpus, tries, tried, work, code, log)
+        return self._with_drain(host, found, journal) if self._drains is not None else found
+
+    def _with_drain(self, host: str, sight: CampaignSight, journal: DeployJournal) -> CampaignSight:
+        """What the cloud says beside the portal."""
+        one, drains = sight.maintenance, self._drains
+        assert one is not None
+        assert drains is not None
+        if one.state in (MaintenanceState.DRAINING, MaintenanceState.IN_WORK) and not is_emptied(journal, host):
+            return replace(sight, drain=drains.look(host))
+        if one.state in (MaintenanceState.CHECKING, MaintenanceState.BACK):
+            closed, heard = drains.closed(host)
+            return replace(sight, closed=closed, heard=heard)
+        return sight
 
     def _work(self, host: str, journal: DeployJournal) -> tuple[CampaignWork, int, str]:
         begun = journal.last(CampaignAct.WORK, host)
@@ -106,11 +125,17 @@ class PortalCampaign:
         ended = sorted((row for row in rows if row["over"] and row["state"] != "passed"), key=lambda row: row["since"])
         return sum(not row["over"] for row in rows), ended[-1]["cause"] if ended else ""
 
+    def stays(self, host: str, cost: CampaignCost) -> list[str]:
+        """Whom a campaign would have to do with on a host, in words: servers, with what becomes of them where it moves
+        them, and bookings."""
+        servers = self._drains.foresee(host) if self._drains else [f"server {name}" for name in cost.servers]
+        return [*servers, *cost.stays]
+
     def costs(self, hosts: Sequence[str], start: datetime, end: datetime) -> Mapping[str, CampaignCost]:
         return {host: self.cost(host, start, end) for host in hosts}
 
     def cost(self, host: str, start: datetime, end: datetime) -> CampaignCost:
-        with _seen():
+        with seen():
             body = {"host": host, "start": start.isoformat(), "end": end.isoformat()}
             row = self._client.check_maintenance(body)
         stays = [
@@ -123,21 +148,33 @@ class PortalCampaign:
         now = self._clock()
         end = now + self._campaign.takes
         body = {"host": host, "start": now.isoformat(), "end": end.isoformat(), "comment": self._campaign.title}
-        with _seen():
+        with seen():
             self._client.plan_maintenance(body)
+
+    def close(self, host: str) -> None:
+        assert self._drains is not None
+        self._drains.close(host)
+
+    def drain(self, host: str) -> None:
+        assert self._drains is not None
+        self._drains.drain(host)
+
+    def open(self, host: str) -> None:
+        assert self._drains is not None
+        self._drains.open(host)
 
     def work(self, host: str, attempt: str) -> None:
         WorkFile(self._folder, host, attempt).start(self._campaign.words(host))
 
     def done(self, host: str) -> None:
-        with _seen():
+        with seen():
             row = next((one for one in self._client.maintenances(host=host)), None)
             if row is None or not self._campaign.is_ours(row["comment"]):
                 raise GpuyardError(f"the maintenance of {host} is over already: 'gpuyard host maintenance show {host}'")
             self._client.maintenance_step(row["id"], "done", {"comment": f"campaign {self._campaign.campaign}"})
 
     def accept(self, host: str) -> None:
-        with _seen():
+        with seen():
             waits = [gpu.address for gpu in self._gpus(host) if gpu.state is HealthState.TO_ACCEPT]
             if waits:
                 self._client.accept([f"{host}/{address}" for address in waits])
@@ -153,7 +190,7 @@ class PortalCampaign:
 
 
 @contextmanager
-def _seen() -> Iterator[None]:
+def seen() -> Iterator[None]:
     """A portal that does not answer, or not well, may do so soon."""
     try:
         yield

@@ -7,11 +7,19 @@ from datetime import datetime
 from typing import Any
 
 from gpuyard.advice.moves.facts import KeptTime
+from gpuyard.client.client import Client
+from gpuyard.client.rows import keepings
+from gpuyard.ledger.state import LedgerWords
 from gpuyard.model.booking import BookingKind
 from gpuyard.model.gpu import provider_name
 
 STATES = ("confirmed", "offered", "active")
 """Of those that have GPUs."""
+
+
+def keepings_at(client: Client) -> tuple[tuple[KeptTime, ...], LedgerWords]:
+    """Both as one look."""
+    return kept_times(client.bookings(state=list(STATES))), keepings(client.gpus())
 
 
 def kept_times(rows: Iterable[Mapping[str, Any]]) -> tuple[KeptTime, ...]:

@@ -12,7 +12,14 @@ from gpuyard.cloud.drift_fixes import ATTEMPTS, CONFLICT, sayable
 from gpuyard.cloud.observe.reader import Reader
 from gpuyard.cloud.observe.rows import ServerRow
 from gpuyard.model.errors import BlockedError
+from gpuyard.model.units import hold_of
 from gpuyard.model.world import Provider
+from gpuyard.site.load import LoadedSite
+
+
+def own_holds(loaded: LoadedSite, host: str) -> frozenset[str]:
+    """Consumers that are gpuyard's own holds of shares of the host's GPUs."""
+    return frozenset(hold_of(gpu.provider_name) for gpu in loaded.compiled.gpus if gpu.is_unit and gpu.host == host)
 
 
 def read_leftovers(api: CloudApi, host: str, ours: Collection[str] = ()) -> LeftoverFacts:

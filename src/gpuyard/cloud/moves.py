@@ -63,6 +63,8 @@ class HostMover:
     ) -> None:
         self._api, self._read, self._rules = api, read, rules
         self._report, self._pace, self._now = report, pace or Pace(), now
+        self._followed: dict[str, float] = {}
+        """Since when, by server."""
 
     def plan(self, host: str, fenced: bool = False) -> MovePlan:
         """What would be done now; nothing is changed. Raises as `run`."""
@@ -76,17 +78,27 @@ class HostMover:
         tag = ServiceDoor(self._api, host).close(self._rules.purpose, fenced)
         self._report(f"{host}: closed for new servers ({tag})")
         rules = replace(self._rules, since=tag.since)
-        followed: dict[str, float] = {}
+        while True:
+            plan = self._one(rules)
+            if not plan.acts:
+                return plan
+
+    def step(self, host: str) -> MovePlan:
+        """As `run` of a host that is closed, but for one server: the plan by which it was chosen."""
+        tag = ServiceDoor(self._api, host).close(self._rules.purpose)
+        return self._one(replace(self._rules, since=tag.since))
+
+    def _one(self, rules: MoveRules) -> MovePlan:
+        """What somebody has begun comes to its end first."""
         while True:
             self._hand_over_images()
             plan = self._plan(rules)
-            under_way = [one for one in plan.verdicts if one.way is MoveWay.FOLLOW]
-            if under_way:
-                self._follow(under_way[0], followed)
-            elif plan.acts:
+            if plan.under_way:
+                self._follow(plan.under_way[0])
+                continue
+            if plan.acts:
                 self._carry_out(plan, plan.acts[0])
-            else:
-                return plan
+            return plan
 
     def _plan(self, rules: MoveRules) -> MovePlan:
         facts = self._read(self._now())
@@ -99,12 +111,12 @@ class HostMover:
 
     # One server.
 
-    def _follow(self, verdict: MoveVerdict, followed: dict[str, float]) -> None:
-        """Of what somebody has begun. `followed`: since when, by server."""
+    def _follow(self, verdict: MoveVerdict) -> None:
+        """Of what somebody has begun."""
         server = verdict.server
-        if server.id not in followed:
+        if server.id not in self._followed:
             self._report(f"{server.name}: {verdict.reason} ...")
-        began = followed.setdefault(server.id, monotonic())
+        began = self._followed.setdefault(server.id, monotonic())
         patience = self._pace.patience if server.busy else min(self._pace.patience, QUIET)
         if monotonic() - began > patience.total_seconds():
             raise BlockedError(f"server {server}: {verdict.reason}, for {patience} now; see Nova's logs")

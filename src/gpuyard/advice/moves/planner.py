@@ -89,6 +89,10 @@ class MoveVerdict:
     others: tuple[tuple[str, str], ...] = ()
     """Other hosts, and why it does not go there."""
 
+    def __str__(self) -> str:
+        where = f" to {self.target}" if self.target else ""
+        return f"{self.server.name}: {self.way.value}{where}: {self.reason}"
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON; keys are only ever added."""
         return {
@@ -112,6 +116,10 @@ class MovePlan:
     @property
     def acts(self) -> tuple[MoveVerdict, ...]:
         return tuple(one for one in self.verdicts if one.way in ACTS)
+
+    @property
+    def under_way(self) -> tuple[MoveVerdict, ...]:
+        return tuple(one for one in self.verdicts if one.way is MoveWay.FOLLOW)
 
     @property
     def left(self) -> tuple[MoveVerdict, ...]:
