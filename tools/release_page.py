@@ -14,6 +14,7 @@ FEATURES = {
     "limits_named": "limits of which a missing one refuses GPUs only; before, Nova refuses every class that has none, "
     "and a `reserve` needs `gpu_quotas: false`",
     "limits_lookup": "`[oslo_limit]` without the id of Nova's endpoint, which `site render --kolla` can so write",
+    "limits_shown": "Keystone shows the limits of all projects to an admin of one project",
     "wide_trees": "`optimize_for_wide_provider_trees` on hosts with many GPUs",
 }
 """Field of Release -> what it gives a site."""
@@ -37,13 +38,14 @@ CANNOT = """\
 ## What to know of older ones
 
 - **Reading limits**: before 2026.1 Keystone lists the limits of other projects to a token of the system only, and
-  `site apply` by an admin of a project then says that a limit "still differs". Name a cloud that has
+  `site apply` by an admin of a project then says that a limit "still differs", and what to do. Name a cloud that has
   `system_scope: all` in the admin's entry of clouds.yaml, as the lab does: `gpuyard: {limits: NAME}`. `site bootstrap`
   writes that for the user it makes.
 - **403 and 500**: Nova of 2026.1 that looks up its endpoint, as `site render --kolla` tells it to, refuses what is over
   a limit with 500 and not with 403. With `endpoint_id` in `[oslo_limit]` it is 403.
-- **-1**: Nova of 2024.2 takes a limit of -1 for one that is reached, and refuses servers. State large numbers under
-  `limits`.
+- **-1**: Nova of 2024.1 and 2024.2 takes a limit of -1 for one that is reached, and refuses servers. `site check` names
+  those under `limits` and `projects`: state large numbers. The project of the runners gets the largest that Keystone
+  takes. What somebody else has put into Keystone is to be changed there: `openstack registered limit list`.
 
 ## What is not tried
 

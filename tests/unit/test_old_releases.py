@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpuyard.cloud.apply import hidden_limits
 from gpuyard.kolla.folder import read_folder
 from gpuyard.kolla.render import plan_kolla
 from gpuyard.nova.release import RELEASES
+from gpuyard.site.objects import MOST, LimitObject, limit_objects
 from gpuyard.site.problems import SiteError
+from gpuyard.site.steps import LimitStep
 from tests.support.kolla import kolla_folder
 from tests.support.sites import site
 
@@ -56,6 +60,46 @@ def test_a_reserve_is_refused_whose_classes_limits_would_refuse(tmp_path: Path, 
     assert f"Nova of {release} refuses what has no limit in Keystone" in refused(tmp_path, reserved)
     site(tmp_path, reserved | {"gpu_quotas": False})
     site(tmp_path, reserved | {"release": "2025.1"})
+
+
+@OLD
+@pytest.mark.parametrize(
+    ("wish", "place"),
+    [
+        ({"limits": {"servers": -1}}, "limits.servers"),
+        ({"limits": {"ram": -1, "vcpus": 9000}}, "limits.ram"),
+        ({"projects": {"demo": {"disk": -1}}}, "projects.demo.disk"),
+    ],
+)
+def test_no_limit_is_refused_where_nova_takes_it_for_reached(
+    tmp_path: Path, release: str, wish: dict[str, Any], place: str
+) -> None:
+    said = refused(tmp_path, {"release": release, **wish})
+    assert f"{place}: Nova of {release} takes -1 for a limit that is reached, and refuses every server; write a" in said
+    site(tmp_path, {"release": release, "gpu_quotas": False, **wish})
+    site(tmp_path, {"release": "2025.1", **wish})
+
+
+@pytest.mark.parametrize(("release", "free"), [("2024.2", MOST), ("2025.1", -1)])
+def test_runners_have_no_limit_in_any_release(tmp_path: Path, release: str, free: int) -> None:
+    found = site(tmp_path, {"release": release, "limits": {"servers": 10}}).compiled.site
+    with_runners = found.model_copy(update={"runners": SimpleNamespace(project="ci")})
+    limits = limit_objects(with_runners, ())
+    assert [one.value for one in limits if (one.project, one.resource) == ("ci", "servers")] == [free]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_limits_that_keystone_does_not_show_are_said(tmp_path: Path, release: str) -> None:
+    compiled = site(tmp_path, {"release": release}).compiled
+    mine, everybody = LimitObject("servers", 5, "demo"), LimitObject("servers", 5)
+    made, default = LimitStep("", None, mine), LimitStep("", None, everybody)
+    admin: Any = SimpleNamespace(name="mine", sees_all_limits=False)
+    system: Any = SimpleNamespace(name="mine", sees_all_limits=True)
+    said = hidden_limits(admin, compiled, [default, made])
+    assert bool(said) is (release < "2026.1")
+    assert not said or "give cloud mine in clouds.yaml 'gpuyard: {limits: CLOUD}'" in said
+    assert not hidden_limits(system, compiled, [made])
+    assert not hidden_limits(admin, compiled, [default, LimitStep("", mine, mine)])
 
 
 @pytest.mark.parametrize("release", ["2024.1", "2024.2", "2025.1", "2025.2"])

@@ -183,6 +183,11 @@ class CloudApi:
         return identity
 
     @property
+    def sees_all_limits(self) -> bool:
+        """Whether Keystone of any release shows it those of all projects: to a token of the system."""
+        return bool(self._elsewhere.limits) or self.project is None
+
+    @property
     def user(self) -> str | None:
         """Id of the user whose credentials they are."""
         identity: str | None = self._connection.current_user_id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -10,12 +10,13 @@ from gpuyard.cloud.api import CloudApi, CloudError
 from gpuyard.cloud.observe.objects import read_objects
 from gpuyard.cloud.observe.reader import compute_service, region_of
 from gpuyard.model.plan import StepVerb
+from gpuyard.nova.release import RELEASES
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import AggregateObject, FlavorObject, LimitObject, SeenObjects
 from gpuyard.site.plan import flavor_id, plan_site
 from gpuyard.site.steps import ZONE, AggregateStep, FlavorStep, ImageStep, LimitStep, SitePlan, SiteStep
 
-NOT_FOUND = 404
+NOT_FOUND, CONFLICT = 404, 409
 
 
 class SiteApplier:
@@ -189,11 +190,33 @@ def apply_plan(
     prune: bool = False,
 ) -> None:
     """Carry a plan out, then look again: raises CloudError unless the cloud is as the site wants it."""
-    SiteApplier(api, seen).apply(plan, report)
+    try:
+        SiteApplier(api, seen).apply(plan, report)
+    except CloudError as error:
+        hint = hidden_limits(api, compiled, plan.steps) if error.status == CONFLICT else ""
+        if not hint:
+            raise
+        raise CloudError(f"{error}{hint}", error.status) from None
     left = plan_site(compiled, read_objects(api, compiled), prune)
     if left.steps or left.refusals:
         names = ", ".join(map(str, left.steps))
-        raise CloudError(f"cloud {api.name}: applied, but read back it still differs: {names or left.refusals[0]}")
+        hint = hidden_limits(api, compiled, left.steps)
+        raise CloudError(
+            f"cloud {api.name}: applied, but read back it still differs: {names or left.refusals[0]}{hint}"
+        )
+
+
+def hidden_limits(api: CloudApi, compiled: CompiledSite, steps: Iterable[SiteStep]) -> str:
+    """What to do when limits of projects that are to be made may be there and not be shown; empty where all are."""
+    release = RELEASES[compiled.site.release]
+    makes = any(isinstance(one, LimitStep) and one.before is None and one.object.project for one in steps)
+    if release.limits_shown or not makes or api.sees_all_limits:
+        return ""
+    return (
+        f". Keystone of {release.name} shows limits of projects only to who has a role on the system: give cloud "
+        f"{api.name} in clouds.yaml 'gpuyard: {{limits: CLOUD}}', where CLOUD is another cloud there with "
+        "'system_scope: all'; 'gpuyard site bootstrap' writes that for the user it makes"
+    )
 
 
 def _pointer(key: str) -> str:

@@ -30,7 +30,7 @@ class Release:
     """``managed`` in device_spec, and ``live_migratable`` there and in aliases."""
     limits_named: bool
     """``[quota]unified_limits_resource_strategy`` and ``unified_limits_resource_list``. Without them Nova refuses
-    whatever has no registered limit."""
+    whatever has no registered limit, and takes -1 for a limit that is reached."""
     limits_lookup: bool
     """``[oslo_limit]endpoint_service_type`` works. Before, there is none, or it ends in a TypeError at the first
     request, and Nova must be told the id of its own endpoint."""
@@ -38,11 +38,13 @@ class Release:
     """``one_time_use`` in device_spec."""
     pci_quotas: bool
     """Limits count the resource classes of GPUs that an alias asks for, but not when a server is resized."""
+    limits_shown: bool
+    """Keystone shows the limits of all projects to an admin of one; before, to who has a role on the system."""
     wide_trees: bool
     """``[workarounds]optimize_for_wide_provider_trees`` of Placement."""
 
 
-_FEATURES = ("managed", "limits_named", "limits_lookup", "one_time_use", "pci_quotas", "wide_trees")
+_FEATURES = ("managed", "limits_named", "limits_lookup", "one_time_use", "pci_quotas", "limits_shown", "wide_trees")
 
 
 def _release(name: ReleaseName, nova: int, placement: int, kolla: int, microversion: str, *lacks: str) -> Release:
@@ -54,9 +56,9 @@ RELEASES: dict[str, Release] = {
     release.name: release
     for release in (
         _release("2024.1", 29, 11, 18, "2.96", *_FEATURES),
-        _release("2024.2", 30, 12, 19, "2.96", *_FEATURES[:5]),
-        _release("2025.1", 31, 13, 20, "2.100", "limits_lookup", "one_time_use", "pci_quotas"),
-        _release("2025.2", 32, 14, 21, "2.100", "limits_lookup", "pci_quotas", "wide_trees"),
+        _release("2024.2", 30, 12, 19, "2.96", *_FEATURES[:6]),
+        _release("2025.1", 31, 13, 20, "2.100", "limits_lookup", "one_time_use", "pci_quotas", "limits_shown"),
+        _release("2025.2", 32, 14, 21, "2.100", "limits_lookup", "pci_quotas", "limits_shown", "wide_trees"),
         _release("2026.1", 33, 15, 22, "2.103", "pci_quotas"),
         _release("2026.2", 34, 16, 23, "2.104"),
     )

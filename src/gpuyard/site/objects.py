@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuyard.nova.alias_spec import ALIAS_SPEC
+from gpuyard.nova.release import RELEASES
 from gpuyard.site.capacity import HostCapacity, size_of
 from gpuyard.site.encoding import EncodedGpu, count_class, peer_class, pool_class
 from gpuyard.site.nova import alias, leader_alias, limited_classes, peer_alias
@@ -38,6 +39,8 @@ def site_aggregate(site: str) -> str:
 AGGREGATE_KEY = "gpuyard_aggregate"
 """Metadata of an aggregate, which flavors that run on it ask for."""
 OWNER_KEY = "gpuyard_site"
+MOST = 2**31 - 1
+"""The largest limit that Keystone takes."""
 """Metadata of an aggregate of ours: the name of the site."""
 
 
@@ -234,7 +237,8 @@ def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject
     for project, wish in site.projects.items():
         wanted += [LimitObject(name, value, project, mark) for name, value in _base_limits(wish)]
     if site.runners is not None:
-        wanted += [LimitObject(name, -1, site.runners.project, mark) for name, _ in _base_limits(site.limits)]
+        free = -1 if RELEASES[site.release].limits_named else MOST
+        wanted += [LimitObject(name, free, site.runners.project, mark) for name, _ in _base_limits(site.limits)]
     if not site.gpu_quotas:
         return wanted
     by_pool: dict[str, list[EncodedGpu]] = {pool: [] for pool in site.pools}

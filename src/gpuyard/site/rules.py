@@ -21,7 +21,7 @@ from gpuyard.site.nova import alias
 from gpuyard.site.objects import set_sizes
 from gpuyard.site.problems import Place, Problem
 from gpuyard.site.runner_problems import runner_problems
-from gpuyard.site.schema import Flavor, Site
+from gpuyard.site.schema import Flavor, Limits, Site
 
 SET_ALIAS = re.compile(r"-(set|peer)-\d*[a-z]+$")
 OWNED = re.compile(
@@ -43,6 +43,7 @@ def site_problems(site: Site, inventories: Mapping[str, Inventory], encoded: Seq
         *problems,
         *_owned_properties(site),
         *_uncounted(site),
+        *_refused_to_all(site),
         *_zones(site),
         *_other_devices(site),
         *_booking(site),
@@ -101,6 +102,22 @@ def _uncounted(site: Site) -> Iterable[Problem]:
             "that have none; leave it out, or write 'gpu_quotas: false'"
         )
         yield Problem(("hosts", reserved, "reserve"), reason)
+
+
+def _refused_to_all(site: Site) -> Iterable[Problem]:
+    """No limit, in an old release whose Nova counts up to -1."""
+    if not site.gpu_quotas or RELEASES[site.release].limits_named:
+        return
+    stated: list[tuple[Place, Limits]] = [(("limits",), site.limits)]
+    stated += [(("projects", name), project) for name, project in site.projects.items()]
+    for place, limits in stated:
+        for name in Limits.model_fields:
+            if getattr(limits, name) == -1:
+                reason = (
+                    f"Nova of {site.release} takes -1 for a limit that is reached, and refuses every server; write a "
+                    "number that nobody reaches"
+                )
+                yield Problem((*place, name), reason)
 
 
 def _unknown_names(site: Site) -> Iterable[Problem]:
