@@ -258,6 +258,14 @@ def test_a_server_that_nova_works_on_is_left_in_peace() -> None:
         assert kinds(loaded, with_server(world_of(loaded), loaded, "s", "one", HOST, [], **change)) == []
 
 
+def test_what_a_server_has_that_is_being_unshelved_is_its_own() -> None:
+    loaded = variant("plain")
+    change: dict[str, Any] = {"status": "SHELVED_OFFLOADED", "host": None, "task": "spawning"}
+    world = with_server(world_of(loaded), loaded, "s", "one", HOST, [LONE])
+    world = replace(world, servers={"s": replace(world.servers["s"], **change)})
+    assert kinds(loaded, world) == []
+
+
 def test_what_is_kept_for_gpus_is_less_by_what_others_use_uncounted() -> None:
     loaded = variant("mixed")
     old = ServerSeen("old", "old", "ACTIVE", None, HOST, "id-other", "m1.tiny")

@@ -116,6 +116,8 @@ def _elsewhere(subject: DriftSubject) -> Iterable[Finding]:
     for identity, (hosts, devices) in _held_by(subject).items():
         server = subject.world.servers[identity]
         what = _what(devices, hosts)
+        if server.status == GONE_FROM_HOST and server.task is not None:
+            continue  # Nova unshelves it, and has given it that
         if server.status == GONE_FROM_HOST:
             yield drift(
                 Severity.ERROR, "server-shelved-holds", f"server {server}", f"is shelved and offloaded, and has {what}",
