@@ -468,6 +468,18 @@ def test_a_portal_that_is_away_for_a_while_is_waited_for() -> None:
         one.run(DeployJournal((), "r2"))
 
 
+def test_a_portal_that_answers_and_does_nothing_is_not_asked_for_ever() -> None:
+    model = Model(campaign(1), {})
+
+    def begin(host: str) -> None:
+        raise CampaignUnseenError("the portal could not do it")
+
+    model.begin = begin  # type: ignore[method-assign]
+    with pytest.raises(CampaignUnseenError, match="could not do it"):
+        model.go("r1")
+    assert model.time - NOW <= 2 * PATIENCE
+
+
 class AnyPortal:
     """As far as it is asked about a maintenance of gpu-1 that somebody has begun."""
 

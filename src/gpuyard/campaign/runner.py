@@ -6,7 +6,7 @@ It decides nothing, so a run that ends anywhere is gone on with by the same comm
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -77,23 +77,20 @@ class CampaignRun:
     show: Callable[[CampaignPlan], None]
     unseen: Callable[[str], None] = lambda why: None
     """Is told when the portal does not answer."""
+    _silent: datetime | None = field(default=None, init=False)
+    """Since when it does not."""
 
     def run(self, journal: DeployJournal) -> CampaignPlan:
         """Until nothing is left to do or to wait for: how it is then. Raises GpuyardError."""
-        silent: datetime | None = None
+        self._silent = None
         while True:
             try:
                 sights = self.doors.look(journal)
                 journal = self._note_ends(sights, journal)
                 plan = self.plan(sights, journal)
             except CampaignUnseenError as error:
-                silent = silent or self.clock()
-                if self.clock() - silent > PATIENCE:
-                    raise
-                self.unseen(str(error))
-                self.doors.wait()
+                self._wait_for_portal(error)
                 continue
-            silent = None
             journal = self._note_failures(plan, journal)
             self.show(plan)
             if plan.acts:
@@ -101,7 +98,16 @@ class CampaignRun:
             elif plan.over:
                 return plan
             else:
+                self._silent = None
                 self.doors.wait()
+
+    def _wait_for_portal(self, error: CampaignUnseenError) -> None:
+        """Raises it when it has been so for too long: nothing was seen, or nothing was done that was asked for."""
+        self._silent = self._silent or self.clock()
+        if self.clock() - self._silent > PATIENCE:
+            raise error
+        self.unseen(str(error))
+        self.doors.wait()
 
     def plan(self, sights: Mapping[str, CampaignSight], journal: DeployJournal) -> CampaignPlan:
         """Where there is a choice, hosts on which nobody would lose anything are first."""
@@ -152,11 +158,11 @@ class CampaignRun:
             try:
                 self._do(row.act, row.host, attempt)
             except CampaignUnseenError as error:  # done or not: the next look tells
-                self.unseen(str(error))
-                self.doors.wait()
+                self._wait_for_portal(error)
                 return journal
             except GpuyardError as error:
                 return self._note(journal, row.act, row.host, Happening.FAILED, str(error))
+            self._silent = None
             if row.act not in (CampaignAct.WORK, CampaignAct.DRAIN):  # those end later
                 journal = self._note(journal, row.act, row.host, Happening.DONE, attempt)
         return journal
