@@ -34,8 +34,8 @@ test: .venv/.synced lint  ## All tests but the slow ones
 test-slow: .venv/.synced  ## Those that take minutes each: a whole Debian that is prepared, rebooted and undone
 	$(TESTS) -m slow
 
-test-machine: .venv/.synced  ## The portal as a service in a fresh Debian, from nothing to a reboot; ten minutes
-	GPUYARD_TEST_MACHINE=1 $(TESTS) tests/virtual/test_portal_service.py
+test-machine: .venv/.synced  ## What boots whole Debians: the portal as a service, a runner, a host that is prepared; half an hour
+	GPUYARD_TEST_MACHINE=1 $(TESTS) tests/virtual
 
 test-shares: .venv/.synced  ## All that servers with shares of GPUs do on the lab; three to six minutes
 	GPUYARD_TEST_SHARES=1 $(TESTS) tests/integration/test_shared_cards.py
@@ -53,9 +53,9 @@ test-fast: .venv/.synced  ## Unit and property tests only
 	$(TESTS) -m "not slow" tests/unit
 
 # Of the day and of a clock change only what reckons in time can know, and not what is hostile or slow whatever the day.
-OF_THE_CLOCK = (account or booking or budget or calendar or case or clock or feed or history or ledger or message or portal or quiet \
-	or recurrence or runner or series or session or tariff or time or usage or zone) \
-	and not (attack or authorization or fuzz or lint or migration or portal_server or serving)
+OF_THE_CLOCK = (account or booking or budget or calendar or clock or feed or history or ledger or message or quiet or recurrence \
+	or series or tariff or time or usage or zone) \
+	and not (attack or authorization or docs or fuzz or gateway or lint or login or migration or portal or runner or serving)
 
 test-clock: .venv/.synced  ## The same on other days: a 29 February at midnight; the hour of a clock change, at a month's end
 	$(TESTS) -m "not slow" tests/unit --now 2028-02-29T23:58:00+00:00 -k "$(OF_THE_CLOCK)"

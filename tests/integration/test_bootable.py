@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from tests.support.filling import NO_HOST, QUOTA, Walk, limits_now
 from tests.support.sites import plain_site
 
 pytestmark = pytest.mark.lab
+STATES = int(os.environ.get("GPUYARD_TEST_STATES", "30"))
+"""How many the narrow cloud goes through; a hundred show every kind of each refusal."""
 
 
 @pytest.fixture
@@ -162,12 +165,15 @@ def booked(tmp_path: Path) -> Iterator[Booked]:
         control.down(running.settings)
 
 
+KINDS = {"held", "service", "limit", "booked", "later", "kept", "left", "filled", "deleted", "compared"}
+
+
 @pytest.mark.slow
-def test_in_a_hundred_states_of_a_narrow_cloud(booked: Booked) -> None:
+def test_in_many_states_of_a_narrow_cloud(booked: Booked) -> None:
     walk = booked.walk
     booked.settle()
     number = 0
-    while walk.states < 100:
+    while walk.states < STATES:
         number += 1
         for _ in range(walk.rng.randint(1, 2)):
             walk.change((booked.book, booked.book, booked.later, booked.keep, booked.leave, booked.fill, booked.fill))
@@ -175,9 +181,8 @@ def test_in_a_hundred_states_of_a_narrow_cloud(booked: Booked) -> None:
         if number % 3 == 0:
             walk.compare(project, 4)
         walk.try_one(project)
-    assert walk.seen["started"] >= 20
-    assert walk.seen[NO_HOST] >= 5
-    assert walk.seen[QUOTA] >= 5
-    assert {"held", "service", "limit", "booked", "later", "kept", "left", "filled", "deleted", "compared"} <= set(
-        walk.seen
-    )
+    assert walk.seen["started"] >= STATES / 5
+    assert walk.seen[NO_HOST] + walk.seen[QUOTA] >= STATES / 10
+    if STATES >= 100:
+        assert min(walk.seen[NO_HOST], walk.seen[QUOTA]) >= 5
+        assert set(walk.seen) >= KINDS

@@ -26,6 +26,7 @@ from tests.support import sshd
 from tests.support.fake_hosts import make_hosts
 from tests.support.kolla import NoKolla, install
 from tests.support.kolla_plays import CONTAINERS_FILE, READY_FILE, PlayedKolla, with_plays_replaced
+from tests.support.on_request import only_by
 
 pytestmark = pytest.mark.slow
 
@@ -118,7 +119,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield Place(tmp_path, server, played, python)
 
 
-@pytest.mark.skipif("GPUYARD_TEST_DEPLOY" not in os.environ, reason="takes minutes: make test-deploy")
+@only_by("deploy", "minutes")
 def test_killed_twice_and_failed_once_it_comes_to_its_end_with_the_same_command(place: Place) -> None:
     planned = place.run("plan")
     assert planned.returncode == 0, planned.stdout + planned.stderr

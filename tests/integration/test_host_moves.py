@@ -3,7 +3,6 @@ steps; it dies, is evacuated, and comes back; what is left behind is found and t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -40,12 +39,13 @@ from tests.integration.booked_lab import BookedLab, open_booked_lab
 from tests.integration.conftest import RunningLab
 from tests.integration.test_enforcement import start
 from tests.integration.test_health import MUST
+from tests.support.on_request import only_by
 from tests.support.sites import plain_site
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.slow,
-    pytest.mark.skipif("GPUYARD_TEST_MOVES" not in os.environ, reason="takes minutes: make test-moves"),
+    only_by("moves", "minutes"),
 ]
 SOURCE, TARGET = "cld-dfa-gpu-03", "cld-dfa-gpu-01"
 XP, TITAN = "titan-xp.10cores120GB", "gtx-titan.8cores"

@@ -32,6 +32,7 @@ from tests.integration.booked_lab import PREFIX, BookedLab, people_of, set_reser
 from tests.integration.conftest import REUSE_VARIABLE, RunningLab, start_lab
 from tests.integration.test_enforcement import start
 from tests.support.booked_sites import ShiftedClock, open_ledger
+from tests.support.on_request import only_by
 from tests.support.shared_cards import H200, T4, h200_host, t4_host
 from tests.support.sites import flavor, write_site
 
@@ -136,7 +137,7 @@ def opened(shares: RunningLab, tmp_path: Path) -> Iterator[Any]:
 
 RESOURCES = {"t4-4q": "class:CUSTOM_GPU_T4_4Q", "h200-mig": "class:CUSTOM_GPU_H200_MIG_COUNT"}
 EACH = pytest.mark.parametrize("pool", list(POOLS))
-MORE = pytest.mark.skipif("GPUYARD_TEST_SHARES" not in os.environ, reason="takes minutes: make test-shares")
+MORE = only_by("shares", "minutes")
 
 
 @EACH

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from ruamel.yaml import YAML
 from tests.support import sshd
 from tests.support.kolla import NoKolla, install
 from tests.support.kolla_plays import CONTAINERS_FILE, READY_FILE, PlayedKolla, with_plays_replaced
+from tests.support.on_request import only_by
 from tests.virtual_hypervisor import testing
 from tests.virtual_hypervisor.ssh_machine import SshMachine, plain_host, ssh_configuration
 from tests.virtual_hypervisor.topology import titan_xp_node
@@ -32,7 +32,7 @@ from tests.virtual_hypervisor.topology import titan_xp_node
 pytestmark = [
     pytest.mark.virtual,
     pytest.mark.slow,
-    pytest.mark.skipif("GPUYARD_TEST_DEPLOY" not in os.environ, reason="takes ten minutes and more: make test-deploy"),
+    only_by("deploy", "ten minutes and more"),
     pytest.mark.flaky(reruns=0),  # it would boot them all again
 ]
 

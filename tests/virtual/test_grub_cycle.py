@@ -16,11 +16,12 @@ import pytest
 import gpuyard
 from gpuyard.host.recording import replay
 from gpuyard.model.host import Inventory
+from tests.support.on_request import only_by
 from tests.virtual_hypervisor import testing
 from tests.virtual_hypervisor.installed import SOURCE, Installation, Result
 from tests.virtual_hypervisor.topology import titan_xp_node
 
-pytestmark = [pytest.mark.virtual, pytest.mark.slow]
+pytestmark = [pytest.mark.virtual, pytest.mark.slow, only_by("machine", "five minutes")]
 
 GIVEN = ("0000:18:00.0", "0000:18:00.1")
 KEPT = "0000:86:00.0"

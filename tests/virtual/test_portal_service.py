@@ -28,6 +28,7 @@ from gpuyard.site.load import LoadedSite
 from tests.contract.store_migrations import make_the_first_database
 from tests.integration.conftest import SDK_WARNINGS, RunningLab, start_lab
 from tests.support import uv
+from tests.support.on_request import only_by
 from tests.support.sites import flavor, site
 from tests.support.sysfs import T4, Sysfs
 from tests.virtual_hypervisor import testing
@@ -36,7 +37,7 @@ from tests.virtual_hypervisor.debian_root import packed, unpacked
 
 pytestmark = [
     pytest.mark.virtual, pytest.mark.lab, pytest.mark.slow,
-    pytest.mark.skipif("GPUYARD_TEST_MACHINE" not in os.environ, reason="takes ten minutes: make test-machine"),
+    only_by("machine", "ten minutes"),
     pytest.mark.flaky(reruns=0),  # each would boot it again
     *(pytest.mark.filterwarnings(f"ignore::{one.__module__}.{one.__qualname__}") for one in SDK_WARNINGS),
 ]  # fmt: skip

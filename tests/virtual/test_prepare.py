@@ -13,6 +13,7 @@ import pytest
 
 import gpuyard
 from tests.contract.binding import RULES
+from tests.support.on_request import only_by
 from tests.virtual_hypervisor import machine
 from tests.virtual_hypervisor.testing import prepared
 from tests.virtual_hypervisor.topology import UPLINK, VirtualHost, bochs, epyc_v100, titan_xp_node
@@ -89,6 +90,7 @@ def test_the_kernel_keeps_the_contract_that_the_model_keeps(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@only_by("machine", "five minutes")
 def test_killed_before_any_change_it_is_undone_or_finished_by_the_next_run(tmp_path: Path) -> None:
     host = replace(titan_xp_node(exact=False), prepare=UPLINK + bochs("0000:18:00.0", "0000:86:00.0"))
     answers = run(host, tmp_path, "crashes", timeout=480)

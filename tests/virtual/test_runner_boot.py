@@ -21,13 +21,14 @@ from gpuyard.runners.console import Console, GpuVerdict, JobProgress
 from gpuyard.runners.github.client import GitHubClient
 from gpuyard.runners.user_data import user_data
 from gpuyard.site.runner_rules import Enrolment
+from tests.support.on_request import only_by
 from tests.virtual_hypervisor import testing
 from tests.virtual_hypervisor.cloud_image import Baked
 from tests.virtual_hypervisor.cloud_server import GATEWAY, CloudServer
 from tests.virtual_hypervisor.runner import RUNNER, baked
 from tests.virtual_hypervisor.server_image import ImageServer
 
-pytestmark = [pytest.mark.virtual, pytest.mark.slow]
+pytestmark = [pytest.mark.virtual, pytest.mark.slow, only_by("machine", "ten minutes")]
 
 REPOSITORY = "demo/science"
 TOKEN = "a-token"  # noqa: S105
