@@ -141,8 +141,17 @@ class Computes:
             if not compute.manager.rt.tracked_migrations:
                 self._moving.pop(name, None)
             elif time.monotonic() > self._moving.setdefault(name, time.monotonic() + UPDATE_S):
-                compute.manager.update_available_resource(context_of_admin())
+                _update_resources(name, compute)
                 self._moving[name] = time.monotonic() + UPDATE_S
+
+
+def _update_resources(name: str, compute: Any) -> None:
+    """What Nova's periodic task does, whose errors end nothing either: it may meet a move that is being confirmed, of
+    whose allocations it has read a part, and Placement refuses what it makes of them."""
+    try:
+        compute.manager.update_available_resource(context_of_admin())
+    except Exception as error:
+        log(f"nova-compute {name} could not update its resources, and will try again: {error}")
 
 
 def context_of_admin() -> Any:
