@@ -10,7 +10,7 @@ RUN = $(UV) run --frozen --all-extras
 TESTS = $(RUN) pytest -q -n $(or $(WORKERS),auto) --dist loadfile --no-loadscope-reorder --durations 25
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-fast test-slow test-clock lint fmt bench docs docs-site wheel pictures recordings clean test-machine test-shares test-moves test-releases test-deploy
+.PHONY: help up down test test-fast test-slow test-clock lint fmt bench docs docs-site wheel pictures recordings clean test-machine test-shares test-moves test-month test-releases test-deploy
 
 help:  ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,11 +34,14 @@ test: .venv/.synced lint  ## All tests but the slow ones
 test-slow: .venv/.synced  ## Those that take minutes each: a whole Debian that is prepared, rebooted and undone
 	$(TESTS) -m slow
 
-test-machine: .venv/.synced  ## What boots whole Debians: the portal as a service, a runner, a host that is prepared; half an hour
+test-machine: .venv/.synced  ## What boots whole Debians: the portal and its helpers as services, a runner, a prepared host; half an hour
 	GPUYARD_TEST_MACHINE=1 $(TESTS) tests/virtual
 
 test-shares: .venv/.synced  ## All that servers with shares of GPUs do on the lab; three to six minutes
 	GPUYARD_TEST_SHARES=1 $(TESTS) tests/integration/test_shared_cards.py
+
+test-month: .venv/.synced  ## A month of use on the lab by a clock that is moved; its report against Nova's records; five minutes
+	GPUYARD_TEST_MONTH=1 $(TESTS) tests/integration/test_month.py
 
 test-moves: .venv/.synced  ## Servers leave hosts of the lab, by a command that is killed at each step; five minutes
 	GPUYARD_TEST_MOVES=1 $(TESTS) tests/integration/test_host_moves.py

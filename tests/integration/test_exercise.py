@@ -61,7 +61,7 @@ steps = st.lists(
 
 @pytest.mark.slow
 @settings(
-    max_examples=18,
+    max_examples=8,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # no shrinking: each step takes seconds
 )

@@ -25,8 +25,9 @@ from gpuyard.lab.credentials import ADMIN, passwords
 from gpuyard.store.engine import Database
 from tests.browser.test_map import STRUCTURE
 from tests.integration.month_of_use import FIRST, GPUS, HOUR, LAST, PRICES, ZONE, Month, Span, month_of_use, spans_of
+from tests.support.on_request import only_by
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, only_by("month", "five minutes")]
 USES = ("booked_use", "runner_use", "unbooked_use", "starting", "booked_unused", "idle", "held", "lost", "unseen")
 OCTOBER = "from=2027-10-01&to=2027-11-01"
 ALL = int((LAST - FIRST).total_seconds())

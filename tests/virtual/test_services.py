@@ -34,6 +34,7 @@ from gpuyard.portal.store import PortalStore
 from gpuyard.site.health_rules import SiteHealth
 from tests.support.certificates import certificate
 from tests.support.ledgers import open_ledger
+from tests.support.on_request import only_by
 from tests.support.people import people
 from tests.support.scripted_http import Told, scripted_http
 from tests.support.served import RealClock, serving
@@ -44,7 +45,7 @@ from tests.virtual_hypervisor.build import Build
 from tests.virtual_hypervisor.cloud_server import GATEWAY, CloudServer
 from tests.virtual_hypervisor.config_drive import UUID
 
-pytestmark = [pytest.mark.virtual, pytest.mark.slow]
+pytestmark = [pytest.mark.virtual, pytest.mark.slow, only_by("machine", "five minutes")]
 HOST, ADDRESS = "gpu-vm", "0000:01:00.0"
 GPU = Gpu(HOST, ADDRESS, "v100", "Tesla V100 PCIe 16GB", "10de:1db4", GpuRole.LONE, "CUSTOM_GPU_V100", 1)
 UNITS = ("gpuyard-watch", "gpuyard-scrub", "gpuyard-agent")
