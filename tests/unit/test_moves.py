@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -21,8 +22,11 @@ from gpuyard.advice.moves.planner import ACTS, MovePlan, MoveRules, MoveVerdict,
 from gpuyard.advice.moves.tag import ClosedTag, tag_of
 from gpuyard.cli.host_moves import lines
 from gpuyard.client.kept_times import kept_times
+from gpuyard.cloud.api import CloudApi
+from gpuyard.cloud.observe.moves import MovesReader
+from gpuyard.cloud.observe.rows import ServerRow
 from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState, Lane
-from gpuyard.model.world import HostService
+from gpuyard.model.world import HostService, Snapshot
 from gpuyard.nova.request import request_of
 from gpuyard.site.load import LoadedSite
 from tests.support.rooms import NOON, free_of, room_of, taken
@@ -320,3 +324,16 @@ def test_what_people_read(three: LoadedSite) -> None:
     assert said[-1].startswith("    not mid: the GPUs that are free there are booked from")
     assert not any("GiB of disk are copied" in line for line in said), "its disk is a volume"
     assert {"id", "way", "target", "losses", "others"} <= one.as_dict().keys()
+
+
+def test_a_server_is_ours_in_our_own_project_only(tmp_path: Path) -> None:
+    """Else whoever writes what we write into his server's metadata keeps a host from being drained."""
+    acceptance = {"project": "accept", "image": "i"}
+    loaded = site(tmp_path, DOCUMENT | {"booking": {}, "health": {"acceptance": acceptance}}, HOSTS)
+    reader = MovesReader(cast("CloudApi", SimpleNamespace()), loaded, SOURCE)
+    flavor = guest(loaded, "one").flavor
+    row = ServerRow("s", "s", "ACTIVE", None, SOURCE, "accept", "u", flavor, None, None, "", "", ours=True)
+    nothing = cast("Snapshot", SimpleNamespace(holders={}))
+    assert reader._guest(row, nothing).ours
+    assert not reader._guest(replace(row, project="demo"), nothing).ours
+    assert not reader._guest(replace(row, ours=False), nothing).ours

@@ -57,7 +57,7 @@ def test_two_sites_of_one_name_leave_each_others_registrations_alone(tmp_path: P
 class OneProject:
     """As much of Nova as two sites need that are in one project."""
 
-    name = "test"
+    name, project = "test", "p"
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
@@ -70,7 +70,7 @@ class OneProject:
         return [row for row in self.rows.values() if wanted <= {*row["tags"]}]
 
     def get(self, service: str, path: str, **query: Any) -> dict[str, Any]:
-        return {"images": [{"id": "i"}]}
+        return {"images": [{"id": "i", "created_at": "2026-11-22T00:00:00Z"}]}
 
     def request(self, method: str, service: str, path: str, body: Any = None) -> dict[str, Any]:
         id = path.rpartition("/")[2]

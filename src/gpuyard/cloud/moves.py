@@ -19,7 +19,7 @@ from gpuyard.advice.moves.planner import MovePlan, MoveRules, MoveVerdict, MoveW
 from gpuyard.cloud.api import CloudApi, CloudError
 from gpuyard.cloud.host_service import ServiceDoor
 from gpuyard.cloud.observe.reader import Reader
-from gpuyard.cloud.reclaim import hand_over_shelved
+from gpuyard.cloud.reclaim import hand_over_shelved, images_of_ours
 from gpuyard.model.errors import BlockedError
 
 CONFLICT, NOT_FOUND = 409, 404
@@ -263,9 +263,9 @@ class HostMover:
 
     def _hand_over_images(self) -> None:
         """Those of servers that were shelved by a run that was killed before it came to this."""
-        if not self._rules.shelve or self._api.project is None:
+        if not self._rules.shelve:
             return
-        for image in self._api.get("image", "/images", owner=self._api.project, image_type="snapshot")["images"]:
+        for image in images_of_ours(self._api, image_type="snapshot"):
             name, id = str(image["name"] or ""), str(image.get("instance_uuid") or "")
             if name.endswith("-shelved") and id:
                 with Reader(self._api) as cloud:

@@ -17,6 +17,7 @@ BUSY = 409
 SHELVES = ("ACTIVE", "SHUTOFF", "PAUSED", "SUSPENDED")
 """States in which Nova shelves a server."""
 STOPS = ("ACTIVE",)
+PAGE = 1000
 
 
 class Reclaimer:
@@ -64,10 +65,13 @@ class Reclaimer:
             raise
 
     def hand_over(self, case: Case) -> None:
-        """Give the image that shelving has made to the server's project. Nova makes it for whoever shelves, here the
-        administrator, and shares it: its owner's users could not have it deleted when they unshelve the server."""
+        """Give the image that was made of the server to its project. Nova makes it for whoever asks, here the
+        administrator, and shares it: the project's users could not delete it, nor Nova when they unshelve."""
         if case.action is ReclaimAction.SHELVE:
             hand_over_shelved(self._api, case.server_id, case.server, case.project_id)
+        if case.action is ReclaimAction.SNAPSHOT_AND_DELETE:
+            for image in self._snapshots(case):
+                _give(self._api, image, case.project_id)
 
     def _next(self, case: Case, server: dict[str, Any]) -> str:
         status = server["status"]
@@ -94,13 +98,10 @@ class Reclaimer:
         return "delete"
 
     def _snapshot_and_delete(self, case: Case, server: dict[str, Any]) -> str:
-        """The image is found again by its name, so an interruption makes no second one. It goes to the server's
-        project before the server is deleted."""
-        name = f"{case.server} {case.server_id}"[-255:]
-        images = self._api.get("image", "/images", name=name)["images"]
-        usable = [image for image in images if image["status"] == "active"]
-        if usable:
-            _give(self._api, usable[0], case.project_id)
+        """The image is found again by what it says of the case, so an answer that is lost makes no second one. It goes
+        to the server's project when the server is gone (`hand_over`): that we own it is how it is known for ours."""
+        images = self._snapshots(case)
+        if any(image["status"] == "active" for image in images):
             return self._delete(case)
         unfinished = [image for image in images if image["status"] in ("queued", "saving", "uploading", "importing")]
         if unfinished:
@@ -109,9 +110,16 @@ class Reclaimer:
             return f"image {identity} of it stays {status}; delete the image, and another one is made"
         if server["status"] not in SHELVES:
             return f"a server that is {server['status']} cannot be made an image of"
-        body = {"createImage": {"name": name, "metadata": {KEY: case.server_id}}}
+        name = f"{case.server} {case.server_id}"[-255:]
+        body = {"createImage": {"name": name, "metadata": {KEY: _said_of(case)}}}
         self._api.request("POST", "compute", f"/servers/{case.server_id}/action", body)
         return "createImage"
+
+    def _snapshots(self, case: Case) -> list[dict[str, Any]]:
+        """Images that we had Nova make of the case's server since it was warned. One of a server that was made of such
+        an image has inherited what it says, and has another name."""
+        found = images_of_ours(self._api, **{KEY: _said_of(case)})
+        return [image for image in found if str(image["name"]).endswith(case.server_id)]
 
     def _try(self, method: str, path: str, body: dict[str, Any] | None, *allowed: int) -> bool:
         try:
@@ -124,10 +132,24 @@ class Reclaimer:
 
 
 def hand_over_shelved(api: CloudApi, server_id: str, name: str, project: str) -> None:
-    """Give the image that shelving a server has made to the server's project."""
-    for image in api.get("image", "/images", instance_uuid=server_id, image_type="snapshot")["images"]:
+    """Give the image that shelving a server has made to the server's project, if it was we who had it shelved."""
+    for image in images_of_ours(api, instance_uuid=server_id, image_type="snapshot"):
         if image["name"] == f"{name}-shelved":
             _give(api, image, project)
+
+
+def _said_of(case: Case) -> str:
+    """What an image says of the case that it was made for. It is another one after another warning: what was on the
+    server long ago is not what its owner has now."""
+    return f"{case.server_id} {int((case.warned or case.seen).timestamp())}"
+
+
+def images_of_ours(api: CloudApi, **wanted: str) -> list[dict[str, Any]]:
+    """Images with these properties that are our project's, as are those that Nova makes for us. An admin is shown those
+    of all projects, and their names and properties are whatever anybody wants."""
+    if api.project is None:
+        return []
+    return list(api.get("image", "/images", owner=api.project, limit=PAGE, **wanted)["images"])
 
 
 def _give(api: CloudApi, image: dict[str, Any], project: str) -> None:

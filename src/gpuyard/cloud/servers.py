@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from gpuyard.cloud.api import CloudApi, CloudError, connect
 from gpuyard.guest.cloud_config import MOST_BYTES
 from gpuyard.model.errors import UsageError
+from gpuyard.model.world import DOMAIN
 from gpuyard.model.world import SITE_KEY as SITE_KEY  # others have it from here
 from gpuyard.runners.progress import SeenServer
 
@@ -40,6 +41,7 @@ CONSOLE_LINES = 2_000
 """Most that is asked of a console: enough for a boot and a runner's log."""
 CONSOLE_BYTES = 512 * 1024
 """A line may be as long as a guest likes."""
+NETWORK_FIELDS = ("id", "name", "project_id", "shared", "router:external")
 WITHOUT_NETWORK = ("auto", "none")
 """Nova's own words in place of a network."""
 
@@ -257,11 +259,49 @@ class NovaServers:
         if kind == "flavor":
             rows = self._api.pages("compute", "/flavors", "flavors", limit=PAGE)
             return next((str(row["id"]) for row in rows if row["name"] == name), "")
-        if kind == "image":  # of several the newest
-            query = {"name": name, "status": "active", "sort": "created_at:desc", "limit": 1}
-            return next((str(row["id"]) for row in self._api.get("image", "/images", **query)["images"]), "")
-        rows = self._api.pages("network", "/networks", "networks", fields=["id", "name"])
-        return next((str(row["id"]) for row in rows if name in (row["id"], row["name"])), "")
+        return self._image(name) if kind == "image" else self._network_id(name)
+
+    def _image(self, name: str) -> str:
+        """The newest that the project owns, that is public, or that was shared with it and accepted. An admin is shown
+        others' images, too, of any name."""
+
+        def named(limit: int, **whose: str | None) -> list[dict[str, Any]]:
+            query = {"name": name, "status": "active", "sort": "created_at:desc", "limit": limit}
+            return list(self._api.get("image", "/images", **query, **whose)["images"])
+
+        found = [*named(1, owner=self._api.project), *named(1, visibility="public")]
+        newest = max(found, key=lambda row: str(row["created_at"]), default=None)
+        for row in named(PAGE, visibility="shared"):
+            if newest is not None and row["created_at"] <= newest["created_at"]:
+                break
+            if self._accepted(str(row["id"])):
+                return str(row["id"])
+        return str(newest["id"]) if newest is not None else ""
+
+    def _accepted(self, image: str) -> bool:
+        try:
+            member = self._api.get("image", f"/images/{image}/members/{self._api.project}")
+        except CloudError as error:
+            if error.status == NOT_FOUND:
+                return False
+            raise
+        return bool(member["status"] == "accepted")
+
+    def _network_id(self, name: str) -> str:
+        """Of the network with that id; else of that name, the project's own, or the one that it may use. An admin is
+        shown others' networks, and anybody may share one with the project, of any name. Raises ServerError."""
+        rows = list(self._api.pages("network", "/networks", "networks", fields=NETWORK_FIELDS))
+        named = [row for row in rows if row["name"] == name]
+        own = [row for row in named if row["project_id"] == self._api.project]
+        own = [row for row in rows if row["id"] == name] or own
+        given = [row for row in named if row["shared"] or row.get("router:external")]
+        if not own and len(given) > 1:
+            raise ServerError(
+                f"cloud {self._api.name} has {len(given)} networks {name!r} that others let the project of its servers "
+                f"use: {', '.join(str(row['id']) for row in given)}; name it by its id",
+                None, ServerProblem.REFUSED,
+            )  # fmt: skip
+        return next((str(row["id"]) for row in own + given), "")
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         with _told():
@@ -310,11 +350,12 @@ def open_servers_project(
     """A door to the project that servers of ours are in, and the project's id. `api`: the operator's. `cloud` of
     clouds.yaml, whose credentials may be good for that project alone; None is the operator's own, which then need a
     role there. `key`: where the site file names it. Raises UsageError and CloudError."""
-    rows = [row for row in api.get("identity", "/projects", name=project)["projects"] if row["name"] == project]
+    found = api.get("identity", "/projects", name=project, domain_id=DOMAIN)["projects"]
+    rows = [row for row in found if row["name"] == project]
     if not rows:
         raise UsageError(
-            f"{key}.project: cloud {api.name} has no project {project!r}; 'openstack project create {project}' "
-            "makes it, or name another one"
+            f"{key}.project: cloud {api.name} has no project {project!r} in its default domain; "
+            f"'openstack project create {project}' makes it, or name another one"
         )
     identity = str(rows[0]["id"])
     if cloud is None:

@@ -129,6 +129,8 @@ CALLS = (
     AllowedCall(S, "compute", "DELETE", "/servers/{server}", "its end"),
     AllowedCall(S, "compute", "GET", "/flavors", "flavors by name"),
     AllowedCall(S, "image", "GET", "/images", "images by name"),
+    AllowedCall(S, "image", "GET", "/images/{image}/members/{project}", "whether the project has accepted one that is "
+        "shared with it"),
     AllowedCall(S, "network", "GET", "/networks", "networks by name"),
 )  # fmt: skip
 

@@ -356,6 +356,13 @@ class Site(Strict):
         """Whether the hosts take only servers of the site's flavors. A reserve means nothing without it."""
         return self.exclusive or any(host.reserve is not None for host in self.hosts.values())
 
+    @property
+    def own_projects(self) -> frozenset[str]:
+        """Names of those whose servers gpuyard itself starts."""
+        acceptance = self.health.acceptance if self.health else None
+        places = (self.runners, acceptance)
+        return frozenset(place.project for place in places if place is not None and place.project)
+
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of site.yaml, as committed in docs/reference/site.schema.json."""

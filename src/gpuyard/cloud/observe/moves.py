@@ -90,7 +90,7 @@ class MovesReader:
             gpus=tuple(name for name in mine if snapshot.holders.get(name) == row.id),
             asks=len(self._request(row.flavor).devices),
             from_volume=row.from_volume,
-            ours=row.ours,
+            ours=row.ours and project in self._loaded.site.own_projects,  # metadata is its owner's to write
         )
 
     def _request(self, flavor: NovaFlavor) -> Request:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuyard.cloud.api import CloudApi
-from gpuyard.cloud.observe.reader import Reader
+from gpuyard.cloud.observe.reader import PAGE, Reader
 from gpuyard.cloud.observe.rows import ZONE, AggregateRow, LimitRow
 from gpuyard.model.world import Provider
 from gpuyard.nova.request import NovaFlavor
@@ -101,7 +101,7 @@ def _images(cloud: Reader, wanted: ImageObject) -> list[SeenImage]:
     """Glance's images of that name, with the properties that the site states. Others' own images are not meant."""
     return [
         SeenImage(row["id"], ImageObject(row["name"], {key: str(row[key]) for key in wanted.properties if key in row}))
-        for row in cloud.members("image", "/images", "images", name=wanted.name)
+        for row in cloud.members("image", "/images", "images", name=wanted.name, limit=PAGE)
         if row["visibility"] == "public" or row["owner"] == cloud.api.project
     ]
 

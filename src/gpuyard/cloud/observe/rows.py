@@ -39,7 +39,7 @@ class ServerRow:
     from_volume: bool = False
     """It has no image: its root disk is a volume."""
     ours: bool = False
-    """gpuyard itself has made it, and deletes it."""
+    """Its metadata says that gpuyard itself has made it, which its owner could write, too."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
