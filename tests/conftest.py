@@ -74,6 +74,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Who needed a second try, and what was wrong with the first."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        crash = getattr(report.longrepr, "reprcrash", None)
+        where, said = (f"{crash.path}:{crash.lineno}", crash.message) if crash else ("", report.longreprtext)
+        terminalreporter.line(f"RERUN {report.nodeid} ({report.when}) - {where} {' '.join(said.split())[:300]}")
+
+
 @pytest.fixture(scope="module")
 def driven() -> Iterator[Playwright]:
     """Playwright, with a browser to drive; without one the test is skipped, but not in CI."""
