@@ -110,6 +110,7 @@ def machine(driver: str = "nouveau") -> Sysfs:
     return sysfs
 
 
+@pytest.mark.slow
 def test_prepare_twice_and_undo(site: Site) -> None:
     materialise(machine().nodes, site.root)
     before = site.files()
@@ -166,6 +167,7 @@ def test_the_services_are_installed(site: Site) -> None:
     assert site.play(*watch).changed == 0
 
 
+@pytest.mark.slow
 def test_what_cannot_be_verified_fails(site: Site) -> None:
     """Nothing waits for a reboot here, but this machine has no such VFIO group."""
     materialise(machine("vfio-pci").nodes, site.root)
@@ -175,6 +177,7 @@ def test_what_cannot_be_verified_fails(site: Site) -> None:
     assert "/dev/vfio" in played.text
 
 
+@pytest.mark.slow
 def test_a_refusal_is_the_reason_of_the_failure(site: Site) -> None:
     materialise(machine().nodes, site.root)
     arguments = '{"gpuyard_host_arguments": ["--only", "09:00.0"]}'

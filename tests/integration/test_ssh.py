@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +21,12 @@ from tests.support import sshd, zipapps
 NAMES = ["gpu1", "gpu2", "gpu3"]
 
 SAYS_WHERE = """
-import json, os, sys
+import json, os, sys, tempfile
 def main():
     print("a line of the host's own")
     print(json.dumps({"event": "step", "done": 1, "of": 2, "text": "halfway"}), flush=True)
     seen = {"arguments": sys.argv[1:], "uid": os.getuid(), "cwd": os.getcwd(), "python": sys.executable}
+    seen["places"] = [os.environ["HOME"], tempfile.gettempdir()]
     print(json.dumps({"event": "result", "exit": 3, **seen}))
     return 3
 """
@@ -98,11 +98,13 @@ def test_the_real_zipapp_checks_a_host(options: FleetOptions) -> None:
 
 def test_nothing_stays_behind(options: FleetOptions, tmp_path: Path) -> None:
     """Files that a run would leave are in the home folder or the folder for temporary files."""
-    folders = [Path.home(), Path(tempfile.gettempdir())]
-    before = [set(os.listdir(folder)) for folder in folders]
-    assert one(options, zipapps.with_main(tmp_path, SAYS_WHERE)).ending is Ending.DONE
-    new = [name for names, folder in zip(before, folders, strict=True) for name in set(os.listdir(folder)) - names]
-    assert not [name for name in new if "gpuyard" in name]
+    places = [tmp_path / "home", tmp_path / "temporary"]
+    for folder in (*places, tmp_path / "server"):
+        folder.mkdir()
+    with sshd.running(tmp_path / "server", ["gpu1"], "SetEnv HOME={} TMPDIR={}\n".format(*places)) as server:
+        outcome = one(replace(options, ssh=server.ssh), zipapps.with_main(tmp_path, SAYS_WHERE))
+    assert (outcome.ending, outcome.result["places"]) == (Ending.DONE, [str(folder) for folder in places])
+    assert [os.listdir(folder) for folder in places] == [[], []]
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "dash", "zsh", "fish", "tcsh"])

@@ -53,6 +53,7 @@ def test_bound_gpus_are_verified_through_vfio(tmp_path: Path) -> None:
     assert "interrupts are not remapped" in refused[0][2]
 
 
+@pytest.mark.slow
 def test_a_half_bound_group_is_not_viable(tmp_path: Path) -> None:
     answers = run(titan_xp_node(exact=False), "half_bound", tmp_path)
     assert but_ok(answers["audio with vfio-pci"]) == []
@@ -71,6 +72,7 @@ def test_a_half_bound_group_is_not_viable(tmp_path: Path) -> None:
         assert answers[f"opened with {driver}"] == "10de:1b02"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "host",
     [
