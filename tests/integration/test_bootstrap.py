@@ -472,12 +472,14 @@ def test_credentials_that_do_not_work_do_not_end_those_that_do(
 def test_every_call_is_in_the_table_and_every_row_is_used(granted: Granted) -> None:
     """Of what the tests before this one have done."""
     # What takes another cloud than this one: hosts that share what they have, private flavors, no region in
-    # clouds.yaml, networks of runners.
+    # clouds.yaml, networks of runners, images that were shared with their project.
     with Reader(granted.api) as cloud:
         cloud.usages(next(iter(cloud.providers())))
         unless_gone(lambda: cloud.access(cloud.flavors()[0].id), frozenset[str]())
     assert granted.api.get("identity", "/endpoints")["endpoints"]
     api, _ = open_servers_project(granted.api, RUNNERS)
     assert isinstance(api.get("network", "/networks")["networks"], list)
+    image = api.get("image", "/images", name=IMAGE)["images"][0]["id"]
+    assert not unless_gone(lambda: api.get("image", f"/images/{image}/members/{api.project}"), {}), "it is public"
     assert not granted.unknown
     assert not [one for one in CALLS if one not in granted.seen]
