@@ -480,6 +480,8 @@ def test_every_call_is_in_the_table_and_every_row_is_used(granted: Granted) -> N
     api, _ = open_servers_project(granted.api, RUNNERS)
     assert isinstance(api.get("network", "/networks")["networks"], list)
     image = api.get("image", "/images", name=IMAGE)["images"][0]["id"]
-    assert not unless_gone(lambda: api.get("image", f"/images/{image}/members/{api.project}"), {}), "it is public"
+    assert not unless_gone(lambda: api.get("image", f"/images/{image}/members/{api.project}"), dict[str, Any]()), (
+        "it is public"
+    )
     assert not granted.unknown
     assert not [one for one in CALLS if one not in granted.seen]

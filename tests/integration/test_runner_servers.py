@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -28,6 +29,11 @@ from tests.support.runner_projects import PROJECT, by_way_of, limit, runners_clo
 
 pytestmark = pytest.mark.lab
 FLAVOR = "gpu_tiny"
+
+
+class BytesOfAnImage(BytesIO):
+    def __len__(self) -> int:
+        return len(self.getbuffer())
 
 
 @dataclass
@@ -94,6 +100,25 @@ def test_what_is_not_ours_is_neither_shown_nor_deleted(door: Door, exercise: Exe
     assert door.servers.get(strange) is None, "of another project"
     other.delete(id)
     door.until(lambda found: found is None, id)
+
+
+def test_an_image_of_others_is_used_when_it_was_shared_and_accepted_and_not_before(
+    door: Door, operator: CloudApi
+) -> None:
+    name = "somebody-elses"
+    wanted = {"name": name, "disk_format": "raw", "container_format": "bare", "visibility": "shared"}
+    image = operator.request("POST", "image", "/images", wanted)["id"]
+    try:
+        operator.send("image", f"/images/{image}/file", BytesOfAnImage(bytes(1024)), 60)
+        operator.request("POST", "image", f"/images/{image}/members", {"member": door.api.project})
+        assert NovaServers(operator, "example", "none")._image(name) == image, "it is its own"
+        with pytest.raises(ServerError, match=name):
+            door.servers.create(door.wish("gpuyard-v100-f", image=name))
+        door.api.request("PUT", "image", f"/images/{image}/members/{door.api.project}", {"status": "accepted"})
+        id = door.servers.create(door.wish("gpuyard-v100-f", image=name))
+        assert door.api.get("compute", f"/servers/{id}")["server"]["image"]["id"] == image
+    finally:
+        operator.request("DELETE", "image", f"/images/{image}")
 
 
 @pytest.mark.parametrize(

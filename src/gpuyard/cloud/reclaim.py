@@ -100,6 +100,8 @@ class Reclaimer:
     def _snapshot_and_delete(self, case: Case, server: dict[str, Any]) -> str:
         """The image is found again by what it says of the case, so an answer that is lost makes no second one. It goes
         to the server's project when the server is gone (`hand_over`): that we own it is how it is known for ours."""
+        if self._api.project is None:
+            return f"cloud {self._api.name} has credentials without a project, and an image needs one that owns it"
         images = self._snapshots(case)
         if any(image["status"] == "active" for image in images):
             return self._delete(case)
