@@ -339,7 +339,7 @@ BAD = {
     "an address that is a name's": ({"portal": {**PORTAL, "public": "10.0.0.1"}}, "not the name of a machine"),
     "without a dot": ({"portal": {**PORTAL, "public": "localhost"}}, "not the name of a machine"),
     "port 80": ({"portal": {**PORTAL, "public": "gpus.example.org:80"}}, "port 80 leads to https"),
-    "no port behind": ({"portal": {**PORTAL, "behind": "10.0.0.1"}}, "not an address and a port|not an IP address"),
+    "no port behind": ({"portal": {**PORTAL, "behind": "10.0.0.1"}}, "is not an address and a port"),
     "a name behind": ({"portal": {**PORTAL, "behind": "nova.internal:8774"}}, "not an IP address"),
     "IPv6 without brackets": ({"portal": {**PORTAL, "behind": "fd00::1:8080"}}, "write them as in"),
     "loopback through WireGuard": (
@@ -368,9 +368,16 @@ BAD = {
         "not a public key of OpenSSH",
     ),
     "half a key": ({"portal": PORTAL, "ssh": {**SSH, "key": "ssh-rsa " + SSH_KEY.split()[1]}}, "is damaged"),
-    "TRACE": ({"portal": {**PORTAL, "more": ["TRACE /x"]}}, "not what may be asked"),
-    "rest in the middle": ({"portal": {**PORTAL, "more": ["GET /a/{rest}/b"]}}, "not what may be asked"),
-    "a path with dots": ({"portal": {**PORTAL, "more": ["GET /a/../b"]}}, "not what may be asked"),
+    "TRACE": ({"portal": {**PORTAL, "more": ["TRACE /x"]}}, "is no request"),
+    "rest in the middle": ({"portal": {**PORTAL, "more": ["GET /a/{rest}/b"]}}, "is no request"),
+    "a path with dots": ({"portal": {**PORTAL, "more": ["GET /a/../b"]}}, "is no request"),
+    "a request by its braces": ({"portal": {**PORTAL, "more": ["GET a"]}}, "part of a path, {rest} at the end"),
+    "a URL": ({"portal": {**PORTAL, "public": "https://gpus.example.org"}}, "write the name alone"),
+    "a URL behind": ({"portal": {**PORTAL, "behind": "http://10.99.0.2:80"}}, "is not an address and a port"),
+    "no port of the tunnel": (
+        {"portal": PORTAL, "wireguard": {**WIREGUARD, "endpoint": "gateway.example.org"}},
+        "'gateway.example.org' has no port",
+    ),
     "a size that is a number": ({"portal": PORTAL, "limits": {"body": 100}}, "write a whole number and a unit"),
     "the gateway behind itself": (
         {"portal": {**PORTAL, "behind": "10.99.0.1:8080"}, "wireguard": WIREGUARD},

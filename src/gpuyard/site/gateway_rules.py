@@ -63,6 +63,8 @@ def public_name(text: object) -> PublicName:
     """``cloud.example.org:5000``; 443 where no port is said. Raises ValueError."""
     if isinstance(text, PublicName):
         return text
+    if "://" in str(text):
+        raise ValueError(f"{text!r} is a URL; write the name alone, as in 'gpus.example.org'")
     name, colon, port = str(text).partition(":")
     return PublicName(host_name(name), port_number(port) if colon else HTTPS)
 
@@ -85,7 +87,7 @@ def socket_of(text: object) -> Socket:
         return text
     address, _, port = str(text).rpartition(":")
     bare = address.removeprefix("[").removesuffix("]")
-    if (":" in bare) != address.startswith("["):
+    if not address or "/" in address or (":" in bare) != address.startswith("["):
         raise ValueError(f"{text!r} is not an address and a port; write them as in '10.20.0.250:5000'")
     return Socket(ip_address(bare), port_number(port))
 
@@ -95,6 +97,8 @@ def endpoint(text: object) -> Socket:
     if isinstance(text, Socket):
         return text
     host, _, port = str(text).rpartition(":")
+    if not host:
+        raise ValueError(f"{text!r} has no port; write one, as in 'gateway.example.org:51820'")
     if host.startswith("[") or host.replace(".", "").isdigit():
         return socket_of(text)
     return Socket(host_name(host), port_number(port))
@@ -135,7 +139,7 @@ def wireguard_key(text: str) -> str:
             return text
     except (binascii.Error, ValueError):
         pass
-    raise ValueError("this is not a public key of WireGuard; write what 'wg pubkey' prints, 44 letters")
+    raise ValueError("this is not a public key of WireGuard; write what 'wg pubkey' prints, 44 characters")
 
 
 def ssh_key(text: str) -> str:
@@ -160,9 +164,9 @@ def opening(text: str) -> str:
     known = all(one in METHODS for one in methods.split(",")) and "{rest}" not in segments[:-1]
     if not known or not path.startswith("/") or not all(WAY.fullmatch(one) and one.strip(".") for one in segments):
         raise ValueError(
-            f"{text!r} is not what may be asked; write methods and a path, as in 'GET,POST /v3/auth/{{name}}' "
+            f"{text!r} is no request; write methods and a path, as in 'GET,POST /v3/auth/{{name}}' "
             f"(of {', '.join(METHODS)}; a name in braces stands for any one part of a path, "
-            "{{rest}} at the end for whatever follows)"
+            "{rest} at the end for whatever follows)"
         )
     return text
 
