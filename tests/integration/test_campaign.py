@@ -337,7 +337,7 @@ def test_a_host_that_does_not_exist_is_refused_before_anything_begins(operator: 
 def test_it_is_stopped_and_its_status_is_shown(operator: Operator) -> None:
     world = operator.world
     operator.write(script(operator, f"while [ ! -e {operator.folder}/go ]; do sleep 0.05; done"))
-    assert operator.type("stop")[0] == 3, "nothing is to be stopped"
+    assert operator.type("stop")[0] == 3, "there is nothing to stop"
     said: list[tuple[int, str]] = []
 
     def stopping() -> None:
@@ -350,14 +350,14 @@ def test_it_is_stopped_and_its_status_is_shown(operator: Operator) -> None:
     world.meanwhile = stopping
     code, text = operator.run()
     assert said[0][0] == 0
-    assert "0 of 10 hosts are back; a run is at it." in said[1][1]
+    assert "0 of 10 hosts are back; a run is under way." in said[1][1]
     assert "gpu-01 | at work" in said[1][1]
-    assert (said[2][0], "run of campaign k is at it" in said[2][1]) == (1, True)
+    assert (said[2][0], "run of campaign k is under way" in said[2][1]) == (1, True)
     assert code == 3
     assert "gpu-02: waiting: not begun: stopped by" in text
     assert "1 of 10 hosts are back" in text
     assert operator.worked() == ["gpu-01"]
-    assert "no run is at it" in operator.type("status", "--os-cloud", "root")[1]
+    assert "no run is under way" in operator.type("status", "--os-cloud", "root")[1]
 
 
 def test_killed_while_a_command_runs_it_goes_on_and_runs_nothing_twice(operator: Operator) -> None:

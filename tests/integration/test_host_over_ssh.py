@@ -77,7 +77,7 @@ def test_after_a_canary_that_fails_the_others_are_not_tried(server: sshd.Sshd) -
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--ssh", "gpu1", "--canary", "gpu9"], "--canary gpu9 is none of the hosts: gpu1"),
+        (["--ssh", "gpu1", "--canary", "gpu9"], "--canary gpu9 is not one of the hosts: gpu1"),
         (["--ssh", "gpu1", "--canary", "gpu1", "--no-canary"], "--canary names the host that --no-canary leaves out"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.main import get_command
 
 from gpuyard.campaign.definition import Campaign, read_campaign
 from gpuyard.campaign.planner import (
@@ -33,6 +35,8 @@ from gpuyard.campaign.planner import (
 )
 from gpuyard.campaign.runner import PATIENCE, CampaignRun, CampaignUnseenError
 from gpuyard.campaign.work import NOT_STARTED, WorkFile
+from gpuyard.cli.campaign import _again, app
+from gpuyard.cli.options import DEFAULT_SITE
 from gpuyard.client.campaign_doors import PortalCampaign
 from gpuyard.deploy.journal import DeployJournal, Happening, JournalEntry
 from gpuyard.health.maintenance import MaintenanceState
@@ -96,6 +100,30 @@ def test_what_cannot_be_is_said_with_its_line(tmp_path: Path, change: dict[str, 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
         read_campaign(tmp_path / "none.yaml")
+    with pytest.raises(UsageError, match=f"^{tmp_path}: cannot be read: Is a directory$"):
+        read_campaign(tmp_path)
+    (tmp_path / "latin").write_bytes(b"comment: caf\xe9")
+    with pytest.raises(UsageError, match="cannot be read: it is not text in UTF-8"):
+        read_campaign(tmp_path / "latin")
+
+
+def test_the_command_that_goes_on_has_all_that_was_typed() -> None:
+    plain = _again(Path("kernel.yaml"), None, None, DEFAULT_SITE, None, "")
+    assert plain == "gpuyard host campaign run kernel.yaml"
+    asked = _again(Path("my kernel.yaml"), Path("state"), "UTC", Path("b.yaml"), "root", "http://127.0.0.1:8080")
+    words = shlex.split(asked)
+    assert words[:4] == ["gpuyard", "host", "campaign", "run"]
+    command = get_command(app).get_command(None, "run")  # type: ignore[attr-defined]
+    parsed = command.make_context("run", words[4:]).params
+    assert {name: str(value) for name, value in parsed.items()} == {
+        "file": "my kernel.yaml",
+        "yes": "False",
+        "state": "state",
+        "zone": "UTC",
+        "site": "b.yaml",
+        "cloud": "root",
+        "url": "http://127.0.0.1:8080",
+    }
 
 
 # What is next

@@ -234,5 +234,5 @@ def test_never_more_at_once_and_none_after_a_failure(
 
 
 def test_a_canary_must_be_one_of_the_hosts(ssh: FleetOptions) -> None:
-    with pytest.raises(UsageError, match="gpu9 is none of the hosts: a"):
+    with pytest.raises(UsageError, match="gpu9 is not one of the hosts: a"):
         fleet.run(["a"], ["apply"], replace(ssh, canary="gpu9"), zipapp=b"")

@@ -104,7 +104,8 @@ def read_campaign(path: Path) -> Campaign:
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file; docs/how-to/campaigns.md shows one") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise UsageError(f"{path}: cannot be read: {why}") from None
     if len(text) > MAX_BYTES:
         raise UsageError(f"{path}: larger than 1 MiB, which no campaign is; is it the right file?")
     try:

@@ -84,10 +84,10 @@ def run(
     cloud: CloudOption = None,
     url: UrlOption = "",
 ) -> None:
-    """Carry it out: the canary, then the others, until all hosts are back or one has failed.
+    """Carry out a campaign: the canary, then the others, until all hosts are back or one has failed.
 
     Whatever ends it, the same command goes on: hosts that are back are left out, commands that have ended are not run
-    again. Exit code 1 when a host has failed, 3 when it was stopped or a host cannot be had.
+    again. Exit code 1 when a host has failed, 3 when it was stopped or somebody else maintains a host.
     """
     import secrets
 
@@ -100,7 +100,7 @@ def run(
     screen = _Screen()
     doors = _doors(campaign, state, where, site, cloud, url, screen.say)
     journal = _journal(campaign, state)
-    again = shlex.join(["gpuyard", "host", "campaign", "run", str(file)])
+    again = _again(file, state, zone, site, cloud, url)
     with journal.writer() as writer:
         doors.stop_file.unlink(missing_ok=True)
         rows = _rows(campaign, doors, journal, where)  # also with --yes: a host that nobody knows ends it here
@@ -132,7 +132,7 @@ def status(
     format_: FormatOption = Format.TABLE,
     columns: ColumnOption = None,
 ) -> None:
-    """Show where each host is, and whether a run is at it on this machine."""
+    """Show where each host is, and whether a run is under way on this machine."""
     from gpuyard.campaign.definition import read_campaign
 
     campaign, where = read_campaign(file), zone_of(zone)
@@ -141,22 +141,22 @@ def status(
     print_list(rows, COLUMNS[:3], format_, columns)
     if format_ is Format.TABLE:
         back = sum(row["State"] == "back" for row in rows)
-        at_it = "a run is at it" if _is_running(journal) else "no run is at it"
+        at_it = "a run is under way" if _is_running(journal) else "no run is under way"
         print(f"{back} of {len(rows)} hosts are back; {at_it}.")
 
 
 @app.command()
 def stop(file: FileArgument, state: StateOption = None) -> None:
-    """Have a run begin nothing any more: hosts that are worked on go on until they are back, and it ends."""
+    """Stop a run: it begins with no further host, waits for those that are being worked on, and ends."""
     from gpuyard.campaign.definition import read_campaign
     from gpuyard.model.errors import BlockedError
 
     campaign = read_campaign(file)
     if not _is_running(_journal(campaign, state)):
-        raise BlockedError(f"no run of campaign {campaign.campaign} is at it on this machine; nothing is to be stopped")
+        raise BlockedError(f"no run of campaign {campaign.campaign} is under way on this machine: nothing to stop")
     path = _folder(campaign, state) / "stop"
     path.write_text(f"stopped by {getpass.getuser()}\n")
-    print(f"Campaign {campaign.campaign} begins nothing any more; 'gpuyard host campaign status' shows the rest.")
+    print(f"Campaign {campaign.campaign} begins with no further host; 'gpuyard host campaign status' shows the rest.")
 
 
 def _doors(
@@ -194,6 +194,19 @@ def _drains(
     return drains_of(campaign, connect(cloud), loaded, keepings, lambda host, text: say(f"{host}: {text}"))
 
 
+def _again(file: Path, state: Path | None, zone: str | None, site: Path, cloud: str | None, url: str) -> str:
+    """The command that goes on: with another journal it would begin again."""
+    said = {
+        "--state": str(state or ""),
+        "--timezone": zone or "",
+        "--site": "" if site == DEFAULT_SITE else str(site),
+        "--os-cloud": cloud or "",
+        "--url": url,
+    }
+    words = [word for name, value in said.items() if value for word in (name, value)]
+    return shlex.join(["gpuyard", "host", "campaign", "run", str(file), *words])
+
+
 def pause() -> None:
     """Between two looks."""
     time.sleep(LOOK_EVERY)
@@ -207,7 +220,7 @@ def _folder(campaign: Campaign, state: Path | None) -> Path:
 def _journal(campaign: Campaign, state: Path | None) -> JournalFile:
     from gpuyard.deploy.journal import JournalFile
 
-    return JournalFile(_folder(campaign, state) / "journal", f"run of campaign {campaign.campaign} is at it")
+    return JournalFile(_folder(campaign, state) / "journal", f"run of campaign {campaign.campaign} is under way")
 
 
 def _is_running(journal: JournalFile) -> bool:

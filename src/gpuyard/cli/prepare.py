@@ -131,12 +131,14 @@ def in_order(hosts: Where, canary: str, no_canary: bool, at_once: int, keep_goin
 
     if not hosts.hosts:
         if canary or no_canary or keep_going or at_once != AT_ONCE:
-            raise UsageError("the order of hosts is for several: name them with --ssh or --site")
+            raise UsageError(
+                "--canary, --no-canary, --at-once and --keep-going need several hosts; name them with --ssh or --site"
+            )
         return hosts
     if canary and no_canary:
-        raise UsageError("--canary names the host that --no-canary leaves out")
+        raise UsageError("--canary and --no-canary exclude each other: give one of them")
     if canary and canary not in hosts.hosts:
-        raise UsageError(f"--canary {canary} is none of the hosts: {', '.join(hosts.hosts)}")
+        raise UsageError(f"--canary {canary} is not one of the hosts: {', '.join(hosts.hosts)}")
     first = "" if no_canary or len(set(hosts.hosts)) == 1 else canary or hosts.hosts[0]
     return replace(hosts, order=Order(first, at_once, not keep_going))
 
@@ -408,7 +410,8 @@ def _remote(
         plans.update({host: outcome.result["digest"] for host, outcome in found.items() if "digest" in outcome.result})
     if format_ is Format.TABLE:
         for host, outcome in found.items():
-            print("\n".join([f"{host}:", *(f"  {line}" for line in _lines(outcome)), ""]))
+            if lines := _lines(outcome):
+                print("\n".join([f"{host}:", *(f"  {line}" for line in lines), ""]))
     print_summary(found, format_)
     return fleet.worst(found)
 

@@ -141,7 +141,7 @@ def run(
         if not HOST_NAME.fullmatch(name):
             raise UsageError(f"{name!r} is no host that ssh can be given: write HOST, USER@HOST or an alias")
     if options.canary and options.canary not in names:
-        raise UsageError(f"{options.canary} is none of the hosts: {', '.join(names)}")
+        raise UsageError(f"{options.canary} is not one of the hosts: {', '.join(names)}")
     outcomes: Dict[str, Outcome] = {}
     waiting = deque(sorted(names, key=lambda name: name != options.canary))
     running: List[_Connection] = []
