@@ -45,7 +45,7 @@ def test_words_that_are_wrong_are_refused_before_any_host_is_asked(
 
 def test_a_site_without_machines_says_where_to_name_them(tmp_path: Path) -> None:
     error = deploy(tmp_path, "plan", deploy=True).exception
-    assert "site.yaml has no 'deploy': name the machines there" in str(error)
+    assert "site.yaml has no 'deploy', which names the machines; docs/how-to/from-bare" in str(error)
     assert "use -f json" in str(deploy(tmp_path, "plan", "-f", "csv").exception)
 
 

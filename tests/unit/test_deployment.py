@@ -369,6 +369,12 @@ def deploy_error(**deploy: object) -> str:
             "a and b are both at 10.0.0.1; give each its own address",
         ),
         ({"hosts": {"a": {}, "b": {"address": "a"}}}, "a and b are both at a; give each its own address"),
+        (
+            {"hosts": {"a": {"address": "10.0.0.250"}}},
+            "vip 10.0.0.250 is the address of a; write one that no machine has",
+        ),
+        ({"external_interface": "eno1"}, "interface and external_interface of ctl are both eno1"),
+        ({"hosts": {"a": {"interface": "eno2"}}}, "interface and external_interface of a are both eno2"),
         ({"interface": "eno1; reboot"}, "string_pattern_mismatch"),
         ({"hosts": {"a": {"address": "-oProxyCommand=x"}}}, "string_pattern_mismatch"),
     ],
@@ -385,6 +391,31 @@ def test_a_machine_alone_needs_no_virtual_address() -> None:
     assert alone.deploy is not None
     assert alone.deploy.api_address == "192.0.2.7"
     assert alone.deploy.with_role("compute") == alone.deploy.with_role("control") == ["gpu1"]
+
+
+def test_without_a_load_balancer_the_virtual_address_may_be_the_machines_own() -> None:
+    own = {"vip": "192.0.2.7", "variables": {"enable_haproxy": False}}
+    here = site(
+        hosts={"gpu1": {"recording": "gpu1.json"}},
+        deploy={"interface": "eno1", "external_interface": "eno2", "hosts": {"gpu1": {"address": "192.0.2.7"}}, **own},
+    )
+    assert here.deploy is not None
+    assert here.deploy.api_address == "192.0.2.7"
+
+
+def test_what_is_run_on_a_host_is_shown_with_what_ssh_connects_to() -> None:
+    hosts = {
+        "ctl": {"roles": ["control", "network"], "address": "10.0.0.1"},
+        "gpu1": {"roles": ["compute"], "address": "10.0.0.11"},
+        "gpu2": {"roles": ["compute"], "address": "localhost"},
+    }
+    machines = {"interface": "eno1", "external_interface": "eno2", "vip": "10.0.0.250", "user": "ada", "hosts": hosts}
+    how = {task.title: task.how for task in plan_deployment(site(deploy=machines), Sight(), DeployJournal())}
+    assert how["look ctl"] == "gpuyard host check --ssh ada@10.0.0.1"
+    assert how["verify gpu1"] == "gpuyard host verify --ssh ada@10.0.0.11"
+    assert how["reboot gpu1"] == "ssh ada@10.0.0.11 systemctl reboot"
+    assert how["prepare gpu2"] == "gpuyard host apply"
+    assert how["reboot gpu2"] == "systemctl reboot"
 
 
 def test_kolla_that_cannot_be_used_is_in_the_way_from_the_start() -> None:

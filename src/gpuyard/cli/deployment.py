@@ -114,7 +114,7 @@ def plan(
 
     asked = _Asked(site, kolla, limit, first, last, ssh_config, python, sudo, cloud, program, state)
     if format_ not in (Format.TABLE, Format.JSON):
-        raise UsageError(f"steps are no list to print as {format_.value}; use -f json")
+        raise UsageError(f"a plan cannot be printed as {format_.value}; use -f json")
     deployment, _ = _deployment(asked)
     tasks = deployment.plan(deployment.first_look(), _journal_file(asked, deployment).read())
     if format_ is Format.JSON:
@@ -205,7 +205,8 @@ def _deployment(asked: _Asked) -> tuple[Deployment, SiteDoors]:
     site = read_site(asked.site)
     if site.deploy is None:
         raise UsageError(
-            f"{asked.site} has no 'deploy': name the machines there, as docs/reference/site.schema.json says"
+            f"{asked.site} has no 'deploy', which names the machines; "
+            "docs/how-to/from-bare-machines-to-a-cloud.md says what to write"
         )
     wanted = _range(asked)
     ssh = ("ssh",) if asked.ssh_config is None else ("ssh", "-F", str(asked.ssh_config))

@@ -110,8 +110,7 @@ class DeployHosts:
         return {name: found[name] for name in names}
 
     def _target(self, name: str) -> str:
-        host = self.deploy.hosts[name].target(name)
-        return f"{self.deploy.user}@{host}" if self.deploy.user else host
+        return self.deploy.hosts[name].login(name, self.deploy.user)
 
     def _sight(self, name: str, outcome: Outcome, recorded: Inventory | None) -> HostSight:
         if problem := problem_of(outcome):

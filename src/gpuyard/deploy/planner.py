@@ -15,6 +15,7 @@ from gpuyard.deploy.journal import DeployJournal
 from gpuyard.deploy.sight import HostSight, KollaSight, OpenStackSight, ServiceSight, Sight
 from gpuyard.model.errors import UsageError
 from gpuyard.model.text import counted
+from gpuyard.site.deploy_rules import HERE, SiteDeploy
 from gpuyard.site.schema import Site
 
 CONTAINERS = {
@@ -128,12 +129,19 @@ def plan_deployment(
                 verdict = (
                     verdict if verdict.standing is TaskStanding.DONE else replace(verdict, standing=TaskStanding.LATER)
                 )
-            task = DeployTask(stage.name, name, stage.reason, stage.how.format(name=name), verdict)
+            task = DeployTask(stage.name, name, stage.reason, _typed(site.deploy, stage.how, name), verdict)
             tasks.append(task)
             if not first and task.standing is not TaskStanding.DONE:
                 first = task.title
         waits_for = waits_for or first
     return tuple(tasks)
+
+
+def _typed(deploy: SiteDeploy, how: str, name: str) -> str:
+    """`how` for the object `name`."""
+    host = deploy.hosts.get(name)
+    login = "" if host is None or host.address == HERE else host.login(name, deploy.user)
+    return how.format(name=name, ssh=f"ssh {login} " if login else "", by_ssh=f" --ssh {login}" if login else "")
 
 
 def stages(wanted: DeployRange = EVERYTHING) -> tuple[DeployStage, ...]:
@@ -233,7 +241,9 @@ def _prepare(site: Site, sight: Sight, journal: DeployJournal, name: str, hosts:
     if host.changes:
         return _due(*host.changes)
     if not host.given:
-        return _blocked(f"there is no GPU that could be given away; why, says 'gpuyard host check --ssh {name}'")
+        assert site.deploy is not None
+        check = _typed(site.deploy, "gpuyard host check{by_ssh}", name)
+        return _blocked(f"there is no GPU that could be given away; '{check}' says why")
     return _done(f"{counted(len(host.given), 'PCI function')} go to VMs")
 
 
@@ -421,7 +431,7 @@ STAGES = (
     DeployStage(
         "look",
         "each host must answer, and be what the site file says",
-        "gpuyard host check --ssh {name}",
+        "gpuyard host check{by_ssh}",
         _look,
         "hosts",
         again=frozenset({HOSTS}),
@@ -429,7 +439,7 @@ STAGES = (
     DeployStage(
         "prepare",
         "GPUs must have their VFIO driver from boot on",
-        "gpuyard host apply --ssh {name}",
+        "gpuyard host apply{by_ssh}",
         _prepare,
         "hypervisors",
         again=frozenset({HOSTS}),
@@ -437,7 +447,7 @@ STAGES = (
     DeployStage(
         "reboot",
         "kernel options count from the next boot on",
-        "ssh {name} systemctl reboot",
+        "{ssh}systemctl reboot",
         _reboot,
         "hypervisors",
         again=frozenset({HOSTS}),
@@ -445,7 +455,7 @@ STAGES = (
     DeployStage(
         "record",
         "Nova's options are made from what a host has",
-        "gpuyard host record -o RECORDING",
+        "gpuyard host record -o RECORDING, on {name}",
         _record,
         "hypervisors",
         again=frozenset({HOSTS, KOLLA}),
@@ -453,7 +463,7 @@ STAGES = (
     DeployStage(
         "verify",
         "a GPU that cannot be opened must not be offered",
-        "gpuyard host verify --site --ssh {name}",
+        "gpuyard host verify{by_ssh}",
         _verify,
         "hypervisors",
         again=frozenset({HOSTS}),
@@ -490,7 +500,7 @@ STAGES = (
     DeployStage(
         "restart",
         "what the packages of the last step changed counts from the next boot on",
-        "ssh {name} systemctl reboot",
+        "{ssh}systemctl reboot",
         _restart,
         "hosts",
         again=frozenset({HOSTS}),

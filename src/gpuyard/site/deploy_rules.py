@@ -57,6 +57,10 @@ class DeployHost(Strict):
         """What is connected to."""
         return self.address or name
 
+    def login(self, name: str, user: str | None) -> str:
+        """What ssh is told to connect to."""
+        return f"{user}@{self.target(name)}" if user else self.target(name)
+
     @property
     def wishes(self) -> tuple[str, ...]:
         """Options of 'gpuyard host plan' and 'apply' for it."""
@@ -129,9 +133,22 @@ class SiteDeploy(Strict):
         for name, host in self.hosts.items():
             if (first := places.setdefault(host.target(name), name)) != name:
                 raise ValueError(f"{first} and {name} are both at {host.target(name)}; give each its own address")
+        self._interfaces_differ()
         if self.vip is None:
             self._alone(control)
+        elif self.vip in places and self.variables.get("enable_haproxy") is not False:
+            raise ValueError(f"vip {self.vip} is the address of {places[self.vip]}; write one that no machine has")
         return self
+
+    def _interfaces_differ(self) -> None:
+        """Kolla puts the second one into a bridge, and what was reached by it is reached no more."""
+        for name, host in self.hosts.items():
+            interface = host.interface or self.interface
+            if interface == (host.external_interface or self.external_interface):
+                raise ValueError(
+                    f"interface and external_interface of {name} are both {interface}, and that host could not be "
+                    "reached any more; external_interface is one without an address"
+                )
 
     def _alone(self, control: list[str]) -> None:
         if len(control) > 1:
@@ -142,7 +159,7 @@ class SiteDeploy(Strict):
         except ValueError:
             raise ValueError(
                 f"vip is missing: without one the APIs are at the control host's own address, and that of "
-                f"{control[0]}, {address!r}, is no IP address"
+                f"{control[0]}, {address!r}, is no IP address; add 'vip', a free address on {self.interface}"
             ) from None
 
     def with_role(self, role: str) -> list[str]:
