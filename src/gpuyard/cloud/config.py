@@ -77,10 +77,12 @@ def find_cloud(cloud: str | None, clouds_file: Path | None, timeout: float | Non
         refuse_broken(clouds_file)
         if not isinstance(error, WRONG):
             raise
-        said = f"{str(error).rstrip('.')}; name one of clouds.yaml with --os-cloud or OS_CLOUD"
+        do = "name one of clouds.yaml with --os-cloud or OS_CLOUD"
+        said = str(error).rstrip(".")
         if cloud:
-            raise UsageError(f"cloud {cloud} cannot be used: {said}") from None
-        raise NoCloudError(f"no cloud is named: {said}") from None
+            raise UsageError(f"cloud {cloud} cannot be used: {said}; {do}") from None
+        # Without any of the OS_* variables the SDK's words are about one of them that nobody wanted to set.
+        raise NoCloudError("no cloud is named" + ("" if "auth_url" in said else f": {said}") + f"; {do}") from None
 
 
 def refuse_broken(clouds_file: Path | None) -> None:
