@@ -11,9 +11,9 @@ FEATURES = {
     "`type`)",
     "pci_quotas": "limits on the classes of GPUs themselves, so that flavors that somebody else makes count too; "
     "before, only those of the site's own flavors, by their `resources:CUSTOM_GPU_..._COUNT`",
-    "limits_named": "limits of which a missing one refuses GPUs only; before, Nova refuses every class that has none, "
+    "limits_named": "a limit that is missing refuses GPUs only; before, Nova refuses every class that has no limit, "
     "and a `reserve` needs `gpu_quotas: false`",
-    "limits_lookup": "`[oslo_limit]` without the id of Nova's endpoint, which `site render --kolla` can so write",
+    "limits_lookup": "`[oslo_limit]` without the id of Nova's endpoint, so that `site render --kolla` can write it",
     "limits_shown": "Keystone shows the limits of all projects to an admin of one project",
     "wide_trees": "`optimize_for_wide_provider_trees` on hosts with many GPUs",
 }
@@ -28,32 +28,34 @@ RUN = {
 }
 """Release -> what was seen of a lab of it, the last time that `make test-releases` ran."""
 ABOUT = """\
-A site has a `release`, and gpuyard compiles what that release reads. In CI each release's own Nova and Placement take
-what is compiled (their parsers, with every option known). `gpuyard lab up --release NAME` runs Keystone, Placement,
-Glance, Neutron and Nova of a release ([how to](../how-to/run-the-lab.md#another-release)), and `make test-releases`
-does there what the cloud is for: the site is applied, all GPUs of a host are used and no group is split, a booking
-begins, lets its owner in and nobody else, and ends.
+A site has a `release`, and gpuyard writes the options that this release reads. In CI each release's own Nova and
+Placement read what is written (their parsers, with every option known). `gpuyard lab up --release NAME` runs
+Keystone, Placement, Glance, Neutron and Nova of a release ([how to](../how-to/run-the-lab.md#another-release)), and
+`make test-releases` does there what the cloud is for: the site is applied, all GPUs of a host are used and no group is
+split, a booking begins, lets its owner in and nobody else, and ends.
 """
 CANNOT = """\
 ## What to know of older ones
 
 - **Reading limits**: before 2026.1 Keystone lists the limits of other projects to a token of the system only, and
-  `site apply` by an admin of a project then says that a limit "still differs", and what to do. Name a cloud that has
-  `system_scope: all` in the admin's entry of clouds.yaml, as the lab does: `gpuyard: {limits: NAME}`. `site bootstrap`
-  writes that for the user it makes.
-- **403 and 500**: Nova of 2026.1 that looks up its endpoint, as `site render --kolla` tells it to, refuses what is over
-  a limit with 500 and not with 403. With `endpoint_id` in `[oslo_limit]` it is 403.
+  `site apply` by an admin of a project then says that a limit "still differs", and what to do: add a second cloud to
+  clouds.yaml that has `system_scope: all` under `auth`, and name it in the admin's entry: `gpuyard: {limits: NAME}`.
+  The lab does so, and `site bootstrap` writes it for the user it makes.
+- **403 and 500**: Nova of 2026.1 that looks up its endpoint, as `site render --kolla` tells it to, answers 500 and not
+  403 to what is over a limit. With `endpoint_id` in `[oslo_limit]` it is 403.
 - **-1**: Nova of 2024.1 and 2024.2 takes a limit of -1 for one that is reached, and refuses servers. `site check` names
-  those under `limits` and `projects`: state large numbers. The project of the runners gets the largest that Keystone
-  takes. What somebody else has put into Keystone is to be changed there: `openstack registered limit list`.
+  those under `limits` and `projects`: write large numbers instead. The project of the runners gets the largest that
+  Keystone takes. Limits of -1 that somebody else has set must be changed in Keystone: `openstack registered limit
+  list` shows them.
 
 ## What is not tried
 
 - **With kolla-ansible**: 20 to 22 (2025.1 to 2026.1). There was none for 2026.2 when this was written; 18 and 19
   (2024.1, 2024.2) were not compared with what gpuyard knows of Kolla's roles.
-- **The user of gpuyard's own** (`site bootstrap`): its policies are tried on 2026.2 alone.
+- **gpuyard's own user** (`site bootstrap`): its policies are tried on 2026.2 alone.
 - **vGPUs and virtual functions** are run on 2026.2; for the others their options are compiled by the same rules.
-- **Hypervisors**: a lab's are recorded, on every release. Which libvirt and QEMU a release wants is its own to say.
+- **Hypervisors**: a lab's are recorded, on every release. Which libvirt and QEMU a release needs is in its own
+  documentation.
 """
 
 
@@ -71,7 +73,7 @@ def releases() -> str:
         "|---|" + "---|" * len(RELEASES),
         *(_feature(name, text) for name, text in FEATURES.items()),
         "",
-        "What a release lacks and a site asks for is a problem that `gpuyard site check` names.",
+        "`gpuyard site check` names what a site asks for and its release lacks.",
     ]
     needs = f"A lab needs Python {spoken(OLDEST_PYTHON)} at least, since its own code runs there too.\n"
     return "\n".join(["# Releases of OpenStack", "", ABOUT, *rows, "", needs, *features, "", CANNOT])

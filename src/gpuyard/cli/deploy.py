@@ -53,7 +53,9 @@ def deploy(
         str, typer.Option("--from", metavar="STEP", help="Go on with this step, after one that failed.")
     ] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    program: Annotated[str, typer.Option("--kolla-ansible", metavar="PROGRAM", help="The program.")] = PROGRAM,
+    program: Annotated[
+        str, typer.Option("--kolla-ansible", metavar="PROGRAM", help="The kolla-ansible to run.")
+    ] = PROGRAM,
     logs: Annotated[
         Path | None,
         typer.Option(

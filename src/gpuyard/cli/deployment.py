@@ -32,11 +32,11 @@ app = typer.Typer(help="From bare machines to a cloud: hosts, Kolla, and the sit
 KollaOption = Annotated[Path, typer.Option("--kolla", metavar="DIR", help="Kolla's configuration folder.")]
 LimitOption = Annotated[
     str,
-    typer.Option("--limit", metavar="HOST,...", help="Only these hosts, and nothing that is for the whole cloud."),
+    typer.Option("--limit", metavar="HOST,...", help="Only these hosts, and no step that is for the whole cloud."),
 ]
 FromOption = Annotated[str, typer.Option("--from", metavar="STEP", help="Leave out the steps before this one.")]
 UntilOption = Annotated[str, typer.Option("--until", metavar="STEP", help="Leave out the steps after this one.")]
-ProgramOption = Annotated[str, typer.Option("--kolla-ansible", metavar="PROGRAM", help="The program.")]
+ProgramOption = Annotated[str, typer.Option("--kolla-ansible", metavar="PROGRAM", help="The kolla-ansible to run.")]
 StateOption = Annotated[
     Path | None,
     typer.Option(
@@ -47,7 +47,7 @@ StateOption = Annotated[
     ),
 ]
 MinutesOption = Annotated[
-    float, typer.Option("--reboot-minutes", min=0.1, metavar="N", help="In which a host must be back.")
+    float, typer.Option("--reboot-minutes", min=0.1, metavar="N", help="Minutes in which a host must be back.")
 ]
 REBOOT_MINUTES = 30.0
 SIGNS = {"done": "ok", "to do": "+", "later": ".", "blocked": "!"}

@@ -39,7 +39,7 @@ ShelveOption = Annotated[
     bool, typer.Option("--shelve", help="Shelve servers for which there is no room: their owners unshelve them later.")
 ]
 AheadOption = Annotated[
-    str, typer.Option("--ahead", metavar="TIME", help="GPUs that are booked within this time are no target.")
+    str, typer.Option("--ahead", metavar="TIME", help="Use no GPU elsewhere that is booked within this time.")
 ]
 BlindOption = Annotated[
     bool, typer.Option("--without-bookings", help="Go on although no portal says which GPUs are booked or held.")
@@ -66,7 +66,7 @@ def drain(
     url: UrlOption = "",
     format_: PlanFormatOption = PlanFormat.TEXT,
 ) -> None:
-    """Move all servers off a host that runs: says of each where it can go, when, and what it loses; then asks.
+    """Move all servers off a host that runs: shows of each where it can go, when, and what it loses; then asks.
 
     The host takes no new servers from then on, until 'gpuyard host return'. Killed at any moment, the same command goes
     on. Exit code 3 when servers stay.
@@ -81,7 +81,7 @@ def drain(
 def evacuate(
     host: HostArgument,
     fenced: Annotated[
-        bool, typer.Option("--fenced", help="The machine is switched off, you have seen to it: Nova is told so.")
+        bool, typer.Option("--fenced", help="You have made sure that the machine is off; Nova is told so.")
     ] = False,
     ahead: AheadOption = "24 h",
     plan: PlanOption = False,
@@ -92,7 +92,7 @@ def evacuate(
     url: UrlOption = "",
     format_: PlanFormatOption = PlanFormat.TEXT,
 ) -> None:
-    """Start the servers of a dead host anew on others, without their local disks; says which first, and asks.
+    """Rebuild the servers of a dead host on others, without their local disks; shows the plan first, and asks.
 
     The host must be off: nova-compute forced down, or --fenced. Killed at any moment, the same command goes on. Exit
     code 3 when servers stay.
@@ -115,7 +115,7 @@ def return_(
 ) -> None:
     """Open a host again that drain or evacuate has closed, once nothing is left behind there and nobody works on it.
 
-    Undone is only what carries gpuyard's tag. Exit code 3, with all reasons, when it stays closed.
+    Undoes only what those two have done. Exit code 3, with all reasons, when it stays closed.
     """
     from gpuyard.cloud.api import connect
     from gpuyard.cloud.host_return import give_back

@@ -18,14 +18,18 @@ if TYPE_CHECKING:
     from gpuyard.model.finding import Finding
     from gpuyard.model.host import Inventory
 
-SshOption = Annotated[list[str] | None, typer.Option("--ssh", metavar="HOST", help="Do it there; repeatable.")]
+SshOption = Annotated[
+    list[str] | None, typer.Option("--ssh", metavar="HOST", help="A host to do it on, over ssh; repeatable.")
+]
 SiteOption = Annotated[
     Path | None,
     typer.Option("--site", metavar="FILE", help="Do it on this site's hosts (or those of --ssh), for its pools."),
 ]
 SudoOption = Annotated[bool, typer.Option("--sudo", help="Become root there with sudo.")]
 PythonOption = Annotated[str, typer.Option("--python", metavar="NAME", help="Python 3.9 or newer there.")]
-SshConfigOption = Annotated[Path | None, typer.Option("--ssh-config", metavar="FILE", help="Instead of ~/.ssh/config.")]
+SshConfigOption = Annotated[
+    Path | None, typer.Option("--ssh-config", metavar="FILE", help="A file for ssh instead of ~/.ssh/config.")
+]
 RootOption = Annotated[Path, typer.Option("--root", metavar="DIR", help="Folder that holds sys, proc and etc.")]
 KeepOption = Annotated[
     list[str] | None, typer.Option("--keep", metavar="ADDRESS", help="Leave this GPU to the host; repeatable.")
@@ -54,7 +58,9 @@ CanaryOption = Annotated[
     str, typer.Option("--canary", metavar="HOST", help="This one first and alone.", show_default="the first host")
 ]
 NoCanaryOption = Annotated[bool, typer.Option("--no-canary", help="No host is tried before the others.")]
-AtOnceOption = Annotated[int, typer.Option("--at-once", metavar="N", min=1, help="So many hosts at the same time.")]
+AtOnceOption = Annotated[
+    int, typer.Option("--at-once", metavar="N", min=1, help="At most so many hosts at the same time.")
+]
 KeepGoingOption = Annotated[bool, typer.Option("--keep-going", help="Go on with other hosts when one has failed.")]
 
 AllOption = Annotated[bool, typer.Option("--all", help="Forget --keep, --give and --site of earlier calls.")]
@@ -279,7 +285,7 @@ def undo(
 ) -> None:
     """Bring the machine back to what it was before the first 'apply': drivers, files, kernel options, initramfs.
 
-    Of several hosts one is first, and none begins after one has failed.
+    Of several hosts one goes first, and none begins after one has failed.
     """
     hosts = in_order(where(ssh, site, sudo, python, ssh_config), canary, no_canary, at_once, keep_going)
     words = ["--no-live"] if live is False else []

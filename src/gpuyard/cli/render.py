@@ -43,7 +43,7 @@ def render(
 ) -> None:
     """Write Nova's and Placement's options, service by service and host by host; print them without -o and --kolla.
 
-    In Kolla's folder the operator's own lines stay as they are; a key that he sets too is an error.
+    In Kolla's folder the operator's own lines stay as they are; a key that is set there too is an error.
     """
     from gpuyard.kolla.plain import plain_files, plan_plain
     from gpuyard.model.errors import UsageError
