@@ -84,6 +84,7 @@ def problems(folder: Path, text: str, hosts: dict[str, Sysfs] | None = None) -> 
         ("  demo:", "  demo: {}\n  demo:", "'demo' stands here for the second time"),
         ("hosts:", "hosts: [", "not YAML"),
         ("{v100: 1}}", "{v100: 1}, projects: demo}", "is not a list; write [demo]"),
+        ("{v100: 1}}", "{v100: 1}, projects: 'a,b'}", "is not a list; write ['a,b']"),
         ("{v100: 1}}", "{v100: 1}, projects: [dmeo]}", "unknown project 'dmeo'; did you mean 'demo'?"),
     ],
 )

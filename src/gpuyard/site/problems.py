@@ -98,7 +98,8 @@ def _message(item: Any, place: Place, root: type[BaseModel]) -> str:
     if kind in ("dict_type", "model_type", "model_attributes_type"):
         return f"{given!r} is not a mapping; write 'key: value' lines below it"
     if kind == "list_type":
-        return f"{given!r} is not a list; write [{given}]"
+        item_text = repr(given) if set(str(given)) & set(",[]{}#") else given  # YAML would read more than one of it
+        return f"{given!r} is not a list; write [{item_text}]"
     if kind in ("too_short", "string_type", "bool_parsing", "bool_type"):
         return {"too_short": "is empty; add at least one"}.get(kind, f"{given!r} is of the wrong type: {item['msg']}")
     return str(item["msg"])
