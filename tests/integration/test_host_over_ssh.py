@@ -78,7 +78,10 @@ def test_after_a_canary_that_fails_the_others_are_not_tried(server: sshd.Sshd) -
     ("words", "says"),
     [
         (["--ssh", "gpu1", "--canary", "gpu9"], "--canary gpu9 is not one of the hosts: gpu1"),
-        (["--ssh", "gpu1", "--canary", "gpu1", "--no-canary"], "--canary names the host that --no-canary leaves out"),
+        (
+            ["--ssh", "gpu1", "--canary", "gpu1", "--no-canary"],
+            "--canary and --no-canary exclude each other: give one of them",
+        ),
     ],
 )
 def test_an_order_that_cannot_be_is_refused(server: sshd.Sshd, words: list[str], says: str) -> None:
