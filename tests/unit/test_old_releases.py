@@ -11,8 +11,8 @@ import pytest
 from gpuyard.cloud.apply import hidden_limits
 from gpuyard.kolla.folder import read_folder
 from gpuyard.kolla.render import plan_kolla
-from gpuyard.nova.release import RELEASES
-from gpuyard.site.objects import MOST, LimitObject, limit_objects
+from gpuyard.nova.release import LARGEST_LIMIT, RELEASES
+from gpuyard.site.objects import LimitObject, limit_objects
 from gpuyard.site.problems import SiteError
 from gpuyard.site.steps import LimitStep
 from tests.support.kolla import kolla_folder
@@ -80,7 +80,7 @@ def test_no_limit_is_refused_where_nova_takes_it_for_reached(
     site(tmp_path, {"release": "2025.1", **wish})
 
 
-@pytest.mark.parametrize(("release", "free"), [("2024.2", MOST), ("2025.1", -1)])
+@pytest.mark.parametrize(("release", "free"), [("2024.2", LARGEST_LIMIT), ("2025.1", -1)])
 def test_runners_have_no_limit_in_any_release(tmp_path: Path, release: str, free: int) -> None:
     found = site(tmp_path, {"release": release, "limits": {"servers": 10}}).compiled.site
     with_runners = found.model_copy(update={"runners": SimpleNamespace(project="ci")})

@@ -14,6 +14,7 @@ from gpuyard.lab.catalog import APIS, REGION
 from gpuyard.lab.credentials import ADMIN, DEMO, SERVICE_USERS, passwords
 from gpuyard.lab.http import call
 from gpuyard.lab.settings import Lab
+from gpuyard.nova.release import RELEASES
 
 DOMAIN = "default"
 PORTAL_TYPE = "gpu"
@@ -35,6 +36,12 @@ BASE_LIMITS = {
     "server_groups": 10,
     "server_group_members": 10,
 }
+
+
+def base_limits(release: str) -> dict[str, int]:
+    """BASE_LIMITS in what Nova of a release understands: an old one takes -1 for a limit that is reached."""
+    free = RELEASES[release].no_limit
+    return {name: free if value == -1 else value for name, value in BASE_LIMITS.items()}
 
 
 def log_in(lab: Lab) -> str:
@@ -95,7 +102,7 @@ class Keystone:
         known = {limit["resource_name"] for limit in self.all("registered_limit")}
         missing = [
             {"service_id": service, "region_id": REGION, "resource_name": name, "default_limit": value}
-            for name, value in BASE_LIMITS.items()
+            for name, value in base_limits(self.lab.release).items()
             if name not in known
         ]
         if missing:

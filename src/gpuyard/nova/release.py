@@ -13,6 +13,8 @@ from gpuyard.model.errors import UsageError
 
 ReleaseName = Literal["2024.1", "2024.2", "2025.1", "2025.2", "2026.1", "2026.2"]
 """For schemas; `RELEASES` has the same."""
+LARGEST_LIMIT = 2**31 - 1
+"""That Keystone takes."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,11 @@ class Release:
     """Keystone shows the limits of all projects to an admin of one; before, to who has a role on the system."""
     wide_trees: bool
     """``[workarounds]optimize_for_wide_provider_trees`` of Placement."""
+
+    @property
+    def no_limit(self) -> int:
+        """The limit that lets anything through."""
+        return -1 if self.limits_named else LARGEST_LIMIT
 
 
 _FEATURES = ("managed", "limits_named", "limits_lookup", "one_time_use", "pci_quotas", "limits_shown", "wide_trees")

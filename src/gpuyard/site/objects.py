@@ -39,8 +39,6 @@ def site_aggregate(site: str) -> str:
 AGGREGATE_KEY = "gpuyard_aggregate"
 """Metadata of an aggregate, which flavors that run on it ask for."""
 OWNER_KEY = "gpuyard_site"
-MOST = 2**31 - 1
-"""The largest limit that Keystone takes."""
 """Metadata of an aggregate of ours: the name of the site."""
 
 
@@ -237,7 +235,7 @@ def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject
     for project, wish in site.projects.items():
         wanted += [LimitObject(name, value, project, mark) for name, value in _base_limits(wish)]
     if site.runners is not None:
-        free = -1 if RELEASES[site.release].limits_named else MOST
+        free = RELEASES[site.release].no_limit
         wanted += [LimitObject(name, free, site.runners.project, mark) for name, _ in _base_limits(site.limits)]
     if not site.gpu_quotas:
         return wanted
