@@ -19,8 +19,8 @@ FEATURES = {
 }
 """Field of Release -> what it gives a site."""
 RUN = {
-    "2024.1": "does not start: its Neutron is served by another entry point",
-    "2024.2": "starts, and the site is applied; servers are refused (below)",
+    "2024.1": "exercise and booking, on 23 November 2026",
+    "2024.2": "exercise and booking, on 23 November 2026",
     "2025.1": "exercise and booking, on 23 November 2026",
     "2025.2": "exercise and booking, on 23 November 2026",
     "2026.1": "exercise and booking, on 23 November 2026",
@@ -44,9 +44,9 @@ CANNOT = """\
 - **403 and 500**: Nova of 2026.1 that looks up its endpoint, as `site render --kolla` tells it to, answers 500 and not
   403 to what is over a limit. With `endpoint_id` in `[oslo_limit]` it is 403.
 - **-1**: Nova of 2024.1 and 2024.2 takes a limit of -1 for one that is reached, and refuses servers. `site check` names
-  those under `limits` and `projects`: write large numbers instead. The project of the runners gets the largest that
-  Keystone takes. Limits of -1 that somebody else has set must be changed in Keystone: `openstack registered limit
-  list` shows them.
+  those under `limits` and `projects`: write large numbers instead. The project of the runners, and a lab, get the
+  largest that Keystone takes. Limits of -1 that somebody else has set must be changed in Keystone: `openstack registered
+  limit list` shows them.
 
 ## What is not tried
 

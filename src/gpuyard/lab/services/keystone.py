@@ -43,7 +43,11 @@ def create(lab: Lab) -> None:
 
 
 def serve(lab: Lab) -> None:
-    from keystone.wsgi.api import application
+    try:
+        from keystone.wsgi.api import application
+    except ModuleNotFoundError:  # before 2024.2
+        from keystone.server.wsgi import initialize_public_application
 
+        application = initialize_public_application()
     placement.serve(lab, serve_wsgi_in_background)
     serve_wsgi(application, lab, "keystone")

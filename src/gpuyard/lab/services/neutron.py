@@ -48,6 +48,10 @@ def _create_all(url: str) -> None:
 
 
 def serve(lab: Lab) -> None:
-    from neutron.wsgi.api import application
+    try:
+        from neutron.wsgi.api import application
+    except ModuleNotFoundError:  # before 2024.2
+        from neutron.server import api_eventlet, boot_server
 
+        application = boot_server(api_eventlet.eventlet_api_server)
     serve_wsgi(application, lab, "neutron")

@@ -69,13 +69,19 @@ def serve(lab: Lab) -> None:
     import os_vif
     from nova import context, objects
     from nova.objects import host_mapping
-    from nova.wsgi import osapi_compute
+
+    try:
+        from nova.wsgi.osapi_compute import application
+    except ModuleNotFoundError:  # before 2024.2
+        from nova.api.openstack.compute.wsgi import init_application
+
+        application = init_application()
 
     log("API loaded")
     quieten("neutronclient")  # that it is deprecated, whenever Nova uses it
     objects.register_all()
     os_vif.initialize()
-    serve_wsgi_in_background(osapi_compute.application, lab, "nova")
+    serve_wsgi_in_background(application, lab, "nova")
     wait_until(lab.identity_ready)  # each of the services below talks to Placement while it starts
     _say_which_endpoint(lab)
     services = [_start("nova-conductor", "conductor")]
