@@ -45,8 +45,8 @@ CANNOT = """\
   403 to what is over a limit. With `endpoint_id` in `[oslo_limit]` it is 403.
 - **-1**: Nova of 2024.1 and 2024.2 takes a limit of -1 for one that is reached, and refuses servers. `site check` names
   those under `limits` and `projects`: write large numbers instead. The project of the runners, and a lab, get the
-  largest that Keystone takes. Limits of -1 that somebody else has set must be changed in Keystone: `openstack registered
-  limit list` shows them.
+  largest that Keystone takes. Limits of -1 that somebody else has set must be changed in Keystone: `openstack
+  registered limit list` shows them.
 
 ## What is not tried
 
