@@ -10,7 +10,7 @@ RUN = $(UV) run --frozen --all-extras
 TESTS = $(RUN) pytest -q -n $(or $(WORKERS),auto) --dist loadfile --no-loadscope-reorder --durations 25
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-fast test-slow test-clock lint fmt bench docs docs-site wheel pictures recordings clean test-machine test-shares test-moves test-month test-releases test-deploy
+.PHONY: help up down test test-fast test-slow test-clock lint fmt bench docs docs-site wheel pictures recordings clean test-machine test-shares test-moves test-month test-releases test-deploy test-driver
 
 help:  ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,12 @@ test-releases: .venv/.synced  ## Labs of the releases of OpenStack from 2024.1 o
 test-deploy: .venv/.synced  ## Three bare machines, prepared, rebooted and deployed to as far as no container is needed
 	GPUYARD_TEST_DEPLOY=1 $(TESTS) tests/integration/test_deploy.py tests/virtual/test_deploy.py
 
+test-driver: .venv/.synced  ## An image with NVIDIA's driver is built of Debian's packages and booted; ten minutes
+	GPUYARD_TEST_DRIVER=1 $(TESTS) tests/integration/test_driver_image.py
+
+test-dashboard: .venv/.synced  ## Horizon from its released wheel through the gateway, on the lab; three minutes
+	GPUYARD_TEST_DASHBOARD=1 $(TESTS) tests/integration/test_gateway_dashboard.py
+
 test-fast: .venv/.synced  ## Unit and property tests only
 	$(TESTS) -m "not slow" tests/unit
 
@@ -69,7 +75,7 @@ lint: .venv/.synced  ## Format, lint, types, layers, what hypervisors can run
 	$(RUN) ruff check .
 	$(RUN) mypy
 	$(RUN) lint-imports
-	$(RUN) vermin --target=3.9- --violations --no-tips --quiet src/gpuyard/host src/gpuyard/model src/gpuyard/agent
+	$(RUN) vermin --target=3.9- --violations --no-tips --quiet src/gpuyard/host src/gpuyard/model src/gpuyard/guest src/gpuyard/images/guest
 
 fmt: .venv/.synced  ## Format, and mend what the linter can
 	$(RUN) ruff check --fix .
@@ -95,4 +101,4 @@ recordings: .venv/.synced  ## Make the recordings of the example hosts again, in
 	$(RUN) python -m tests.virtual_hypervisor.record_hosts
 
 clean:  ## Remove everything that was built here (end the lab first: make down)
-	rm -rf .venv .tools .lab .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist src/gpuyard/portal/documentation.tar.xz
+	rm -rf .venv .tools .lab .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist src/gpuyard/web/documentation.tar.xz

@@ -69,7 +69,7 @@ def make_lease(host: str, first: int, last: int) -> None:
     db.lease_create(
         {
             "id": lease, "name": lease, "start_date": start, "end_date": end, "trust_id": str(uuid4()),
-            "reservations": [reservation], "events": [{"id": str(uuid4()), **one} for one in events],
+            "reservations": [reservation], "events": [{"id": str(uuid4()), **event} for event in events],
         }
     )  # fmt: skip
     db.instance_reservation_create(

@@ -15,13 +15,13 @@ from tests.support.ports import free_port_base
 from tests.support.sites import plain_site
 
 from bench.table import Measured, milliseconds, show
-from gpuyard.cloud.api import connect
-from gpuyard.cloud.observe.objects import read_objects
-from gpuyard.cloud.observe.snapshot import SnapshotTaker
 from gpuyard.lab import control, portal, processes
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Boot, Exercise
 from gpuyard.lab.settings import Lab, LabSettings, remembered
+from gpuyard.openstack.api import connect
+from gpuyard.openstack.snapshot import SnapshotTaker
+from gpuyard.provisioning.read import read_objects
 from gpuyard.site.load import LoadedSite, load_site
 from gpuyard.site.plan import plan_site
 

@@ -6,11 +6,12 @@ python -m bench.health
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from time import monotonic, perf_counter
 
 from tests.support.booked_sites import ShiftedClock, booked_site, open_ledger
@@ -18,23 +19,29 @@ from tests.support.ports import free_port_base
 from tests.support.sites import plain_site
 
 from bench.table import Measured, show
-from gpuyard.cloud.api import CloudApi, connect
-from gpuyard.cloud.observe.snapshot import SnapshotTaker
-from gpuyard.health.planner import Circumstances, GpuSight, SitePlace, plan_health
+from gpuyard.bookings.controllers.bookings import bookings_loop
+from gpuyard.health.controllers.health import Watched, open_health
+from gpuyard.health.limits import SitePlace
+from gpuyard.health.planner import Circumstances, GpuObservation, plan_health
 from gpuyard.health.records import GpuHealth, HealthState, Observation
-from gpuyard.keeper.bookings import bookings_loop
-from gpuyard.keeper.driver import Driver
-from gpuyard.keeper.health import Watched, open_health
 from gpuyard.lab import control, portal
-from gpuyard.lab.clients import ADMIN_CLOUD
+from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.settings import LabSettings, remembered
 from gpuyard.model.booking import Person
 from gpuyard.model.gpu import provider_name
+from gpuyard.openstack.api import CloudApi, CloudError, connect
+from gpuyard.openstack.snapshot import SnapshotTaker
+from gpuyard.runtime.control_loops import Driver
 from gpuyard.site.health_rules import SiteHealth
 from gpuyard.site.load import load_site
 
 LIMIT_QUARANTINE_S = 2
-ROUNDS = 5
+LIMIT_UNDER_LOAD_S = 10
+LOADERS = 4
+"""Threads that start servers and delete them again, as fast as Nova goes."""
+ROUNDS = 8
+LOADED_POOL, LOADED_FLAVOR = "v100", "gpu_tiny"
 PATIENCE_S = 60.0
 MANY = 10_000
 PERIOD_S = 5.0
@@ -50,9 +57,11 @@ def main() -> None:
             lab = remembered(settings.state)
             assert lab is not None
             portal.apply_site(lab, load_site(plain_site()))
-            seconds = quarantined(connect(ADMIN_CLOUD, lab.clouds_file), Path(folder))
-            row = Measured("observed to reserved in Placement", "s", seconds, LIMIT_QUARANTINE_S)
-            show("A GPU that does not answer", [row])
+            operator, user = connect(ADMIN_CLOUD, lab.clouds_file), connect(DEMO_CLOUD, lab.clouds_file)
+            show(
+                "A GPU that does not answer, from the moment at which it is told",
+                quarantined(operator, user, Path(folder)),
+            )
         finally:
             control.down(settings)
 
@@ -61,9 +70,9 @@ def planned() -> list[float]:
     """Milliseconds of a plan in which some things have happened."""
     now = datetime(2026, 11, 22, tzinfo=UTC)
     places = [SitePlace(f"h{n // 8}", f"0000:{n % 8:02x}:00.0", "v100", str(n)) for n in range(MANY)]
-    records = [GpuHealth(one.host, one.address, one.pool, HealthState.FINE, now, version=1) for one in places]
-    sights = {one.name: GpuSight("server" if n % 3 else "") for n, one in enumerate(places)}
-    heard = {one.host: now for one in places}
+    records = [GpuHealth(place.host, place.address, place.pool, HealthState.FINE, now, version=1) for place in places]
+    sights = {one.name: GpuObservation("server" if n % 3 else "") for n, one in enumerate(places)}
+    heard = {place.host: now for place in places}
     seen = [Observation(one.host, one.address, "reported", now, "", "", n) for n, one in enumerate(places[:100], 1)]
     around = Circumstances(now + timedelta(seconds=1), sights, None, heard)
     rules, taken = SiteHealth.model_validate({}), []
@@ -74,9 +83,22 @@ def planned() -> list[float]:
     return taken
 
 
-def quarantined(operator: CloudApi, folder: Path) -> list[float]:
-    """Seconds from what was observed, at the desk, until Placement has the GPU reserved; with both loops at work."""
-    compiled, clock = booked_site(folder, {}, health={}), ShiftedClock()
+@dataclass(frozen=True)
+class Timing:
+    """Seconds from what was observed, at the desk."""
+
+    recorded: float
+    """Until the store says that it is kept back: from then on no runner's server is asked for."""
+    held: float
+    """Until Placement has it reserved: from then on Nova gives it to nobody."""
+
+
+def quarantined(operator: CloudApi, user: CloudApi, folder: Path) -> list[Measured]:
+    """With both loops at work: while nothing else goes on, and while servers are started and deleted all the time."""
+    compiled, clock = (
+        booked_site(folder, {}, {"demo": {"gpus": {"v100": 6}}}, health={"quarantine": 100}),
+        ShiftedClock(),
+    )
     rules = compiled.site.health
     assert rules is not None
     with closing(open_ledger(folder, compiled, clock)) as ledger:
@@ -86,25 +108,60 @@ def quarantined(operator: CloudApi, folder: Path) -> list[float]:
         driver.register(watched.loop(PERIOD_S, holding))
         driver.start()
         try:
-            _wait(lambda: len(watched.desk.store.gpus()) > 0)
+            _wait(lambda: len(watched.service.store.gpus()) > 0)
             providers = {row["name"]: row["uuid"] for row in operator.providers()}
-            return [_once(operator, watched, providers) for _ in range(ROUNDS)]
+            alone = [_once(operator, watched, providers) for _ in range(ROUNDS)]
+            with load([Exercise(operator, user, compiled, f"load-{number}-") for number in range(LOADERS)]):
+                loaded = [_once(operator, watched, providers) for _ in range(ROUNDS)]
         finally:
             driver.stop()
+    return [
+        Measured("to its state in the store", "s", [one.recorded for one in alone], LIMIT_QUARANTINE_S),
+        Measured("to reserved in Placement", "s", [one.held for one in alone], LIMIT_QUARANTINE_S),
+        Measured("to its state, under load", "s", [one.recorded for one in loaded], LIMIT_UNDER_LOAD_S),
+        Measured("to reserved, under load", "s", [one.held for one in loaded], LIMIT_UNDER_LOAD_S),
+    ]
 
 
-def _once(operator: CloudApi, watched: Watched, providers: dict[str, str]) -> float:
-    gpu = next(one for one in watched.desk.store.gpus() if one.state is HealthState.FINE)
+@contextmanager
+def load(exercises: list[Exercise]) -> Iterator[None]:
+    """Servers with V100 come and go for as long as the context lasts."""
+    ended = Event()
+
+    def work(exercise: Exercise) -> None:
+        while not ended.is_set():
+            with suppress(CloudError):
+                exercise.delete([exercise.boot(LOADED_FLAVOR).server_id])
+
+    threads = [Thread(target=work, args=[exercise]) for exercise in exercises]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+        for exercise in exercises:
+            exercise.clear()
+
+
+def _once(operator: CloudApi, watched: Watched, providers: dict[str, str]) -> Timing:
+    gpu = next(gpu for gpu in watched.service.store.gpus() if gpu.state is HealthState.FINE and gpu.pool == LOADED_POOL)
     path = f"/resource_providers/{providers[provider_name(gpu.host, gpu.address)]}/inventories"
 
     def reserved() -> bool:
         return any(row["reserved"] for row in operator.get("placement", path)["inventories"].values())
 
-    watched.desk.observe([Observation(gpu.host, gpu.address, "no-answer", watched.desk.now(), "ffffffff")])
-    seconds = _wait(reserved)
-    watched.desk.release(gpu.name, "measured", OPERATOR)
+    began = monotonic()
+    watched.service.observe([Observation(gpu.host, gpu.address, "no-answer", watched.service.now(), "ffffffff")])
+    _wait(lambda: (gpu.host, gpu.address) in watched.service.kept_back())
+    recorded = monotonic() - began
+    _wait(reserved)
+    held = monotonic() - began
+    watched.service.release(gpu.name, "measured", OPERATOR)
     _wait(lambda: not reserved())
-    return seconds
+    return Timing(recorded, held)
 
 
 def _wait(until: Callable[[], bool]) -> float:

@@ -30,30 +30,18 @@ from sqlalchemy.dialects import sqlite
 from tests.support.postgres import server
 
 from bench.table import Measured, milliseconds, show
-from gpuyard.history.accounts import Prices
-from gpuyard.history.reading import History
-from gpuyard.history.reckoning import day_span, one_tariff
-from gpuyard.history.records import Interval, Tenure, TrackState
-from gpuyard.history.rolling import sum_up
-from gpuyard.history.store import HistoryStore, Which
-from gpuyard.history.store.schema import (
-    DAYS,
-    GPUS,
-    HOURS,
-    INTERVALS,
-    MONTHS,
-    OPEN,
-    POOLS,
-    SEEN,
-    SLICES,
-    TENURES,
-    TOTALS,
-)
-from gpuyard.history.usage import UsageQuery, usage
-from gpuyard.portal.utilisation import read as utilisation
+from gpuyard.database.engine import Database
+from gpuyard.database.times import seconds
 from gpuyard.site.history_rules import KEEP
-from gpuyard.store.engine import Database
-from gpuyard.store.times import seconds
+from gpuyard.usage.accounts import Prices
+from gpuyard.usage.controllers.reading import History
+from gpuyard.usage.controllers.rolling import sum_up
+from gpuyard.usage.controllers.usage import UsageQuery, usage
+from gpuyard.usage.reckoning import day_span, one_tariff
+from gpuyard.usage.records import Interval, Tenure, TrackState
+from gpuyard.usage.store import HistoryStore, Which
+from gpuyard.usage.store.schema import DAYS, GPUS, HOURS, INTERVALS, MONTHS, OPEN, POOLS, SEEN, SLICES, TENURES, TOTALS
+from gpuyard.usage.web.utilisation import read as utilisation
 
 LIMIT_REPORT_MS, LIMIT_LONG_MS, LIMIT_PAGE_MS, LIMIT_LOOK_MS = 1000, 5000, 500, 500
 """Of a report of a year or less, and of five years; of a page; of a look."""

@@ -71,7 +71,7 @@ def main(peer: Path | None = None) -> None:
 
 def _seconds(findings: list[Finding]) -> float:
     """Of a boot, by the server's clock. Raises SystemExit when it came to no end."""
-    (boots,) = [one for one in findings if one.code == "image-boots"]
+    (boots,) = [finding for finding in findings if finding.code == "image-boots"]
     if "seconds" not in boots.payload:
         raise SystemExit(f"the boot came to no end: {boots.reason}")
     return float(boots.payload["seconds"])

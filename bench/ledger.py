@@ -30,9 +30,9 @@ from tests.support.postgres import server
 
 from bench import blazar
 from bench.table import MISSED, Measured, finish, leave_out, milliseconds, show
-from gpuyard.ledger.ledger import Book, Ledger
-from gpuyard.ledger.records import Query
-from gpuyard.ledger.store import Store
+from gpuyard.bookings.ledger.ledger import BookingSettings, Ledger
+from gpuyard.bookings.records import Query
+from gpuyard.bookings.store import Store
 from gpuyard.model.booking import Ask, Person, Rules
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -155,7 +155,7 @@ def write_bookings(store: Store, per_gpu: int) -> None:
 
 def ledger_of(store: Store, *pools: str) -> Ledger:
     rules = Rules(most_active=10**6, ahead=timedelta(days=4000), longest=timedelta(days=400))
-    return Ledger(store, Book(pools, lambda pool, project: rules, "UTC"), lambda: NOW, lambda: uuid4().hex)
+    return Ledger(store, BookingSettings(pools, lambda pool, project: rules, "UTC"), lambda: NOW, lambda: uuid4().hex)
 
 
 def person(number: int) -> Person:

@@ -31,12 +31,12 @@ from tests.support.browser import CHROMIUM
 from bench.cloud import peak_mib
 from bench.table import Measured, finish, leave_out, show
 from bench.webhooks import worked
-from gpuyard.keeper.driver import Driver
-from gpuyard.keeper.yard import Yard
+from gpuyard.dashboard.live_map import WHOLE
+from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.gpu import Claim, Gpu, GpuRole, GpuState, GpuStatus
-from gpuyard.portal.app import create_app
-from gpuyard.portal.live_map import WHOLE
-from gpuyard.portal.server import bind, server_of, url_of
+from gpuyard.runtime.control_loops import Driver
+from gpuyard.server.app import create_app
+from gpuyard.server.server import bind, server_of, url_of
 
 GPUS_OF_HOST = 8
 LISTENERS = 499
@@ -174,17 +174,17 @@ def _process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 def serve(gpus: int) -> None:
     """Prints its URL; holds the GPU of each number that it reads."""
-    yard, statuses = Yard(), world(gpus)
-    yard.publish(NOW, statuses)
+    inventory, statuses = InventoryCache(), world(gpus)
+    inventory.publish(NOW, statuses)
 
     def read() -> None:
         for line in sys.stdin:
             one = int(line)
             statuses[one] = replace(statuses[one], state=GpuState.HELD, claim=None, reason=ASKED)
-            yard.publish(NOW, statuses)
+            inventory.publish(NOW, statuses)
 
     with bind("127.0.0.1", 0) as listener:
-        app = create_app(yard, Driver(), "large", [one.gpu for one in statuses], ["*"])
+        app = create_app(inventory, Driver(), "large", [status.gpu for status in statuses], ["*"])
         print(url_of(listener), flush=True)
         threading.Thread(target=read, daemon=True).start()
         server_of(app).run(sockets=[listener])

@@ -11,20 +11,20 @@ from tempfile import TemporaryDirectory
 from time import process_time
 
 from fastapi.testclient import TestClient
+from tests.support.inventories import driver
 from tests.support.portals import ROOMY, booking_portal
-from tests.support.yards import driver
 
 from bench.table import Measured, show
+from gpuyard.health.controllers.agent_service import AgentService
+from gpuyard.health.controllers.health_service import HealthService
 from gpuyard.health.records import GpuHealth, HealthState
 from gpuyard.health.samples import report_of
 from gpuyard.health.store import HealthStore
 from gpuyard.health.store.guests import GuestStore
-from gpuyard.keeper.agent_desk import AgentDesk
-from gpuyard.keeper.health_desk import HealthDesk
-from gpuyard.keeper.yard import Yard
+from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.gpu import Gpu, GpuRole, GpuState, GpuStatus
 from gpuyard.model.world import Snapshot
-from gpuyard.portal.app import create_app
+from gpuyard.server.app import create_app
 from gpuyard.site.health_rules import SiteHealth
 
 HOSTS, RUNS = 1000, 7
@@ -37,18 +37,18 @@ def main() -> None:
         Gpu(f"gpu-{host:04}", f"0000:{at:02x}:00.0", f"pool{host % 8}", "GPU", "10de:1db4", GpuRole.LONE, "C", at)
         for host in range(HOSTS) for at in range(8)
     ]  # fmt: skip
-    states, yard = list(GpuState), Yard()
-    yard.publish(datetime.now(UTC), [GpuStatus(gpu, states[at % len(states)]) for at, gpu in enumerate(gpus)])
+    states, inventory = list(GpuState), InventoryCache()
+    inventory.publish(datetime.now(UTC), [GpuStatus(gpu, states[at % len(states)]) for at, gpu in enumerate(gpus)])
     with TemporaryDirectory() as folder:
         portal = booking_portal(Path(folder))
         rules = SiteHealth.model_validate({"agent": {"projects": ["p"]}})
-        health = HealthDesk(HealthStore(portal.ledger.database), portal.ledger, rules, lambda: datetime.now(UTC))
+        health = HealthService(HealthStore(portal.ledger.database), portal.ledger, rules, lambda: datetime.now(UTC))
         agents = heard(health, gpus)
         rows: list[Measured] = []
         for details, name, limit in ((False, "totals", LIMIT_TOTALS_MS), (True, "every GPU", LIMIT_MS)):
             settings = replace(ROOMY, anonymous_details=details)
             app = create_app(
-                yard, driver(), "site", gpus, ["testserver"], ledger=portal.ledger, store=portal.store,
+                inventory, driver(), "site", gpus, ["testserver"], ledger=portal.ledger, store=portal.store,
                 people=portal.people, settings=settings, health=health, agents=agents,
             )  # fmt: skip
             times, size, lines = scrapes(TestClient(app))
@@ -61,14 +61,14 @@ def main() -> None:
     show(f"Metrics of {len(gpus)} GPUs", rows)
 
 
-def heard(health: HealthDesk, gpus: list[Gpu]) -> AgentDesk:
+def heard(health: HealthService, gpus: list[Gpu]) -> AgentService:
     """Each GPU has a server whose agent has said how it is."""
     now = datetime.now(UTC)
     for gpu in gpus:
         health.store.put(GpuHealth(gpu.host, gpu.address, gpu.pool, HealthState.FINE, now))
     holders = {gpu.provider_name: f"s{at}" for at, gpu in enumerate(gpus)}
     seen = Snapshot(now, {}, frozenset(), holders, frozenset(), {}, {})
-    agents = AgentDesk(health, GuestStore(health.store.database), gpus, lambda: seen, health.rules, health.now)
+    agents = AgentService(health, GuestStore(health.store.database), gpus, lambda: seen, health.rules, health.now)
     for at in range(len(gpus)):
         told = {"v": 1, "boot": "0" * 16, "driver": "1", "seen": 1, "cards": [f"GPU-{at}"]}
         report = report_of(json.dumps(told | {"samples": [[1, [[50, 50, 50, 50, 0, 0, 0]]]]}).encode())

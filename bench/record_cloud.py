@@ -17,12 +17,12 @@ from requests import PreparedRequest, Response, Session
 from tests.support.ports import free_port_base
 from tests.support.sites import plain_site
 
-from gpuyard.cloud.api import connect
-from gpuyard.cloud.observe.snapshot import SnapshotTaker
 from gpuyard.lab import control, portal
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.settings import LabSettings, remembered
+from gpuyard.openstack.api import connect
+from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.site.load import LoadedSite, load_site
 
 RECORDING = Path(__file__).parent / "recordings" / "cloud.json"

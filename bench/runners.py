@@ -27,12 +27,11 @@ from tests.support.runner_world import (
 )
 
 from bench.table import Measured, finish, milliseconds, show
+from gpuyard.database.times import seconds
 from gpuyard.runners.planner import plan
 from gpuyard.runners.records import Job, JobState, Runner, RunnerState, ServerChoice, Wanted
 from gpuyard.runners.view import RunnerView
-from gpuyard.store.times import seconds
 
-S = RunnerState
 JOBS, RUNNERS, REPOSITORIES = 10_000, 1_000, 400
 POOLS = {"v100": 400, "a100": 500, "t4": 300, "h100": 100}
 """Pool -> GPUs, eight to a host."""
@@ -119,7 +118,7 @@ def full_site(chance: random.Random) -> RunnerView:
         what = choices(chance, lane.pool)
         one = runner(
             f"busy{number}",
-            S.BUSY,
+            RunnerState.BUSY,
             NOON - HOUR,
             job=f"github.com/busy{number}",
             wanted=what,
@@ -208,7 +207,7 @@ def simulate(chance: random.Random, habit: Habit) -> Month:
             _, lane_id, begin, until = early.pop(0)
             if world.now < until:
                 world.end_booking("v100", lane_id, begin, until)
-        for _ in range(QUEUED - sum(one.state is JobState.QUEUED for one in world.jobs.values())):
+        for _ in range(QUEUED - sum(other.state is JobState.QUEUED for other in world.jobs.values())):
             number += 1
             world.queue(*next_job(chance, number, world.now))
         world.plan()
@@ -235,7 +234,7 @@ def next_job(chance: random.Random, number: int, now: datetime) -> tuple[Job, ti
 def clean_up(world: RunnerWorld, name: str, before: Runner, found: Month) -> None:
     """Count a runner that is over, and forget it and its job."""
     one = world.runners[name]
-    if one.state is not S.GONE:
+    if one.state is not RunnerState.GONE:
         return
     kept_free = before.changed + DELETES + world.hold
     found.delayed += sum(

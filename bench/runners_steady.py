@@ -19,10 +19,10 @@ from time import perf_counter, process_time
 from tests.support.simulated_runners import SimServer, SimulatedRunners, cirun_repository, hook
 
 from bench.table import Measured, finish, show
-from gpuyard.cloud.servers import ServerWish
+from gpuyard.bookings.records import Query
 from gpuyard.lab.github.records import ForgeRunner, JobOrder
-from gpuyard.ledger.records import Query
 from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState
+from gpuyard.openstack.servers import ServerWish
 from gpuyard.runners.records import Job, JobState, Runner, RunnerState
 
 RUNNERS, MINUTES, HOOKS = 1_000, 5, 4

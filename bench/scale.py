@@ -21,8 +21,8 @@ from bench.cloud import peak_mib
 from bench.large_cloud import PROJECTS, USERS, large_cloud
 from bench.site import GPUS, HOSTS, write_site
 from bench.table import Measured, show
-from gpuyard.cloud.api import CloudApi, connect
-from gpuyard.cloud.observe.snapshot import SnapshotTaker
+from gpuyard.openstack.api import CloudApi, connect
+from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.site.load import load_site
 
 SERVERS = 4000

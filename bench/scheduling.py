@@ -14,12 +14,12 @@ from tests.support.ports import free_port_base
 from tests.support.sysfs import V100, Sysfs
 
 from bench.table import Measured, show
-from gpuyard.cloud.api import CloudApi, CloudError, connect
 from gpuyard.lab import control, portal
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.plan import LabPlan, plan_of_site
 from gpuyard.lab.settings import LabSettings, remembered
+from gpuyard.openstack.api import CloudApi, CloudError, connect
 from gpuyard.site.load import LoadedSite, load_site
 
 GPUS = 8

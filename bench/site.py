@@ -70,10 +70,10 @@ def as_wanted(compiled: CompiledSite) -> SeenObjects:
     before = empty_cloud()
     names = {name for config in compiled.provider_configs for name in (*config.inventories, *config.traits)}
     return SeenObjects(
-        flavors=tuple(SeenFlavor(one.name, one) for one in compiled.flavors),
+        flavors=tuple(SeenFlavor(flavor.name, flavor) for flavor in compiled.flavors),
         limits=(*before.limits, *(SeenLimit(str(number), one) for number, one in enumerate(compiled.limits))),
         projects=before.projects,
-        aggregates=tuple(SeenAggregate(one.name, one) for one in compiled.aggregates),
+        aggregates=tuple(SeenAggregate(aggregate.name, aggregate) for aggregate in compiled.aggregates),
         hosts=before.hosts,
         reported=dict.fromkeys(names, before.hosts),
     )

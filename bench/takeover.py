@@ -25,10 +25,10 @@ from tests.support.postgres import Server, server
 from tests.support.sites import plain_site
 
 from bench.table import Measured, finish, show
-from gpuyard.cloud.api import connect
 from gpuyard.lab import control, portal
 from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.settings import LabSettings
+from gpuyard.openstack.api import connect
 from gpuyard.site.load import load_site
 
 PORTALS, KILLS, STOPS, REST_S = 3, 20, 5, 30

@@ -16,13 +16,13 @@ from pathlib import Path
 from time import perf_counter
 
 from bench.table import Measured, milliseconds, show
-from gpuyard.history.accounts import Prices
-from gpuyard.history.reading import History
-from gpuyard.history.reckoning import day_span
-from gpuyard.history.records import Slice
-from gpuyard.history.store import HistoryStore, SumStore
-from gpuyard.history.usage import UsageQuery, usage
-from gpuyard.store.engine import Database
+from gpuyard.database.engine import Database
+from gpuyard.usage.accounts import Prices
+from gpuyard.usage.controllers.reading import History
+from gpuyard.usage.controllers.usage import UsageQuery, usage
+from gpuyard.usage.reckoning import day_span
+from gpuyard.usage.records import Slice
+from gpuyard.usage.store import HistoryStore, SumStore
 
 LIMIT_MS = 1000
 HOSTS, GPUS_EACH, PROJECTS, USERS = 1000, 8, 60, 5

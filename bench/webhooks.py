@@ -24,8 +24,8 @@ from tests.support.postgres import server
 from tests.support.runner_portals import HOOK, job_hook, runner_portal, signed
 
 from bench.table import Measured, finish, show
-from gpuyard.portal import group_commit
-from gpuyard.portal.server import bind, server_of, url_of
+from gpuyard.runners.web import group_commit
+from gpuyard.server.server import bind, server_of, url_of
 
 PER_SECOND, SECONDS = 1000, 10.0
 LIMIT_MS = 20.0

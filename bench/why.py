@@ -15,12 +15,12 @@ from tests.support.ports import free_port_base
 from tests.support.sites import plain_site
 
 from bench.table import Measured, milliseconds, show
-from gpuyard.cloud.api import connect
-from gpuyard.cloud.observe.why import why
+from gpuyard.diagnosis.why.read import why
 from gpuyard.lab import control, portal
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import USER_PROJECT, Exercise
 from gpuyard.lab.settings import Lab, LabSettings, remembered
+from gpuyard.openstack.api import connect
 from gpuyard.site.load import LoadedSite, load_site
 
 LIMIT_MS = 1000

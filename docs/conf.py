@@ -29,4 +29,4 @@ html_static_path = ["_static"]
 html_css_files = ["tables.css"]
 html_copy_source = False
 html_show_sourcelink = False
-html_favicon = "../src/gpuyard/portal/static/favicon.svg"
+html_favicon = "../src/gpuyard/web/static/favicon.svg"

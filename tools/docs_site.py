@@ -13,8 +13,8 @@ import tarfile
 from html.parser import HTMLParser
 from pathlib import Path
 
-from gpuyard.portal.assets import DOCUMENTATION
-from gpuyard.portal.documentation import INLINE_SCRIPTS
+from gpuyard.web.assets import DOCUMENTATION
+from gpuyard.web.documentation import INLINE_SCRIPTS
 
 ROOT = Path(__file__).parents[1]
 SITE = ROOT / "dist/docs"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpuyard.cli.plan_output import plan_lines
-from gpuyard.kolla.plain import plain_files
+from gpuyard.console.plan_output import plan_lines
+from gpuyard.deployment.kolla.plain import plain_files
 from gpuyard.site.load import load_site
 from gpuyard.site.objects import ImageObject, SeenImage, SeenObjects
 from gpuyard.site.plan import plan_site

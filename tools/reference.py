@@ -16,46 +16,49 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import TypeAdapter
 from typer.main import get_command
 
+from gpuyard.bookings.ledger.ledger import BookingSettings, Ledger
+from gpuyard.bookings.store import Store
 from gpuyard.cli.main import app as command_line
-from gpuyard.grants.calls import CALLS, CALLS_FOR_SHARES, AllowedCall, CallDoor
-from gpuyard.grants.policies import FOR_NOVA, SPECIAL, additions
+from gpuyard.database.engine import Database
+from gpuyard.health.controllers.acceptance_service import AcceptanceService
+from gpuyard.health.controllers.agent_service import AgentService
+from gpuyard.health.controllers.health_service import HealthService
 from gpuyard.health.maintenance import Maintenance, MaintenanceState
-from gpuyard.health.records import GpuHealth, HealthState, Judgement
+from gpuyard.health.records import GpuHealth, HealthState, Trial
 from gpuyard.health.samples import report_of
-from gpuyard.health.signals import SIGNALS
 from gpuyard.health.store import HealthStore
 from gpuyard.health.store.guests import GuestStore
 from gpuyard.health.store.tries import TryStore
-from gpuyard.history.reading import History
-from gpuyard.history.reckoning import one_tariff
-from gpuyard.history.rolling import sum_up
-from gpuyard.history.store import HistoryStore
+from gpuyard.health.xid import FATAL, NVLINK, XIDS, signal_of
 from gpuyard.host.report import InventoryDocument
-from gpuyard.keeper.acceptance_desk import AcceptanceDesk
-from gpuyard.keeper.accounting import AccountingDesk
-from gpuyard.keeper.agent_desk import AgentDesk
-from gpuyard.keeper.driver import Driver, Loop
-from gpuyard.keeper.health_desk import HealthDesk
-from gpuyard.keeper.yard import Yard
-from gpuyard.ledger.ledger import Book, Ledger
-from gpuyard.ledger.rights import RIGHTS, WORDS, Standing
-from gpuyard.ledger.store import Store
+from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.booking import RULES, Rules, rule_text
 from gpuyard.model.counts import Counts
 from gpuyard.model.gpu import Gpu, GpuRole, GpuState, GpuStatus
+from gpuyard.model.rights import RIGHTS, WORDS, Standing
+from gpuyard.model.signals import SIGNALS, Judgement
 from gpuyard.model.world import Server, Snapshot
-from gpuyard.portal.app import create_app
-from gpuyard.portal.settings import PortalSettings
-from gpuyard.portal.sources import RunnerSources, Tallies, utc_now
-from gpuyard.portal.store import PortalStore
-from gpuyard.runners.board import EnrolmentStatus, RunnerBoard, RunnerYard
+from gpuyard.provisioning.access.calls import CALLS, CALLS_FOR_SHARES, AllowedCall, CallCredentials
+from gpuyard.provisioning.access.policies import FOR_NOVA, SPECIAL, additions
 from gpuyard.runners.github.answers import CallCount
+from gpuyard.runners.overview import EnrolmentStatus, RunnerOverview, RunnerOverviewCache
 from gpuyard.runners.records import Runner, RunnerState, ScaleSetState, ServerChoice, Wanted
 from gpuyard.runners.store import RunnerStore
+from gpuyard.runners.web.runner_sources import RunnerSources
+from gpuyard.runtime.control_loops import Driver, Loop
+from gpuyard.server.app import create_app
+from gpuyard.server.tallies import Tallies
 from gpuyard.site.health_rules import SiteHealth
 from gpuyard.site.runner_rules import SiteRunners
 from gpuyard.site.schema import Site, json_schema
-from gpuyard.store.engine import Database
+from gpuyard.usage.controllers.accounting import AccountingService
+from gpuyard.usage.controllers.reading import History
+from gpuyard.usage.controllers.rolling import sum_up
+from gpuyard.usage.reckoning import one_tariff
+from gpuyard.usage.store import HistoryStore
+from gpuyard.web.portal_context import utc_now
+from gpuyard.web.settings import PortalSettings
+from gpuyard.web.store import PortalStore
 from tools.release_page import releases
 
 REFERENCE = Path(__file__).parents[1] / "docs/reference"
@@ -87,19 +90,19 @@ def _walk(command: Any, path: str) -> list[tuple[str, str]]:
 def metrics() -> str:
     """Every metric of the portal, with its help and labels, as Prometheus would read them from /metrics."""
     gpu = Gpu("host", "0000:27:00.0", "v100", "V100", "10de:1db4", GpuRole.LONE, "CUSTOM_GPU_V100", 19)
-    yard, driver = Yard(), Driver()
+    inventory, driver = InventoryCache(), Driver()
     driver.register(Loop("sync", "", 1.0, lambda: None)).run_once("reference")
-    yard.publish(datetime.now(UTC), [GpuStatus(gpu, GpuState.FREE)])
+    inventory.publish(datetime.now(UTC), [GpuStatus(gpu, GpuState.FREE)])
     with TemporaryDirectory() as folder, closing(Database(f"sqlite:///{folder}/gpuyard.db")) as database:
-        book = Book((gpu.pool,), lambda pool, project: Rules(), "UTC")
+        book = BookingSettings((gpu.pool,), lambda pool, project: Rules(), "UTC")
         with closing(Ledger(Store.open(f"sqlite:///{folder}/gpuyard.db"), book, utc_now, str)) as ledger:
             runners, health = _runners(database), _health(database, gpu, ledger)
             settings = PortalSettings(anonymous_details=True)
             nobody: Any = Mock()  # nobody logs in to read metrics
             agents, tallies, accounts = _agents(health, gpu), _tallies(ledger), _accounts(ledger, gpu.pool)
             app = create_app(
-                yard, driver, "site", [gpu], ["testserver"], ledger=ledger, store=PortalStore(database), people=nobody,
-                runners=runners, health=health, settings=settings, agents=agents, tallies=tallies,
+                inventory, driver, "site", [gpu], ["testserver"], ledger=ledger, store=PortalStore(database),
+                people=nobody, runners=runners, health=health, settings=settings, agents=agents, tallies=tallies,
                 history=accounts.history, accounting=accounts,
             )  # fmt: skip
             client = TestClient(app)
@@ -116,21 +119,22 @@ def metrics() -> str:
     return "\n".join([GENERATED, "# Metrics\n", *rows, "", also])
 
 
-def _health(database: Database, gpu: Gpu, ledger: Ledger) -> HealthDesk:
+def _health(database: Database, gpu: Gpu, ledger: Ledger) -> HealthService:
     """A GPU whose health is followed, that servers accept, and whose host is to be maintained."""
-    desk, now = (
-        HealthDesk(
+    service, now = (
+        HealthService(
             HealthStore(database), ledger, SiteHealth.model_validate({"agent": {"projects": ["physics"]}}), utc_now
         ),
         utc_now(),
     )
-    desk.acceptance = AcceptanceDesk(desk.store, TryStore(database), ledger, utc_now)
-    desk.store.put(GpuHealth(gpu.host, gpu.address, gpu.pool, HealthState.FINE, now))
-    desk.maintenances.put(Maintenance("m", gpu.host, now, now, "", "", MaintenanceState.PLANNED, now, now))
-    return desk
+    service.acceptance = AcceptanceService(service.store, TryStore(database), ledger, utc_now)
+    trial = Trial(HealthState.SUSPECT, "link-width", "", now, now)
+    service.store.put(GpuHealth(gpu.host, gpu.address, gpu.pool, HealthState.FINE, now, trial=trial))
+    service.maintenances.put(Maintenance("m", gpu.host, now, now, "", "", MaintenanceState.PLANNED, now, now))
+    return service
 
 
-def _accounts(ledger: Ledger, pool: str) -> AccountingDesk:
+def _accounts(ledger: Ledger, pool: str) -> AccountingService:
     """Of a site whose history has a day that is over."""
     store, now = HistoryStore(ledger.database), utc_now().replace(microsecond=0)
     store.write(None, now - timedelta(days=2), now - timedelta(days=2), {}, [])
@@ -143,18 +147,18 @@ def _accounts(ledger: Ledger, pool: str) -> AccountingDesk:
         "pools": {pool: {"models": ["10de:1db4"]}},
         "booking": {},
     }
-    return AccountingDesk(Site.model_validate(site), ledger, history, utc_now)
+    return AccountingService(Site.model_validate(site), ledger, history, utc_now)
 
 
-def _agents(health: HealthDesk, gpu: Gpu) -> AgentDesk:
+def _agents(health: HealthService, gpu: Gpu) -> AgentService:
     """A server whose agent has said how its GPU is."""
     server = Server("s", "server", "ACTIVE", gpu.host, "physics", "ada", "gpu")
     seen = Snapshot(health.now(), {}, frozenset(), {gpu.provider_name: "s"}, frozenset(), {}, {"s": server})
-    agents = AgentDesk(health, GuestStore(health.store.database), [gpu], lambda: seen, health.rules, health.now)
+    agents = AgentService(health, GuestStore(health.store.database), [gpu], lambda: seen, health.rules, health.now)
     row = [50, 50, 50, 50, 0, 0, 0]
     told = {"v": 1, "boot": "0" * 16, "driver": "1", "seen": 1, "cards": ["GPU-a"], "samples": [[1, [row]]]}
     heard = agents.judge("s", report_of(json.dumps(told).encode()))
-    agents.observe(heard)
+    agents.observe(heard, heard.observations)
     agents.take(heard)
     return agents
 
@@ -175,13 +179,13 @@ def _runners(database: Database) -> RunnerSources:
     now = datetime.now(UTC)
     runner = Runner("gpu-1", RunnerState.IDLE, "acme", "", ("gpu",), wanted, choice, now, now, scale_set="gpu")
     calls = CallCount(limit=5000, remaining=5000)
-    yard = RunnerYard()
-    yard.publish(
-        RunnerBoard(
+    overview = RunnerOverviewCache()
+    overview.publish(
+        RunnerOverview(
             now, runners=(runner,), sets=(ScaleSetState("acme", "gpu"),), enrolments=(EnrolmentStatus("acme", calls),)
         )
     )
-    return RunnerSources(site, RunnerStore(database), yard)
+    return RunnerSources(site, RunnerStore(database), overview)
 
 
 def booking_rules() -> str:
@@ -194,13 +198,29 @@ def booking_rules() -> str:
 
 
 def health_signals() -> str:
-    """Every signal of a GPU's health, as health/signals.py has it."""
-    rows = ["| signal | from | seen when | what follows | what to do |", "|---|---|---|---|---|"]
+    """Every signal of a GPU's health, as model/signals.py has it."""
+    rows = ["| signal | from | seen when | threshold | what follows | what to do |", "|---|---|---|---|---|---|"]
     for one in SIGNALS.values():
+        limit = "yes" if one.count or one.lasts else ""
         follows = JUDGEMENTS[one.judgement]
-        rows.append(f"| `{one.code}` | {one.source.value} | {one.threshold} | {follows} | {one.action} |")
-    also = "What the states mean and who does what: [how each GPU is](../how-to/watch-gpu-health.md).\n"
-    return "\n".join([GENERATED, "# Signals of health\n", also, *rows, ""])
+        rows.append(f"| `{one.code}` | {one.source.value} | {one.threshold} | {limit} | {follows} | {one.action} |")
+    also = (
+        "What the states mean and who does what: [how each GPU is](../how-to/watch-gpu-health.md). `health.signals` of "
+        "the site file [overrules what follows](../how-to/watch-gpu-health.md#overrule-a-signal), and changes the "
+        "number or the time where *threshold* says yes.\n"
+    )
+    return "\n".join([GENERATED, "# Signals of health\n", also, *rows, "", *_xids(), ""])
+
+
+def _xids() -> list[str]:
+    """Every Xid that is known, as health/xid.py has it."""
+    sources = list(dict.fromkeys(row.source for row in XIDS.values()))
+    rows = ["| Xid | what it says | what it asks for | signal | source |", "|---|---|---|---|---|"]
+    for row in XIDS.values():
+        signal = signal_of(row.code, FATAL if row.code in NVLINK else None)
+        follows = f"`{signal}`" if signal else ""
+        rows.append(f"| {row.code} | {row.words} | {row.action.value} | {follows} | {sources.index(row.source) + 1} |")
+    return ["## Xids\n", *rows, "", "Sources:\n", *(f"{number}. {source}" for number, source in enumerate(sources, 1))]
 
 
 JUDGEMENTS = {
@@ -212,9 +232,9 @@ JUDGEMENTS = {
 
 
 def rights() -> str:
-    """Who may do what, as ledger/rights.py has it."""
+    """Who may do what, as model/rights.py has it."""
     columns = [one for one in Standing if one is not Standing.NOBODY]
-    cells = {verb: " | ".join("yes" if one in who else "" for one in columns) for verb, who in RIGHTS.items()}
+    cells = {verb: " | ".join("yes" if column in who else "" for column in columns) for verb, who in RIGHTS.items()}
     rows = [f"| {WORDS[verb]} | {row} |" for verb, row in cells.items()]
     head = f"| may | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}"
     return "\n".join([GENERATED, "# Who may do what\n", RIGHTS_TEXT, head, *rows, ""])
@@ -229,7 +249,7 @@ in; a program may do no more than the roles of its token let it. Whoever has no 
 
 
 def grants() -> str:
-    """The calls of `gpuyard serve` to OpenStack, as grants/calls.py has them."""
+    """The calls of `gpuyard serve` to OpenStack, as provisioning/access/calls.py has them."""
     lines = [GENERATED, "# What gpuyard asks of OpenStack\n", GRANTS_TEXT]
     for door, title in DOORS.items():
         lines += [f"## {title}\n", "| service | call | for | policy rules |", "|---|---|---|---|"]
@@ -253,9 +273,9 @@ Of kind `vgpu` or `vf` ([share a GPU](../how-to/share-a-gpu.md)), and nowhere el
 no rule that would tell allocations of holds from those of servers.
 """
 DOORS = {
-    CallDoor.PORTAL: "In its own project, with the role gpuyard",
-    CallDoor.SERVERS: "In projects that its own servers are in, as a member",
-    CallDoor.LIMITS: "On the system, with a role that no rule names",
+    CallCredentials.PORTAL: "In its own project, with the role gpuyard",
+    CallCredentials.SERVERS: "In projects that its own servers are in, as a member",
+    CallCredentials.LIMITS: "On the system, with a role that no rule names",
 }
 GRANTS_TEXT = """\
 All calls that `gpuyard serve` makes. `gpuyard site bootstrap` makes access rules and policy files of them:

@@ -15,6 +15,7 @@ FEATURES = {
     "and a `reserve` needs `gpu_quotas: false`",
     "limits_lookup": "`[oslo_limit]` without the id of Nova's endpoint, so that `site render --kolla` can write it",
     "limits_shown": "Keystone shows the limits of all projects to an admin of one project",
+    "several_vgpus": "flavors of several vGPUs (`kind: vgpu`)",
     "wide_trees": "`optimize_for_wide_provider_trees` on hosts with many GPUs",
 }
 """Field of Release -> what it gives a site."""

@@ -1,3 +1,8 @@
 """gpuyard turns machines with GPUs into a GPU cloud on OpenStack, and runs it."""
 
-__version__ = "0.1.0"
+from importlib import metadata
+
+try:
+    __version__ = metadata.version("gpuyard")
+except metadata.PackageNotFoundError:  # in the one file that goes to hosts
+    __version__ = "0"

@@ -15,19 +15,19 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, FloatRect, Locator, Page, Request, expect
 
-from gpuyard.ledger.ledger import Ledger
-from gpuyard.ledger.records import Query
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.bookings.records import Query
 from gpuyard.model.booking import Booking, Person, Rules
-from gpuyard.portal.app import create_app
-from gpuyard.portal.server import bind, server_of
-from gpuyard.portal.store import PortalStore
+from gpuyard.server.app import create_app
+from gpuyard.server.server import bind, server_of
 from gpuyard.site.load import load_site
 from gpuyard.site.objects import FlavorObject
+from gpuyard.web.store import PortalStore
+from tests.support.inventories import GPUS, driver, filled
 from tests.support.ledgers import ADA, DAY, NOON, Clock, open_ledger
 from tests.support.people import PASSWORD, people
 from tests.support.portals import ROOMY
-from tests.support.yards import GPUS, driver, filled
-from tests.unit.test_portal_server import until
+from tests.unit.server.test_portal_server import until
 
 REFUSALS = ("status of 409", "status of 412", "status of 403")
 """The browser itself writes these to the console when the API says no."""

@@ -31,9 +31,9 @@ from tests.browser.calendars import (
     where,
     x_of,
 )
+from tests.support.inventories import NASTY
 from tests.support.ledgers import ADA, BOB, DAY, EVE, HOUR, NOON, ROOT, ask
-from tests.support.yards import NASTY
-from tests.unit.test_portal_server import until
+from tests.unit.server.test_portal_server import until
 
 pytestmark = pytest.mark.browser
 

@@ -11,9 +11,9 @@ from zoneinfo import ZoneInfo
 import pytest
 from playwright.sync_api import expect
 
-from gpuyard.ledger.records import Case
+from gpuyard.bookings.records import Overstay
 from gpuyard.model.booking import Ask, ReclaimAction
-from gpuyard.portal.store import PortalStore
+from gpuyard.web.store import PortalStore
 from tests.browser.calendars import (
     TUESDAY,
     Site,
@@ -34,7 +34,7 @@ from tests.browser.calendars import (
 )
 from tests.browser.test_map import CONTRAST, STRUCTURE
 from tests.support.ledgers import ADA, BOB, DAY, EVE, HOUR, NOON, ROOT, ask
-from tests.unit.test_portal_server import until
+from tests.unit.server.test_portal_server import until
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -313,7 +313,7 @@ def test_times_are_the_viewers_and_can_be_those_of_utc(site: Site, visits: Visit
 def test_sentences_of_the_server_are_in_the_zone_of_the_page(site: Site, visits: Visits) -> None:
     due = at("2026-11-24T23:30")
     site.ledger.upkeep.records.put_case(
-        Case("s1", "vm", "t4", ADA.user_id, "p", "must_book", ReclaimAction.STOP, NOON, warned=NOON, due=due)
+        Overstay("s1", "vm", "t4", ADA.user_id, "p", "must_book", ReclaimAction.STOP, NOON, warned=NOON, due=due)
     )
     site.ledger.create(Ask("t4", due, due + HOUR, comment="not before 2026-11-24 23:30 UTC"), ADA)
     page = visits.enter(site, path="bookings", zone="Asia/Kolkata")

@@ -13,11 +13,11 @@ from playwright.sync_api import Browser, expect
 from starlette.testclient import TestClient
 from tools.docs_site import ROOT, build, hashes_of_scripts, pack
 
-from gpuyard.portal import documentation, problems
-from gpuyard.portal.app import create_app
-from gpuyard.portal.security import Protected
+from gpuyard.server.app import create_app
+from gpuyard.web import documentation, problems
+from gpuyard.web.security import Protected
+from tests.support.inventories import GPUS, driver, filled
 from tests.support.served import serving
-from tests.support.yards import GPUS, driver, filled
 
 pytestmark = pytest.mark.browser
 

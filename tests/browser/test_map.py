@@ -11,13 +11,13 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Playwright, Request, expect
 
-from gpuyard.keeper.driver import Driver
-from gpuyard.keeper.yard import Yard
+from gpuyard.inventory.controllers.cache import InventoryCache
+from gpuyard.inventory.web.presenter import duration
 from gpuyard.model.gpu import Gpu, GpuRole, GpuState, GpuStatus
-from gpuyard.portal.presenter import duration
+from gpuyard.runtime.control_loops import Driver
 from tests.support.browser import CHROMIUM
-from tests.support.yards import LONE, NASTY, NOON, STATUSES, changed, claim, driver, filled, t4, v100
-from tests.unit.test_portal_server import Running, running, until
+from tests.support.inventories import LONE, NASTY, NOON, STATUSES, changed, claim, driver, filled, t4, v100
+from tests.unit.server.test_portal_server import Running, running, until
 
 pytestmark = pytest.mark.browser
 
@@ -139,7 +139,7 @@ def test_a_change_arrives_without_a_reload(server: Running, visit: Open) -> None
     page.evaluate("window.same = true")
     page.evaluate("window.untouched = document.querySelectorAll('.gpu')[0]")
     began = monotonic()
-    server.yard.publish(NOON, changed(LONE, GpuState.CLAIMED, "", claim("fresh-server")))
+    server.inventory.publish(NOON, changed(LONE, GpuState.CLAIMED, "", claim("fresh-server")))
     expect(box(page, LONE)).to_contain_text("fresh-server", timeout=2000)
     assert monotonic() - began < 2
     expect(page.locator("#news")).to_have_text("0000:44:00.0 on epyc is claimed")
@@ -152,7 +152,7 @@ def test_a_change_arrives_without_a_reload(server: Running, visit: Open) -> None
 
 def test_many_changes_are_announced_in_short(server: Running, visit: Open) -> None:
     page = visit(server).page
-    server.yard.publish(NOON, [GpuStatus(status.gpu, GpuState.HELD) for status in STATUSES])
+    server.inventory.publish(NOON, [GpuStatus(status.gpu, GpuState.HELD) for status in STATUSES])
     expect(page.locator("#news")).to_have_text("9 GPUs changed")
 
 
@@ -162,7 +162,7 @@ def test_the_place_where_one_reads_and_the_focus_stay(server: Running, visit: Op
     footer = "document.querySelector('footer').getBoundingClientRect().top"
     page.evaluate("scrollTo(0, document.body.scrollHeight)")
     before = page.evaluate(footer)
-    server.yard.publish(NOON, changed(LONE, GpuState.HELD, "a reason that needs some lines " * 10))
+    server.inventory.publish(NOON, changed(LONE, GpuState.HELD, "a reason that needs some lines " * 10))
     expect(box(page, LONE)).to_contain_text("a reason")
     page.wait_for_timeout(100)
     assert abs(page.evaluate(footer) - before) <= 1
@@ -172,7 +172,7 @@ def test_the_place_where_one_reads_and_the_focus_stay(server: Running, visit: Op
 def test_a_gpu_that_comes_and_one_that_goes(server: Running, visit: Open) -> None:
     page = visit(server).page
     new = t4("0000:99:00.0", 99, "node99")
-    server.yard.publish(NOON, [*STATUSES[1:], GpuStatus(new, GpuState.FREE)])
+    server.inventory.publish(NOON, [*STATUSES[1:], GpuStatus(new, GpuState.FREE)])
     expect(box(page, new)).to_be_visible()
     expect(box(page, STATUSES[0].gpu)).to_have_count(0)
 
@@ -187,21 +187,21 @@ def test_the_page_without_scripts_shows_the_same(server: Running, page_without_s
 
 
 def test_the_page_without_scripts_fills_itself_too(page_without_scripts: Page) -> None:
-    with running(Yard(), driver(runs=0)) as server:
+    with running(InventoryCache(), driver(runs=0)) as server:
         page = page_without_scripts
         page.goto(f"http://127.0.0.1:{server.port}/")
         expect(page.locator("#link")).to_have_text("loads again every 5 s", use_inner_text=True)
-        server.yard.publish(NOON, STATUSES)
+        server.inventory.publish(NOON, STATUSES)
         expect(page.locator(".gpu")).to_have_count(len(STATUSES), timeout=10_000)
         page.close()
 
 
 def test_the_page_fills_itself(visit: Open) -> None:
-    with running(Yard(), driver(runs=0)) as server:
+    with running(InventoryCache(), driver(runs=0)) as server:
         page = visit(server).page
         expect(page.get_by_text("Looking at the cloud")).to_be_visible()
         expect(page.locator("#link")).to_have_text("connected")
-        server.yard.publish(NOON, STATUSES)
+        server.inventory.publish(NOON, STATUSES)
         expect(page.locator(".gpu")).to_have_count(len(STATUSES), timeout=2000)
         expect(page.locator("#link")).to_have_text("live")
         page.close()
@@ -239,7 +239,7 @@ def test_a_lost_connection_is_told_and_found_again(visit: Open) -> None:
     expect(page.locator("#lost")).to_be_visible()
     expect(page.locator("#lost")).to_contain_text("The connection to gpuyard was lost at ")
     with running(port=port) as server:
-        server.yard.publish(NOON, changed(LONE, GpuState.HELD, "meanwhile"))
+        server.inventory.publish(NOON, changed(LONE, GpuState.HELD, "meanwhile"))
         expect(page.locator("#link")).to_have_text("live", timeout=10_000)
         expect(page.locator("#lost")).to_be_hidden()
         expect(box(page, LONE)).to_contain_text("meanwhile")
@@ -257,7 +257,7 @@ def test_a_hidden_tab_keeps_no_connection(server: Running, visit: Open) -> None:
     }"""
     page.evaluate(hide, True)
     until(lambda: server.feed.streams == 0)
-    server.yard.publish(NOON, changed(LONE, GpuState.HELD, "unseen"))
+    server.inventory.publish(NOON, changed(LONE, GpuState.HELD, "unseen"))
     page.evaluate(hide, False)
     expect(box(page, LONE)).to_contain_text("unseen")
 
@@ -265,7 +265,7 @@ def test_a_hidden_tab_keeps_no_connection(server: Running, visit: Open) -> None:
 def test_an_open_page_loads_itself_again_after_an_upgrade(server: Running, visit: Open) -> None:
     page = visit(server).page
     page.evaluate("document.documentElement.dataset.build = 'older'; window.same = true")
-    server.yard.publish(NOON, changed(LONE, GpuState.HELD))
+    server.inventory.publish(NOON, changed(LONE, GpuState.HELD))
     expect(page.locator("html")).not_to_have_attribute("data-build", "older")
     assert not page.evaluate("window.same")
 
@@ -279,7 +279,9 @@ def test_names_that_users_choose_do_not_run(server: Running, visit: Open) -> Non
         dialog.dismiss()
 
     page.on("dialog", shown)
-    server.yard.publish(NOON, changed(LONE, GpuState.CLAIMED, f"<img src=x onerror=alert(1)>{NASTY}", claim(NASTY)))
+    server.inventory.publish(
+        NOON, changed(LONE, GpuState.CLAIMED, f"<img src=x onerror=alert(1)>{NASTY}", claim(NASTY))
+    )
     expect(box(page, LONE)).to_contain_text(NASTY)
     assert dialogs == []
 
@@ -292,22 +294,22 @@ def test_browser_and_server_count_time_alike(server: Running, visit: Open, secon
 # How it looks
 
 
-def crowded() -> Yard:
+def crowded() -> InventoryCache:
     """Long names, and a site that is drawn dense."""
-    yard = Yard()
+    inventory = InventoryCache()
     long = claim("a-server-name-without-any-place-to-break-it-in-two-" * 3, "SHUTOFF")
     gpus = [
         v100(f"0000:{n:02x}:00.0", n // 2, (GpuRole.LEADER, GpuRole.PEER)[n % 2], "A", f"node{host}.rack.example.org")
         for host in range(8)
         for n in range(8)
     ]
-    yard.publish(NOON, [GpuStatus(gpu, GpuState.CLAIMED, "reason" * 20, long) for gpu in gpus])
-    return yard
+    inventory.publish(NOON, [GpuStatus(gpu, GpuState.CLAIMED, "reason" * 20, long) for gpu in gpus])
+    return inventory
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("make", [filled, crowded])
-def test_nothing_is_wider_than_the_window(visit: Open, width: int, make: Callable[[], Yard]) -> None:
+def test_nothing_is_wider_than_the_window(visit: Open, width: int, make: Callable[[], InventoryCache]) -> None:
     with running(make(), driver("refused " * 30)) as server:
         page = visit(server, width).page
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -396,7 +398,7 @@ def test_the_page_makes_sense_to_those_who_do_not_see_it(server: Running, visit:
 
 def test_nothing_moves_for_those_who_do_not_want_it(server: Running, visit: Open) -> None:
     page = visit(server, motion="reduce").page
-    server.yard.publish(NOON, changed(LONE, GpuState.HELD))
+    server.inventory.publish(NOON, changed(LONE, GpuState.HELD))
     expect(page.locator(".gpu.changed")).to_have_count(1)
     assert page.evaluate("document.getAnimations().length") == 0
 

@@ -50,7 +50,7 @@ def portal(tmp_path: Path) -> HealthPortal:
 
 
 @pytest.fixture
-def yard(portal: HealthPortal) -> Iterator[Site]:
+def inventory(portal: HealthPortal) -> Iterator[Site]:
     with serving(portal.app) as url:
         yield Site(f"{url}/", portal.ledger, portal.clock)
 
@@ -67,11 +67,11 @@ SLOW = pytest.mark.slow
         pytest.param(1280, "dark", marks=SLOW),
     ],
 )
-def test_pages_fit_and_can_be_read_by_everybody(yard: Site, visits: Visits, width: int, scheme: str) -> None:
-    page = visits.enter(yard, ROOT, "status", width=width, scheme=scheme)
+def test_pages_fit_and_can_be_read_by_everybody(inventory: Site, visits: Visits, width: int, scheme: str) -> None:
+    page = visits.enter(inventory, ROOT, "status", width=width, scheme=scheme)
     page.on("dialog", lambda dialog: visits.errors.append(f"a dialog: {dialog.message}"))
     for path in PAGES:
-        page.goto(f"{yard.url}{path}")
+        page.goto(f"{inventory.url}{path}")
         if path in DRAWN:
             expect(page.locator(DRAWN[path]).first).not_to_be_empty()
         for details in page.locator("main details").all():
@@ -91,31 +91,31 @@ def violations(page: Page) -> list[str]:
     return [f"{one['id']}: {one['help']}: {node['html'][:200]}" for one in found for node in one["nodes"]]
 
 
-def test_axe_finds_what_is_wrong(yard: Site, visits: Visits) -> None:
-    page = visits.enter(yard, ROOT, "status")
+def test_axe_finds_what_is_wrong(inventory: Site, visits: Visits) -> None:
+    page = visits.enter(inventory, ROOT, "status")
     page.evaluate("document.querySelector('#main').append(document.createElement('input'))")
-    assert [one.partition(":")[0] for one in violations(page)] == ["label"]
+    assert [violation.partition(":")[0] for violation in violations(page)] == ["label"]
 
 
-def test_strangers_can_read_the_login_and_the_state(yard: Site, visits: Visits) -> None:
+def test_strangers_can_read_the_login_and_the_state(inventory: Site, visits: Visits) -> None:
     page = visits.browser.new_context(viewport={"width": 360, "height": 900}, color_scheme="dark").new_page()
     visits.pages.append(page)
     for path in ("login", "status", "runners", f"job?id={RUNNING.id}", "gone"):
-        page.goto(f"{yard.url}{path}")
+        page.goto(f"{inventory.url}{path}")
         assert page.evaluate("document.documentElement.scrollWidth") == 360, path
         assert violations(page) == [], path
 
 
-def test_all_pages_are_in_one_row(yard: Site, visits: Visits) -> None:
-    page = visits.enter(yard, ROOT, "status", width=1280)
+def test_all_pages_are_in_one_row(inventory: Site, visits: Visits) -> None:
+    page = visits.enter(inventory, ROOT, "status", width=1280)
     links = page.get_by_role("navigation", name="Pages").get_by_role("link")
     assert links.count() == 11
     assert len({box["y"] for link in links.all() if (box := link.bounding_box())}) == 1
     expect(page.get_by_role("button", name="Menu")).to_be_hidden()
 
 
-def test_on_a_phone_all_pages_are_in_a_menu_that_keys_open(yard: Site, visits: Visits) -> None:
-    page = visits.enter(yard, ROOT, "status", width=360)
+def test_on_a_phone_all_pages_are_in_a_menu_that_keys_open(inventory: Site, visits: Visits) -> None:
+    page = visits.enter(inventory, ROOT, "status", width=360)
     box = page.locator("header").bounding_box()
     assert box is not None
     assert box["height"] < 80
@@ -137,9 +137,9 @@ def test_on_a_phone_all_pages_are_in_a_menu_that_keys_open(yard: Site, visits: V
     expect(page).to_have_url(re.compile("/runners$"))
 
 
-def test_who_may_not_see_a_page_is_led_on(yard: Site, visits: Visits) -> None:
-    page = visits.enter(yard, ADA, "mine", width=360, scheme="dark")
-    page.goto(f"{yard.url}health")
+def test_who_may_not_see_a_page_is_led_on(inventory: Site, visits: Visits) -> None:
+    page = visits.enter(inventory, ADA, "mine", width=360, scheme="dark")
+    page.goto(f"{inventory.url}health")
     expect(page.get_by_role("alert")).to_contain_text("Only admins can quarantine GPUs")
     assert violations(page) == []
     page.get_by_role("button", name="Menu").click()
@@ -147,8 +147,8 @@ def test_who_may_not_see_a_page_is_led_on(yard: Site, visits: Visits) -> None:
     expect(page).to_have_url(re.compile("/mine$"))
 
 
-def test_a_gpus_page_has_all_that_is_known_of_it(yard: Site, visits: Visits) -> None:
-    page = visits.enter(yard, ROOT, "gpu?name=gpu-1/0000:a3:00.0")
+def test_a_gpus_page_has_all_that_is_known_of_it(inventory: Site, visits: Visits) -> None:
+    page = visits.enter(inventory, ROOT, "gpu?name=gpu-1/0000:a3:00.0")
     main = page.locator("main")
     for name in ("Health", "Hardware", "Reserved from now on", "How it was used", "Record"):
         expect(main.get_by_role("region", name=name, exact=True)).to_be_visible()
@@ -162,18 +162,18 @@ def test_a_gpus_page_has_all_that_is_known_of_it(yard: Site, visits: Visits) -> 
     expect(server).to_contain_text("used 0 % over the last 60 min, has done nothing for 1 h, 12 % of its memory, 41 °C")
     expect(main.get_by_role("img", name=re.compile("The last 7 days: "))).to_be_visible()
     expect(main.locator("#past tbody tr").first).to_contain_text("goes on")
-    page.goto(f"{yard.url}gpu?name=gpu-1/0000:c3:00.0")
+    page.goto(f"{inventory.url}gpu?name=gpu-1/0000:c3:00.0")
     kept = main.get_by_role("region", name="Reserved from now on")
     expect(kept).to_contain_text("new riser card")
     expect(kept).to_contain_text("hold")
     expect(main.get_by_role("region", name="Health", exact=True)).to_contain_text("asked the vendor for another one")
-    page.goto(f"{yard.url}gpu?name=gpu-1/0000:27:00.0")
+    page.goto(f"{inventory.url}gpu?name=gpu-1/0000:27:00.0")
     expect(hardware).to_contain_text("With it in its IOMMU group:")
     expect(hardware.get_by_role("link", name="0000:28:00.0")).to_be_visible()
 
 
-def test_a_hosts_page_has_all_that_is_known_of_it(yard: Site, visits: Visits) -> None:
-    page = visits.enter(yard, ROOT, "host?name=gpu-1")
+def test_a_hosts_page_has_all_that_is_known_of_it(inventory: Site, visits: Visits) -> None:
+    page = visits.enter(inventory, ROOT, "host?name=gpu-1")
     main = page.locator("main")
     facts = main.locator("dl.facts").first
     for fact in ("6.12.9", "AMI 2.4", "8.2.2", "AMD EPYC 7763, 128 CPUs", "1024 GiB", "quiet iommu=pt", "5 free of 6"):
@@ -183,12 +183,12 @@ def test_a_hosts_page_has_all_that_is_known_of_it(yard: Site, visits: Visits) ->
     expect(seen.get_by_role("row", name="0000:27:00.0")).to_contain_text("its link has 4 of 16 lanes")
     checks = main.get_by_role("region", name="Checks")
     expect(checks.get_by_role("row", name="iommu", exact=False).first).to_be_visible()
-    page.goto(f"{yard.url}host?name=gpu-2")
+    page.goto(f"{inventory.url}host?name=gpu-2")
     expect(main.get_by_role("region", name="Maintenance")).to_contain_text("power supply")
 
 
-def test_a_table_is_searched_with_keys(yard: Site, visits: Visits) -> None:
-    page = visits.enter(yard, ADA, "gpus")
+def test_a_table_is_searched_with_keys(inventory: Site, visits: Visits) -> None:
+    page = visits.enter(inventory, ADA, "gpus")
     rows = page.locator("tbody tr")
     expect(rows).to_have_count(8)
     page.get_by_role("searchbox", name="Search").press_sequentially("training")
@@ -203,8 +203,8 @@ def test_a_table_is_searched_with_keys(yard: Site, visits: Visits) -> None:
     expect(page.get_by_role("img", name="The last 7 days: ")).to_be_visible()
 
 
-def test_what_a_chart_shows_is_said_and_in_a_table(yard: Site, visits: Visits) -> None:
-    page = visits.enter(yard, ADA, "overview")
+def test_what_a_chart_shows_is_said_and_in_a_table(inventory: Site, visits: Visits) -> None:
+    page = visits.enter(inventory, ADA, "overview")
     chart = page.get_by_role("region", name="t4 33 % of the observed time in use")
     expect(chart.get_by_role("img")).to_have_accessible_name(re.compile("^t4 over time: booked use "))
     chart.get_by_text("As a table").click()
@@ -215,10 +215,10 @@ def test_what_a_chart_shows_is_said_and_in_a_table(yard: Site, visits: Visits) -
     expect(page.get_by_role("navigation", name="Time").locator("[aria-current]")).to_have_text("30 days")
 
 
-def test_strangers_read_the_state_of_the_site_and_find_the_login(yard: Site, visits: Visits) -> None:
+def test_strangers_read_the_state_of_the_site_and_find_the_login(inventory: Site, visits: Visits) -> None:
     page: Page = visits.browser.new_context().new_page()
     visits.pages.append(page)
-    page.goto(f"{yard.url}status")
+    page.goto(f"{inventory.url}status")
     expect(page.get_by_role("heading", name="Some GPUs are out of use")).to_be_visible()
     expect(page.get_by_role("link", name="Status")).to_have_attribute("aria-current", "page")
     expect(page.locator("main")).not_to_contain_text("gpu-1")
@@ -226,8 +226,8 @@ def test_strangers_read_the_state_of_the_site_and_find_the_login(yard: Site, vis
     expect(page.get_by_label("Password")).to_be_visible()
 
 
-def test_a_page_keeps_itself_current(yard: Site, visits: Visits, portal: HealthPortal) -> None:
-    page = visits.enter(yard, ADA, "mine")
+def test_a_page_keeps_itself_current(inventory: Site, visits: Visits, portal: HealthPortal) -> None:
+    page = visits.enter(inventory, ADA, "mine")
     expect(page.get_by_text("training, last run")).to_be_visible()
     portal.ledger.cancel("b1", ADA)
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")

@@ -62,11 +62,11 @@ def test_the_page_keeps_itself_current(runners: Site, visits: Visits, portal: Ru
     running = page.locator("section", has=page.get_by_role("heading", name="Running"))
     expect(running).to_contain_text("CI / train")
     held = page.get_by_role("link", name="CI / train").element_handle()
-    portal.yard.publish(replace(BOARD, queue=()))
+    portal.overview.publish(replace(BOARD, queue=()))
     page.evaluate(LOOK)
     expect(page.locator("main")).not_to_contain_text("all 6 GPUs of v100 are taken")
     assert held.evaluate("link => link.isConnected"), "what did not change stays where it is"
-    portal.yard.publish(replace(BOARD, jobs=(), runners=(BUSY,), queue=()))
+    portal.overview.publish(replace(BOARD, jobs=(), runners=(BUSY,), queue=()))
     page.evaluate(LOOK)
     expect(page.locator("main")).to_contain_text("No job is waiting.")
     expect(running).to_contain_text("No job is running.")
@@ -80,7 +80,7 @@ def test_a_page_that_cannot_be_loaded_again_says_so(runners: Site, visits: Visit
     page.unroute("**/runners")
     page.evaluate(LOOK)
     expect(page.locator("#lost")).to_be_hidden()
-    visits.errors[:] = [one for one in visits.errors if "ERR_FAILED" not in one]
+    visits.errors[:] = [error for error in visits.errors if "ERR_FAILED" not in error]
 
 
 def test_everybody_sees_a_public_site(runners: Site, visits: Visits) -> None:

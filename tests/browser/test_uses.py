@@ -13,7 +13,7 @@ from tests.browser.test_map import CONTRAST, STRUCTURE
 from tests.support.agent_portals import AgentPortal, agent_portal
 from tests.support.ledgers import ADA, BOB, ROOT
 from tests.support.served import serving
-from tests.unit.test_agents import booked, says
+from tests.unit.health.test_agents import booked, says
 
 pytestmark = pytest.mark.browser
 

@@ -1,8 +1,7 @@
 """How a kernel binds drivers to PCI functions, and answers what it does not like.
 
-Each function is one rule. They run on the model of a kernel (tests/unit/test_kernel_model.py) and on a real one (in the
-virtual hypervisor, tests/virtual/test_prepare.py), so the model is what the kernel is.
-"""
+Each function is one rule. They run on the model of a kernel (tests/unit/host/test_kernel_model.py) and on a real one
+(in the virtual hypervisor, tests/virtual/test_prepare.py), so the model is what the kernel is."""
 
 from __future__ import annotations
 

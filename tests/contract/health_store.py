@@ -1,5 +1,5 @@
-"""What the store of health promises, whichever database it is in: on SQLite (tests/unit/test_health_store.py) and on
-PostgreSQL (tests/integration/test_store_postgresql.py)."""
+"""What the store of health promises, whichever database it is in: on SQLite (tests/unit/health/test_health_store.py)
+and on PostgreSQL (tests/integration/test_store_postgresql.py)."""
 
 from __future__ import annotations
 
@@ -7,25 +7,29 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from gpuyard.health.baseline import Baseline
 from gpuyard.health.maintenance import Maintenance, MaintenanceState
 from gpuyard.health.records import (
     GpuHealth,
     HealthEvent,
     HealthState,
     HealthToken,
-    HostWord,
+    HostContact,
     Observation,
     Software,
-    Source,
+    Trial,
 )
 from gpuyard.health.store import HealthStore, MaintenanceStore
 from gpuyard.health.tokens import digest_of, new_token
+from gpuyard.model.signals import Source
 from tests.contract.store import at
 
 S, M = HealthState, MaintenanceState
 GPU = GpuHealth(
     "gpu-1", "0000:01:00.0", "t4", S.SUSPECT, at(0), "no lanes", "link-width", "ada", "GPU-1234", at(1), 3, True,
     "order", 2**40, at(-1), Software("6.1", "bios", "8.2", "570.1"), "grace",
+    {"link-width": 8, "link-speed": 2.5}, Baseline(at(-1), "ada", "13230220", {"link-width": 8, "ecc-corrected": 3}),
+    Trial(S.QUARANTINED, "no-answer", "it would be bad", at(-1), at(1), (at(-2), at(-1))),
 )  # fmt: skip
 SMALL = GpuHealth("gpu-0", "0000:01:00.0", "t4", S.FINE, at(0))
 EVENT = HealthEvent(
@@ -44,7 +48,7 @@ def what_is_written_is_read(store: HealthStore) -> None:
     assert store.gpus() == [replace(SMALL, version=1), replace(GPU, version=1)]
     assert store.gpu("gpu-1", GPU.address) == replace(GPU, version=1)
     assert store.gpu("gpu-1", "none") is None
-    assert [one.host for one in store.gpus([S.SUSPECT, S.IN_USE])] == ["gpu-1"]
+    assert [gpu.host for gpu in store.gpus([S.SUSPECT, S.IN_USE])] == ["gpu-1"]
     (event,) = store.events()
     assert replace(event, id=0) == EVENT
 
@@ -86,11 +90,11 @@ def the_record_of_what_has_left_stays(store: HealthStore) -> None:
 def records_are_read_by_gpu_and_card_and_page(store: HealthStore) -> None:
     lines = [replace(EVENT, cause=str(n), time=at(n), card="b" if n % 2 else "a") for n in range(6)]
     store.note(*lines, replace(EVENT, host="gpu-2", cause="other"))
-    assert [one.cause for one in store.events("gpu-1", GPU.address, limit=2)] == ["5", "4"]
+    assert [event.cause for event in store.events("gpu-1", GPU.address, limit=2)] == ["5", "4"]
     last = store.events("gpu-1", limit=2)[-1]
-    assert [one.cause for one in store.events("gpu-1", limit=2, before=last.id)] == ["3", "2"]
-    assert [one.cause for one in store.events(card="b")] == ["5", "3", "1"]
-    assert [one.cause for one in store.events("gpu-1", since=at(4))] == ["5", "4"]
+    assert [event.cause for event in store.events("gpu-1", limit=2, before=last.id)] == ["3", "2"]
+    assert [event.cause for event in store.events(card="b")] == ["5", "3", "1"]
+    assert [event.cause for event in store.events("gpu-1", since=at(4))] == ["5", "4"]
 
 
 def how_often_a_gpu_was_suspect_is_counted(store: HealthStore) -> None:
@@ -116,9 +120,9 @@ def an_observation_is_open_once(store: HealthStore) -> None:
 
 def hosts_are_heard_of(store: HealthStore) -> None:
     assert store.host("gpu-1") is None
-    store.hear(HostWord("gpu-1", at(0), '{"boot": "a"}'))
-    store.hear(HostWord("gpu-1", at(1), '{"boot": "b"}'))
-    assert store.host("gpu-1") == HostWord("gpu-1", at(1), '{"boot": "b"}')
+    store.hear(HostContact("gpu-1", at(0), '{"boot": "a"}'))
+    store.hear(HostContact("gpu-1", at(1), '{"boot": "b"}'))
+    assert store.host("gpu-1") == HostContact("gpu-1", at(1), '{"boot": "b"}')
     assert store.heard() == {"gpu-1": at(1)}
 
 
@@ -150,7 +154,7 @@ def lines_of_years_ago_go(store: HealthStore) -> None:
     old, kept = replace(EVENT, time=at(-6 * 366 * 24)), replace(EVENT, time=at(-4 * 366 * 24))
     store.note(old, kept, EVENT)
     store.prune(at(0))
-    assert [one.time for one in store.events()] == [EVENT.time, kept.time]
+    assert [event.time for event in store.events()] == [EVENT.time, kept.time]
 
 
 def small_things_are_remembered(store: HealthStore) -> None:

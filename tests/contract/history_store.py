@@ -1,5 +1,5 @@
-"""What the store of history promises, whichever database it is in: on SQLite (tests/unit/test_history_store.py) and on
-PostgreSQL (tests/integration/test_store_postgresql.py)."""
+"""What the store of history promises, whichever database it is in: on SQLite (tests/unit/usage/test_history_store.py)
+and on PostgreSQL (tests/integration/test_store_postgresql.py)."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from datetime import date, timedelta
 
 from sqlalchemy import func, select
 
-from gpuyard.history.reckoning import DAY
-from gpuyard.history.records import NOBODY, HourSum, Interval, Slice, Sum, Tenure, TrackState
-from gpuyard.history.store import HistoryStore, SumStore, Which
-from gpuyard.history.store.repair import carry_out, plan_repair
-from gpuyard.history.store.schema import TENURES
-from gpuyard.history.store.store import GpuKey
-from gpuyard.ledger.records import AuditEntry
-from gpuyard.ledger.store import Store
+from gpuyard.bookings.records import AuditEntry
+from gpuyard.bookings.store import Store
+from gpuyard.usage.reckoning import DAY
+from gpuyard.usage.records import NOBODY, HourSum, Interval, Slice, Sum, Tenure, TrackState
+from gpuyard.usage.store import HistoryStore, SumStore, Which
+from gpuyard.usage.store.repair import carry_out, plan_repair
+from gpuyard.usage.store.schema import TENURES
+from gpuyard.usage.store.store import GpuKey
 from tests.contract.store import at
 
-T = TrackState
 ADA = Tenure(
     "odd", "b1", "booking", "s1", "train", "u", "ada", "p", "alpha", "gpu.small", "owner/name"
 )  # fmt: skip
 KEY: GpuKey = ("gpu-1", "0000:01:00.0", "t4")
-USED = Interval(*KEY, T.CLAIMED, at(0), None, ADA, exact_start=True)
-FREE = Interval(*KEY, T.FREE, at(2), None)
-OTHER = Interval("gpu-0", "0000:01:00.0", "v100", T.HELD, at(0), None, Tenure("dust"))
-SHORT = Interval("gpu-1", "", "t4", T.CLAIMED, at(1), at(1) + timedelta(seconds=7), ADA, True, True)
+USED = Interval(*KEY, TrackState.CLAIMED, at(0), None, ADA, exact_start=True)
+FREE = Interval(*KEY, TrackState.FREE, at(2), None)
+OTHER = Interval("gpu-0", "0000:01:00.0", "v100", TrackState.HELD, at(0), None, Tenure("dust"))
+SHORT = Interval("gpu-1", "", "t4", TrackState.CLAIMED, at(1), at(1) + timedelta(seconds=7), ADA, True, True)
 
 
 def what_is_written_is_read(store: HistoryStore) -> None:
@@ -52,7 +51,7 @@ def intervals_are_narrowed(store: HistoryStore) -> None:
         (Which(pool="v100"), [OTHER]),
         (Which(server="s1"), [ended, SHORT]),
         (Which(user_id="u", project_id="p", booking="b1", repository="owner/name"), [ended, SHORT]),
-        (Which(states=[T.FREE, T.HELD]), [OTHER, FREE]),
+        (Which(states=[TrackState.FREE, TrackState.HELD]), [OTHER, FREE]),
         (Which(project_id="x"), []),
     ):
         assert store.intervals(at(0), at(9), which) == found
@@ -131,13 +130,13 @@ def sums_are_of_days_and_months(store: HistoryStore) -> None:
     ]  # fmt: skip
     for low, high in ((first, end), (date(2026, 11, 30), date(2027, 2, 1)), (date(2026, 12, 5), date(2026, 12, 9))):
         days = sums.sums(low, high, ["pool", "user"], "day", {"state": "claimed"})
-        assert {one.slice for one in days} == {Slice(pool="t4", user="ada")}
-        assert {one.seconds for one in days} == {11}
+        assert {day.slice for day in days} == {Slice(pool="t4", user="ada")}
+        assert {day.seconds for day in days} == {11}
         (whole,) = sums.sums(low, high, ["pool"], where={"state": "claimed"})
         assert whole.seconds == 11 * len(days)
         assert sum(one.seconds for one in sums.sums(low, high, (), "month", {"state": "claimed"})) == whole.seconds
     months = sums.sums(first, end, (), "month", {"host": "gpu-2"})
-    assert [(one.period, one.seconds) for one in months] == [
+    assert [(month.period, month.seconds) for month in months] == [
         (date(2026, 11, 1), 2), (date(2026, 12, 1), 31), (date(2027, 1, 1), 31), (date(2027, 2, 1), 2),
     ]  # fmt: skip
     assert [one.slice for one in sums.sums(first, end) if one.slice.host == "gpu-2"] == [replace(USE, host="gpu-2")]
@@ -159,7 +158,7 @@ def a_day_is_summed_once(store: HistoryStore) -> None:
     assert sums.put_day(day, day + timedelta(days=1), {USE: 5, replace(USE, host="other"): 6}, [])
     assert [one.seconds for one in sums.sums(*month, ())] == [23]
     assert [one.seconds for one in sums.sums(*month, ("host",))] == [17, 6]
-    assert [one.seconds for one in sums.hours(at(-99), at(99))] == [6]
+    assert [hour.seconds for hour in sums.hours(at(-99), at(99))] == [6]
     assert sums.hours(at(1), at(99)) == sums.hours(at(-99), at(99), "v100") == []
 
 
@@ -167,9 +166,9 @@ def what_a_wrong_clock_wrote_is_taken_back(store: HistoryStore) -> None:
     """A look of a year ahead, and the sums of a week: history goes on from the last honest look."""
     ledger = Store.open(store.database.url.render_as_string(hide_password=False))
     year = 365 * 24
-    unseen, then = replace(FREE, state=T.UNSEEN, start=at(9), end=at(year)), replace(FREE, start=at(year))
+    unseen, then = replace(FREE, state=TrackState.UNSEEN, start=at(9), end=at(year)), replace(FREE, start=at(year))
     unknown = replace(SHORT, start=at(1), end=at(year))
-    held = replace(OTHER, end=at(9)), replace(OTHER, state=T.UNSEEN, start=at(9), end=at(year))
+    held = replace(OTHER, end=at(9)), replace(OTHER, state=TrackState.UNSEEN, start=at(9), end=at(year))
     store.write(None, at(-24), at(-24), {}, [USED, OTHER])
     sums = SumStore(store.database)
     day, ends = at(9).date(), {KEY: (at(2), True), _key(OTHER): (at(9), False)}
@@ -197,7 +196,7 @@ def what_a_wrong_clock_wrote_is_taken_back(store: HistoryStore) -> None:
     for by in ((), ("host",)):
         kept = sums.sums(date(2026, 1, 1), date(2028, 1, 1), by, "month")
         assert sum(one.seconds for one in kept) == 10
-    assert [one.seconds for one in sums.hours(at(-2 * year), at(2 * year))] == [3]
+    assert [hour.seconds for hour in sums.hours(at(-2 * year), at(2 * year))] == [3]
     assert [(one.action, one.text) for one in ledger.audit()] == [("history.repair", "clock")]
     ledger.close()
 

@@ -1,6 +1,6 @@
 """What the portal may rely on when it asks who somebody is.
 
-Each function is one rule. They run on a Keystone in memory (tests/unit/test_portal_login.py) and on a real one
+Each function is one rule. They run on a Keystone in memory (tests/unit/web/test_portal_login.py) and on a real one
 (tests/integration/test_portal_bookings.py), so tests of the portal can use the first.
 """
 
@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpuyard.cloud.people import LoginRefusedError, People
+from gpuyard.openstack.people import LoginRefusedError, People
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,9 @@ def a_changed_password_ends_what_was_before(bench: Bench) -> None:
 
 def projects_are_found_by_name_and_id(bench: Bench) -> None:
     for known in (bench.project, bench.project_id):
-        assert [(one.id, one.name) for one in bench.people.projects(known)] == [(bench.project_id, bench.project)]
+        assert [(project.id, project.name) for project in bench.people.projects(known)] == [
+            (bench.project_id, bench.project)
+        ]
     for unknown in ("no-such-project", "../x", "ü", ""):
         assert not bench.people.projects(unknown)
 

@@ -1,13 +1,17 @@
-"""What the portal's store promises, whichever database it is in: on SQLite (tests/unit/test_portal_store.py) and on
+"""What the portal's store promises, whichever database it is in: on SQLite (tests/unit/web/test_portal_store.py) and on
 PostgreSQL (tests/integration/test_store_postgresql.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 
-from gpuyard.portal.store import Feed, PortalStore, Session
+from gpuyard.web.store import Feed, PortalStore, Session
+from gpuyard.web.store.store import MOST_PLACES, PLACES_KEPT
 from tests.contract.store import at
+
+SECOND = timedelta(seconds=1)
 
 
 def sessions_expire(store: PortalStore) -> None:
@@ -69,8 +73,37 @@ def feeds_are_found_by_their_secret_and_owner(store: PortalStore) -> None:
     assert store.feeds(at(1)) == [other]
 
 
+def places_are_known_for_a_while_from_the_last_login_on(store: PortalStore) -> None:
+    assert not store.knows_place("d1", at(0))
+    for digest, hour in (("d1", 0), ("d2", 1), ("d1", 2)):
+        store.note_place(digest, "u", at(hour))
+    assert store.knows_place("d2", at(1) + PLACES_KEPT - SECOND)
+    assert not store.knows_place("d2", at(1) + PLACES_KEPT)
+    store.prune(at(1) + PLACES_KEPT)
+    assert not store.knows_place("d2", at(1)), "it is deleted"
+    assert store.knows_place("d1", at(1))
+    store.prune(at(2) + PLACES_KEPT)
+    assert not store.knows_place("d1", at(1))
+
+
+def of_a_user_the_places_of_the_latest_logins_are_kept(store: PortalStore) -> None:
+    store.note_place("other", "v", at(0))
+    for number in range(MOST_PLACES):
+        store.note_place(f"d{number:02}", "u", at(number))
+    store.note_place("d00", "u", at(MOST_PLACES))  # where somebody still comes from
+    store.note_place("a", "u", at(MOST_PLACES))
+    for digest in ("z", "y", "x"):  # at the same time, and by no order of theirs
+        store.note_place(digest, "u", at(MOST_PLACES))
+        assert store.knows_place(digest, at(MOST_PLACES))
+    gone = [number for number in range(MOST_PLACES) if not store.knows_place(f"d{number:02}", at(MOST_PLACES))]
+    assert gone == [1, 2, 3, 4]
+    assert store.knows_place("other", at(MOST_PLACES)), "which is somebody else's"
+
+
 RULES: tuple[Callable[[PortalStore], None], ...] = (
     sessions_expire,
     sessions_of_a_user_end_together,
     feeds_are_found_by_their_secret_and_owner,
+    places_are_known_for_a_while_from_the_last_login_on,
+    of_a_user_the_places_of_the_latest_logins_are_kept,
 )

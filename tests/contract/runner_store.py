@@ -1,5 +1,5 @@
-"""What the store of runners promises, whichever database it is in: on SQLite (tests/unit/test_runner_store.py) and on
-PostgreSQL (tests/integration/test_store_postgresql.py)."""
+"""What the store of runners promises, whichever database it is in: on SQLite (tests/unit/runners/test_runner_store.py)
+and on PostgreSQL (tests/integration/test_store_postgresql.py)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+from gpuyard.database.errors import ConflictError
 from gpuyard.runners.records import (
     DONE,
     Cause,
@@ -26,7 +27,6 @@ from gpuyard.runners.records import (
     Wanted,
 )
 from gpuyard.runners.store import RunnerStore
-from gpuyard.store.errors import ConflictError
 from tests.contract.store import at
 
 CHOICE = ServerChoice("v100", "gpu.v100x2", "ci-image", gpus=2, same_group=True)
@@ -77,14 +77,14 @@ def runners_go_only_forwards(store: RunnerStore) -> None:
     assert store.put_runner(ended, RunnerEvent(at(1), "r1", "", "gone"))
     assert not store.put_runner(replace(RUNNER, state=RunnerState.FAILED))
     assert store.runner("r1") == ended
-    assert [one.text for one in store.events("r1")] == ["gone"]
+    assert [event.text for event in store.events("r1")] == ["gone"]
 
 
 def a_name_is_used_once(store: RunnerStore) -> None:
     store.add_runner(SMALL_RUNNER, RunnerEvent(at(2), "r2", "", "made"))
     with pytest.raises(ConflictError):
         store.add_runner(SMALL_RUNNER, RunnerEvent(at(2), "r2", "", "made again"))
-    assert [one.text for one in store.events("r2")] == ["made"]
+    assert [event.text for event in store.events("r2")] == ["made"]
 
 
 def jobs_are_asked_for_by_state_and_repository(store: RunnerStore) -> None:
@@ -99,6 +99,9 @@ def jobs_are_asked_for_by_state_and_repository(store: RunnerStore) -> None:
     assert store.latest_jobs(EVERY, limit=2) == many[:-3:-1]
     assert store.latest_jobs(EVERY, before=at(2)) == many[1::-1]
     assert store.latest_jobs() == [one for one in many[::-1] if one.state in DONE]
+    assert store.repositories_with_jobs("acme", at(0)) == ["acme/1", "acme/0"], "who had the latest comes first"
+    assert store.repositories_with_jobs("acme", at(5), 1) == ["acme/1"]
+    assert store.repositories_with_jobs("other", at(0)) == store.repositories_with_jobs("acme", at(9)) == []
 
 
 def runners_are_live_or_over(store: RunnerStore) -> None:

@@ -1,6 +1,6 @@
 """What the ledger's store does, whichever database it is on.
 
-Each function is one rule. They run on SQLite (tests/unit/test_store.py) and on PostgreSQL
+Each function is one rule. They run on SQLite (tests/unit/bookings/test_store.py) and on PostgreSQL
 (tests/integration/test_store_postgresql.py), each with a store that has two pools: ``t4`` with three slots of one GPU,
 and ``v100`` with one slot of two.
 """
@@ -17,19 +17,19 @@ from typing import Any, cast
 
 import pytest
 
-from gpuyard.ledger.life import OPEN
-from gpuyard.ledger.records import AuditEntry, Case, Event, Occupied, Query
-from gpuyard.ledger.store import (
+from gpuyard.bookings.records import AuditEntry, Event, Occupied, Overstay, Query
+from gpuyard.bookings.store import (
     ConflictError,
     LaneChange,
     OverlapError,
-    PoolLook,
+    PoolReader,
     Store,
     StoreError,
     Taken,
     pool_change,
 )
 from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState, ReclaimAction
+from gpuyard.model.booking_life import OPEN
 from gpuyard.model.errors import UsageError
 from tests.support.ledgers import write_event
 
@@ -42,7 +42,6 @@ SLOTS = (
     ("v100", "gpu-3", ("0000:01:00.0", "0000:02:00.0")),
 )
 NUMBERS = count(1)
-S = BookingState
 
 
 def at(hours: float) -> datetime:
@@ -57,7 +56,7 @@ def booking(lanes: tuple[int, ...] = (1,), first: float = 0, last: float = 1, **
         id=f"b{next(NUMBERS):06d}",
         kind=BookingKind.BOOKING,
         ask=ask,
-        state=S.CONFIRMED,
+        state=BookingState.CONFIRMED,
         user_id="u-ada",
         user="ada",
         project_id="p-alpha",
@@ -93,7 +92,7 @@ def taken(store: Store, pool: str = "t4") -> set[Taken]:
         return set(look.occupancy(at(-10_000)))
 
 
-def read(store: Store, what: Callable[[PoolLook], object], pool: str = "t4") -> object:
+def read(store: Store, what: Callable[[PoolReader], object], pool: str = "t4") -> object:
     with store.look(pool) as look:
         return what(look)
 
@@ -174,7 +173,7 @@ def a_booking_is_read_as_it_was_written(store: Store) -> None:
         id="full",
         kind=BookingKind.HOLD,
         ask=Ask("t4", at(1), at(2), 2, True, True, "gpu-1/0000:01:00.0", "für die Übung; '); drop table bookings"),
-        state=S.OFFERED,
+        state=BookingState.OFFERED,
         user_id="u",
         user="ada",
         project_id="p",
@@ -201,7 +200,9 @@ def a_booking_is_read_as_it_was_written(store: Store) -> None:
     assert read(store, lambda look: look.get_many(["full", "none"])) == {"full": full}
     assert read(store, lambda look: look.get("full"), "v100") is None
     assert store.get("none") is None
-    changed = later(full, state=S.EXPIRED, lanes=(), offer_until=None, claimed=None, open_until=None, override=False)
+    changed = later(
+        full, state=BookingState.EXPIRED, lanes=(), offer_until=None, claimed=None, open_until=None, override=False
+    )
     write(store, changed)
     assert store.get("full") == changed
 
@@ -256,9 +257,13 @@ def times_need_a_zone_and_an_order(store: Store) -> None:
 
 
 def a_lane_is_taken_in_the_states_that_have_it(store: Store) -> None:
-    for lane, state in enumerate((S.OFFERED, S.CONFIRMED, S.ACTIVE), 1):
+    for lane, state in enumerate((BookingState.OFFERED, BookingState.CONFIRMED, BookingState.ACTIVE), 1):
         write(store, booking((lane,), state=state))
-    others = [state for state in S if state not in (S.OFFERED, S.CONFIRMED, S.ACTIVE)]
+    others = [
+        state
+        for state in BookingState
+        if state not in (BookingState.OFFERED, BookingState.CONFIRMED, BookingState.ACTIVE)
+    ]
     write(store, *(booking((1,), state=state) for state in others))
     assert {one.lane for one in taken(store)} == {1, 2, 3}
 
@@ -301,14 +306,14 @@ def bookings_change_places(store: Store) -> None:
 
 def one_that_ends_leaves_its_lane_and_stays_in_the_calendar(store: Store) -> None:
     (first,) = write(store, booking((1, 3), 0, 4))
-    write(store, later(first, state=S.ENDED, ask=moved(first, 0, 2)))
+    write(store, later(first, state=BookingState.ENDED, ask=moved(first, 0, 2)))
     assert taken(store) == set()
     assert store.occupied("t4", at(0), at(9)) == [Occupied(first.id, lane, at(0), at(2)) for lane in (1, 3)]
     write(store, booking((1,), 2, 4))
     (never,) = write(store, booking((2,), 0, 4))
-    write(store, later(never, state=S.CANCELLED))
+    write(store, later(never, state=BookingState.CANCELLED))
     (short,) = write(store, booking((2,), 0, 4))
-    write(store, later(short, state=S.ENDED, ask=moved(short, 0, 0)))
+    write(store, later(short, state=BookingState.ENDED, ask=moved(short, 0, 0)))
     assert len(store.occupied("t4", at(-9), at(9))) == 3
     assert store.occupied("t4", at(-9), at(0)) == store.occupied("t4", at(4), at(9)) == []
     assert store.occupied("v100", at(-9), at(9)) == []
@@ -344,10 +349,10 @@ def the_generation_rises_once_when_what_is_taken_changes(store: Store) -> None:
         change.write(booking((3,)))
         assert change.generation == 2
     assert generation() == 2
-    first, second = write(store, later(first, reason="x"), later(second, state=S.ACTIVE))
-    write(store, booking((1,), state=S.WAITING))
+    first, second = write(store, later(first, reason="x"), later(second, state=BookingState.ACTIVE))
+    write(store, booking((1,), state=BookingState.WAITING))
     assert generation() == 2
-    write(store, later(first, state=S.CANCELLED), later(second, state=S.ENDED))
+    write(store, later(first, state=BookingState.CANCELLED), later(second, state=BookingState.ENDED))
     assert generation() == 3
 
 
@@ -376,7 +381,7 @@ def _random_step(store: Store, chance: random.Random, there: dict[str, Booking])
     if there and chance.random() < 0.4:
         old = chance.choice(list(there.values()))
         if chance.random() < 0.5:
-            write(store, later(old, state=S.ENDED))
+            write(store, later(old, state=BookingState.ENDED))
             del there[old.id]
             return
         wanted = later(old, lanes=tuple(chance.sample((1, 2, 3), len(old.lanes))))
@@ -416,32 +421,45 @@ def a_timetable_that_is_too_old_is_told_so(store: Store) -> None:
 
 def the_waitlist_is_in_order(store: Store) -> None:
     waits = [
-        booking((), state=S.WAITING),
-        booking((), state=S.WAITING, created=at(-25)),
-        booking((), state=S.WAITING, priority=1),
-        booking((), state=S.WAITING),
-        booking((), state=S.REQUESTED),
+        booking((), state=BookingState.WAITING),
+        booking((), state=BookingState.WAITING, created=at(-25)),
+        booking((), state=BookingState.WAITING, priority=1),
+        booking((), state=BookingState.WAITING),
+        booking((), state=BookingState.REQUESTED),
     ]
     a, b, c, d, _ = (one.id for one in write(store, *waits))
     assert [one.id for one in read(store, lambda look: look.waiting())] == [c, b, a, d]  # type: ignore[attr-defined]
 
 
 def what_the_clock_moves_is_found(store: Store) -> None:
-    begins = [booking((), 0, 9, state=state) for state in (S.REQUESTED, S.WAITING)]
+    begins = [booking((), 0, 9, state=state) for state in (BookingState.REQUESTED, BookingState.WAITING)]
     confirmed = booking((1,), 0, 9)
-    offered = booking((2,), 5, 9, state=S.OFFERED, offer_until=at(0))
-    ends = booking((3,), -2, 0, state=S.ACTIVE)
+    offered = booking((2,), 5, 9, state=BookingState.OFFERED, offer_until=at(0))
+    ends = booking((3,), -2, 0, state=BookingState.ACTIVE)
     write(store, *begins, confirmed, offered, ends)
-    write(store, *(booking((), -5, -4, state=s) for s in (S.ENDED, S.CANCELLED, S.NO_SHOW, S.EXPIRED)))
-    write(store, booking((1,), 10, 11), booking((3,), 1, 2, state=S.ACTIVE), booking((), 1, 2, state=S.WAITING))
+    write(
+        store,
+        *(
+            booking((), -5, -4, state=s)
+            for s in (BookingState.ENDED, BookingState.CANCELLED, BookingState.NO_SHOW, BookingState.EXPIRED)
+        ),
+    )
+    write(
+        store,
+        booking((1,), 10, 11),
+        booking((3,), 1, 2, state=BookingState.ACTIVE),
+        booking((), 1, 2, state=BookingState.WAITING),
+    )
     due = read(store, lambda look: look.due(at(0)))
     assert [one.id for one in due] == [ends.id, *sorted(x.id for x in (*begins, confirmed)), offered.id]  # type: ignore[attr-defined]
     assert [one.id for one in read(store, lambda look: look.due(at(-0.001)))] == []  # type: ignore[attr-defined]
 
 
 def what_ends_is_found(store: Store) -> None:
-    plain, claimed = write(store, booking((1,), state=S.ACTIVE), booking((2,), 0, 2, state=S.ACTIVE, claimed=at(0)))
-    write(store, booking((3,), state=S.ACTIVE, kind=BookingKind.HOLD), booking((3,), 1, 2))
+    plain, claimed = write(
+        store, booking((1,), state=BookingState.ACTIVE), booking((2,), 0, 2, state=BookingState.ACTIVE, claimed=at(0))
+    )
+    write(store, booking((3,), state=BookingState.ACTIVE, kind=BookingKind.HOLD), booking((3,), 1, 2))
     with store.look("t4") as look:
         assert look.ending(at(0.9)) == []
         assert look.ending(at(2)) == [plain, claimed]
@@ -458,13 +476,13 @@ def who_is_on_a_lane_is_found(store: Store) -> None:
 
 
 def leases_that_are_on_are_found(store: Store) -> None:
-    lease: dict[str, Any] = {"kind": BookingKind.RUNNER, "state": S.ACTIVE}
+    lease: dict[str, Any] = {"kind": BookingKind.RUNNER, "state": BookingState.ACTIVE}
     made = [
         booking((1,), id="on", server="r1", **lease),
         booking((2,), id="yields", server="r2", yields=True, **lease),
         booking((3,), 2, 3, id="another", server="r1", **{**lease, "project_id": "elsewhere"}),
-        booking((3,), id="over", server="r3", kind=BookingKind.RUNNER, state=S.ENDED),
-        booking((1,), 5, 6, id="somebodys", state=S.ACTIVE),
+        booking((3,), id="over", server="r3", kind=BookingKind.RUNNER, state=BookingState.ENDED),
+        booking((1,), 5, 6, id="somebodys", state=BookingState.ACTIVE),
     ]
     write(store, *made)
     found = {"on", "yields", "another"}
@@ -481,7 +499,7 @@ def leases_that_are_on_are_found(store: Store) -> None:
 
 
 def open_bookings_of_a_user_are_counted(store: Store) -> None:
-    states = list(S)
+    states = list(BookingState)
     made = write(store, *(booking((), first, first + 1, state=state) for first, state in enumerate(states)))
     write(store, booking((), user_id="u-bob"), booking((), kind=BookingKind.HOLD))
     write(store, replace(booking(()), ask=replace(booking().ask, pool="v100")), pool="v100")
@@ -491,22 +509,26 @@ def open_bookings_of_a_user_are_counted(store: Store) -> None:
         assert look.active_count("u-ada", without=made[-1].id) == 5
         assert look.active_count("u-bob") == 1
         assert look.active_count("u-cyd") == 0
+        for without in ("", made[0].id, made[-1].id):
+            counted = {one.id for one in made if one.state in OPEN and one.id != without}
+            assert {one.id for one in look.active_of("u-ada", without)} == counted
+        assert [one.user_id for one in look.active_of("u-bob")] == ["u-bob"]
 
 
 def bookings_that_are_not_over_are_counted(store: Store) -> None:
-    waits = [booking((), state=S.WAITING, created=at(hour)) for hour in (3, 2)]
-    write(store, booking((1, 2), state=S.ACTIVE), booking((3,), kind=BookingKind.HOLD), *waits)
-    write(store, booking((), state=S.ENDED))
+    waits = [booking((), state=BookingState.WAITING, created=at(hour)) for hour in (3, 2)]
+    write(store, booking((1, 2), state=BookingState.ACTIVE), booking((3,), kind=BookingKind.HOLD), *waits)
+    write(store, booking((), state=BookingState.ENDED))
     write(store, replace(booking((4,)), ask=replace(booking().ask, pool="v100")), pool="v100")
     found = {(one.pool, one.kind, one.state): (one.bookings, one.gpus) for one in store.live(("t4",), OPEN)}
     assert found == {
-        ("t4", BookingKind.BOOKING, S.ACTIVE): (1, 2),
-        ("t4", BookingKind.BOOKING, S.WAITING): (2, 2),
-        ("t4", BookingKind.HOLD, S.CONFIRMED): (1, 1),
+        ("t4", BookingKind.BOOKING, BookingState.ACTIVE): (1, 2),
+        ("t4", BookingKind.BOOKING, BookingState.WAITING): (2, 2),
+        ("t4", BookingKind.HOLD, BookingState.CONFIRMED): (1, 1),
     }
-    (first,) = (one.oldest for one in store.live(("t4",), [S.WAITING]))
+    (first,) = (one.oldest for one in store.live(("t4",), [BookingState.WAITING]))
     assert first == at(2)
-    assert [one.pool for one in store.live(("t4", "v100"), [S.CONFIRMED])].count("v100") == 1
+    assert [one.pool for one in store.live(("t4", "v100"), [BookingState.CONFIRMED])].count("v100") == 1
     assert store.live((), OPEN) == []
 
 
@@ -516,12 +538,18 @@ def gpu_seconds_of_a_project_are_summed(store: Store) -> None:
     made = []
     for _ in range(80):
         first = chance.randrange(-20, 20)
-        one = booking((), first, first + chance.randrange(9), state=chance.choice(list(S)))
+        one = booking((), first, first + chance.randrange(9), state=chance.choice(list(BookingState)))
         kind = chance.choice([BookingKind.BOOKING] * 4 + [BookingKind.HOLD])
         ask = replace(one.ask, gpus=chance.randrange(1, 4))
         made.append(replace(one, ask=ask, kind=kind, project_id=chance.choice(["p-alpha", "p-beta"])))
     write(store, *made)
-    counted = {S.OFFERED, S.CONFIRMED, S.ACTIVE, S.ENDED, S.NO_SHOW}
+    counted = {
+        BookingState.OFFERED,
+        BookingState.CONFIRMED,
+        BookingState.ACTIVE,
+        BookingState.ENDED,
+        BookingState.NO_SHOW,
+    }
     for first, last, without in ((-5, 5, ""), (0, 1, ""), (-99, 99, ""), (5, 5, ""), (-5, 5, made[0].id)):
         hours = sum(
             one.ask.gpus
@@ -543,7 +571,9 @@ def what_matches_a_query_is_found_in_order(store: Store) -> None:
         some = []
         for _ in range(60):
             first = chance.randrange(20)
-            one = booking((), first, first + chance.randrange(5), state=chance.choice([S.WAITING, S.ENDED]))
+            one = booking(
+                (), first, first + chance.randrange(5), state=chance.choice([BookingState.WAITING, BookingState.ENDED])
+            )
             who = {
                 "user_id": chance.choice("ab"),
                 "project_id": chance.choice("xy"),
@@ -571,7 +601,7 @@ def _queries() -> Iterator[Query]:
     yield Query(pool="none")
     yield Query(user_id="a", project_id="x")
     yield Query(series="s", kinds=frozenset({BookingKind.HOLD}))
-    yield Query(states=frozenset({S.ENDED, S.ACTIVE}))
+    yield Query(states=frozenset({BookingState.ENDED, BookingState.ACTIVE}))
     yield Query(pool="v100", start=at(5), end=at(8))
     yield Query(start=at(5))
     yield Query(end=at(8))
@@ -723,7 +753,7 @@ def the_audit_log_is_read_from_its_end(store: Store) -> None:
 
 
 def cases_are_open_until_they_are_cleared(store: Store) -> None:
-    one = Case("s1", "vm", "t4", "u", "p", "must_book", ReclaimAction.SHELVE, at(0))
+    one = Overstay("s1", "vm", "t4", "u", "p", "must_book", ReclaimAction.SHELVE, at(0))
     two = replace(one, server_id="s2", seen=at(1), warned=at(1), due=at(2), done=at(2), dry_run=False, text="shelved")
     store.put_case(two)
     store.put_case(one)

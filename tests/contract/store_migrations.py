@@ -18,24 +18,25 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, MetaData, Table, inspect, text
 
+from gpuyard.bookings.records import Query
+from gpuyard.bookings.store import OverlapError, Store, StoreError
+from gpuyard.bookings.store import schema as ledger_schema
+from gpuyard.bookings.store import store as ledger_store
+from gpuyard.database.engine import Database, parse_url
+from gpuyard.database.migrate import migrate, steps_of
+from gpuyard.database.schema_modules import SchemaModule
 from gpuyard.health.records import HealthState
 from gpuyard.health.store import HealthStore
 from gpuyard.health.store import schema as health_schema
-from gpuyard.history.records import Interval, Slice, Tenure, TrackState
-from gpuyard.history.store import HistoryStore, SumStore
-from gpuyard.history.store import schema as history_schema
-from gpuyard.ledger.records import Query
-from gpuyard.ledger.store import OverlapError, Store, StoreError
-from gpuyard.ledger.store import schema as ledger_schema
-from gpuyard.ledger.store import store as ledger_store
-from gpuyard.portal.store import PortalStore
-from gpuyard.portal.store import schema as portal_schema
+from gpuyard.health.store.maintenances import MaintenanceStore
 from gpuyard.runners.records import JobState, RunnerState, Wanted
 from gpuyard.runners.store import RunnerStore
 from gpuyard.runners.store import schema as runners_schema
-from gpuyard.store.engine import Database, parse_url
-from gpuyard.store.migrate import migrate, steps_of
-from gpuyard.store.rooms import Room
+from gpuyard.usage.records import Interval, Slice, Tenure, TrackState
+from gpuyard.usage.store import HistoryStore, SumStore
+from gpuyard.usage.store import schema as history_schema
+from gpuyard.web.store import PortalStore
+from gpuyard.web.store import schema as portal_schema
 from tests.contract.store import at, booking, prepare, taken, write
 
 SCHEMAS = (ledger_schema, portal_schema, runners_schema, health_schema, history_schema)
@@ -71,6 +72,14 @@ SAMPLES: dict[tuple[str, str], str] = {
             'gpuyard-t4-x1', true);
         insert into occupancy values (1, START, END, 't4', 'old')
     """,
+    ("ledger", "0005"): """
+        insert into pools values ('t4', 1, 1, 0, 1);
+        insert into lanes values (1, 't4', 'gpu-1', '0000:01:00.0', '0000:01:00.0', '', false, null);
+        insert into bookings values ('old', 't4', 'booking', 'active', START, END, 1, false, false, '', '',
+            'u', 'ada', 'p', 'alpha', 1, 1, 1, '1', '', '', '', null, START, null, 0, false, 1, START, false,
+            '', false, START);
+        insert into occupancy values (1, START, END, 't4', 'old')
+    """,
     ("portal", "0001"): """
         insert into sessions values ('a', 'u', 'ada', 'p', 'c', START, END);
         insert into feeds values ('f', 'user', 'u', 'u', START)
@@ -78,6 +87,11 @@ SAMPLES: dict[tuple[str, str], str] = {
     ("portal", "0002"): """
         insert into sessions values ('a', 'u', 'ada', 'p', 'c', START, END, END);
         insert into feeds values ('f', 'user', 'u', 'u', START, END, null)
+    """,
+    ("portal", "0003"): """
+        insert into sessions values ('a', 'u', 'ada', 'p', 'c', START, END, END);
+        insert into feeds values ('f', 'user', 'u', 'u', START, END, null);
+        insert into known_places values ('k', 'u', START)
     """,
     ("runners", "0001"): """
         insert into jobs values ('github.com/1', 'a/b', '["gpu"]', 'running', START, 'a', '', 7, 1, 'ci', 'test',
@@ -101,6 +115,19 @@ SAMPLES: dict[tuple[str, str], str] = {
         insert into runner_logs values ('r1', END, 'Listening for Jobs');
         insert into hook_deliveries values ('a', 'd1', 'workflow_job', START, BODY, 0, START, '', '');
         insert into scale_sets values ('a', 'gpu', 3, 12, 1, START, '');
+        insert into runner_values values ('k', 'v');
+        insert into repositories values ('a', 'a/b', true, START)
+    """,
+    ("runners", "0003"): """
+        insert into jobs values ('github.com/1', 'a/b', '["gpu"]', 'running', START, 'a', '', 7, 1, 'ci', 'test',
+            'push', 'ada', '', '', 'main', 'abc', '', WANTED, 'r1', '', '', 0, null, END, null, END);
+        insert into runners values ('r1', 'busy', 'a', '', '["gpu"]', WANTED, CHOICE, 'gpu', 't4', 1, START, END,
+            'a/b', 'github.com/1', 'github.com/1', '', 'l1', 's1', 5, START, START, END, null, null, '', '',
+            '["h/0000:01:00.0"]');
+        insert into runner_events (at, runner, job, text) values (START, 'r1', 'github.com/1', 'made');
+        insert into runner_logs values ('r1', END, 'Listening for Jobs');
+        insert into hook_deliveries values ('a', 'd1', 'workflow_job', START, BODY, 0, START, '', '');
+        insert into scale_sets values ('a', 'gpu', 3, 12, 1, START, '', 4);
         insert into runner_values values ('k', 'v');
         insert into repositories values ('a', 'a/b', true, START)
     """,
@@ -164,6 +191,85 @@ SAMPLES: dict[tuple[str, str], str] = {
         insert into health_hours values ('s', 'GPU-1', START, 1, 50, 50, 300, 60);
         insert into health_maintenances values ('m', 'h', START, END, 'kernel', 'ada', 'planned', START, START, null,
             null, '', '{}', '[]', true, 'h', 1);
+        insert into health_tries values ('t', 'b', 'h', 'passed', START, 1, '{}')
+    """,
+    ("health", "0005"): """
+        insert into gpu_health values ('h', '0000:01:00.0', 't4', 'quarantined', START, 'it fell off', 'no-answer', '',
+            'serial', null, 0, false, '', null, START, '{"kernel": "6.1"}', '', 3);
+        insert into health_events (host, address, card, at, before, after, cause, signal, evidence, by, source)
+            values ('h', '0000:01:00.0', 'serial', START, 'fine', 'quarantined', 'it fell off', 'no-answer', 'ffffffff',
+            '', 'host');
+        insert into health_observations (host, address, code, seen, evidence, by)
+            values ('h', '0000:01:00.0', 'reported', END, 'no picture', 'ada');
+        insert into health_tokens values ('d', 'watch', 'h', START, null, null);
+        insert into health_hosts values ('h', END, '{}');
+        insert into health_values values ('k', 'v');
+        insert into health_guests values ('s', START, '{}');
+        insert into health_cards values ('GPU-1', '[]', START, 's');
+        insert into health_hours values ('s', 'GPU-1', START, 1, 50, 50, 300, 60);
+        insert into health_maintenances values ('m', 'h', START, END, 'kernel', 'ada', 'planned', START, START, null,
+            null, '', '{}', '[]', true, 'h', 1,
+            '["s"]');
+        insert into health_tries values ('t', 'b', 'h', 'passed', START, 1, '{}')
+    """,
+    ("health", "0006"): """
+        insert into gpu_health values ('h', '0000:01:00.0', 't4', 'quarantined', START, 'it fell off', 'no-answer', '',
+            'serial', null, 0, false, '', null, START, '{"kernel": "6.1"}', '', 3,
+            '{}', '');
+        insert into health_events (host, address, card, at, before, after, cause, signal, evidence, by, source)
+            values ('h', '0000:01:00.0', 'serial', START, 'fine', 'quarantined', 'it fell off', 'no-answer', 'ffffffff',
+            '', 'host');
+        insert into health_observations (host, address, code, seen, evidence, by)
+            values ('h', '0000:01:00.0', 'reported', END, 'no picture', 'ada');
+        insert into health_tokens values ('d', 'watch', 'h', START, null, null);
+        insert into health_hosts values ('h', END, '{}');
+        insert into health_values values ('k', 'v');
+        insert into health_guests values ('s', START, '{}');
+        insert into health_cards values ('GPU-1', '[]', START, 's');
+        insert into health_hours values ('s', 'GPU-1', START, 1, 50, 50, 300, 60);
+        insert into health_maintenances values ('m', 'h', START, END, 'kernel', 'ada', 'planned', START, START, null,
+            null, '', '{}', '[]', true, 'h', 1,
+            '["s"]');
+        insert into health_tries values ('t', 'b', 'h', 'passed', START, 1, '{}')
+    """,
+    ("health", "0007"): """
+        insert into gpu_health values ('h', '0000:01:00.0', 't4', 'quarantined', START, 'it fell off', 'no-answer', '',
+            'serial', null, 0, false, '', null, START, '{"kernel": "6.1"}', '', 3,
+            '{}', '');
+        insert into health_events (host, address, card, at, before, after, cause, signal, evidence, by, source)
+            values ('h', '0000:01:00.0', 'serial', START, 'fine', 'quarantined', 'it fell off', 'no-answer', 'ffffffff',
+            '', 'host');
+        insert into health_observations (host, address, code, seen, evidence, by)
+            values ('h', '0000:01:00.0', 'reported', END, 'no picture', 'ada');
+        insert into health_tokens values ('d', 'watch', 'h', START, null, null);
+        insert into health_hosts values ('h', END, '{}');
+        insert into health_values values ('k', 'v');
+        insert into health_guests values ('s', START, '{}');
+        insert into health_cards values ('GPU-1', '[]', START, 's');
+        insert into health_hours values ('s', 'GPU-1', START, 1, 50, 50, 300, 60);
+        insert into health_maintenances values ('m', 'h', START, END, 'kernel', 'ada', 'planned', START, START, null,
+            null, '', '{}', '[]', true, 'h', 1,
+            '["s"]', END);
+        insert into health_tries values ('t', 'b', 'h', 'passed', START, 1, '{}')
+    """,
+    ("health", "0008"): """
+        insert into gpu_health values ('h', '0000:01:00.0', 't4', 'quarantined', START, 'it fell off', 'no-answer', '',
+            'serial', null, 0, false, '', null, START, '{"kernel": "6.1"}', '', 3,
+            '{}', '', '');
+        insert into health_events (host, address, card, at, before, after, cause, signal, evidence, by, source)
+            values ('h', '0000:01:00.0', 'serial', START, 'fine', 'quarantined', 'it fell off', 'no-answer', 'ffffffff',
+            '', 'host');
+        insert into health_observations (host, address, code, seen, evidence, by)
+            values ('h', '0000:01:00.0', 'reported', END, 'no picture', 'ada');
+        insert into health_tokens values ('d', 'watch', 'h', START, null, null);
+        insert into health_hosts values ('h', END, '{}');
+        insert into health_values values ('k', 'v');
+        insert into health_guests values ('s', START, '{}');
+        insert into health_cards values ('GPU-1', '[]', START, 's');
+        insert into health_hours values ('s', 'GPU-1', START, 1, 50, 50, 300, 60);
+        insert into health_maintenances values ('m', 'h', START, END, 'kernel', 'ada', 'planned', START, START, null,
+            null, '', '{}', '[]', true, 'h', 1,
+            '["s"]', END);
         insert into health_tries values ('t', 'b', 'h', 'passed', START, 1, '{}')
     """,
     ("history", "0001"): """
@@ -254,12 +360,12 @@ def the_tables_are_those_of_the_code(url: str) -> None:
         """Which alembic does not compare."""
         inspector = inspect(connection)
         names = [name for room in ROOMS.values() for name in room.tables.tables]
-        return {str(one["name"]) for name in names for one in inspector.get_check_constraints(name)}
+        return {str(constraint["name"]) for name in names for constraint in inspector.get_check_constraints(name)}
 
     assert connected(url, checks) == {"bookings_time", "occupancy_time"}
 
 
-def differences(connection: Connection, room: Room) -> object:
+def differences(connection: Connection, room: SchemaModule) -> object:
     """Between the tables that are there and the room's."""
     context = MigrationContext.configure(
         connection,
@@ -278,7 +384,7 @@ def no_two_rooms_have_a_table_of_one_name() -> None:
 
 
 def every_step_has_a_sample() -> None:
-    steps = [(name, one.revision) for name, room in ROOMS.items() for one in steps_of(room).walk_revisions()]
+    steps = [(name, revision.revision) for name, room in ROOMS.items() for revision in steps_of(room).walk_revisions()]
     assert set(SAMPLES) == set(steps)
 
 
@@ -294,7 +400,7 @@ def the_sample_is_there(url: str, room: str, revision: str) -> None:
         "ledger": lambda: the_old_booking_is_there(url),
         "portal": lambda: the_old_feed_is_there(url, revision),
         "runners": lambda: the_old_job_is_there(url),
-        "health": lambda: the_bad_gpu_is_there(url),
+        "health": lambda: the_bad_gpu_is_there(url, revision),
         "history": lambda: the_old_use_is_there(url),
     }[room]()
 
@@ -316,6 +422,7 @@ def the_old_feed_is_there(url: str, revision: str) -> None:
         assert (feed.digest, feed.scope, feed.created) == ("f", "user", at(0))
         session = store.get_session("a", at(1))
         assert session is None if revision == "0001" else session is not None and session.created == at(0)
+        assert store.knows_place("k", at(1)) is (revision == "0003")
         assert revision != "0001" or feed.expires > datetime.now(UTC) + timedelta(days=364)
 
 
@@ -334,11 +441,11 @@ def the_old_job_is_there(url: str) -> None:
         assert job.wanted == runner.wanted == Wanted("gpu", (runner.choice,), timedelta(hours=1))
         assert (runner.state, runner.choice.pool, runner.gpus) == (RunnerState.BUSY, "t4", ("h/0000:01:00.0",))
         assert (delivery.id, scale_set.last_message) == ("d1", 12)
-        assert [one.text for one in store.events(job=job.id)] == ["made"]
+        assert [event.text for event in store.events(job=job.id)] == ["made"]
         assert (store.log("r1"), store.value("k")) == ("Listening for Jobs", "v")
 
 
-def the_bad_gpu_is_there(url: str) -> None:
+def the_bad_gpu_is_there(url: str, revision: str) -> None:
     with closing(Database(url)) as database:
         store = HealthStore(database)
         (gpu,), (event,), (seen,) = store.gpus(), store.events(), store.open_observations()
@@ -346,8 +453,9 @@ def the_bad_gpu_is_there(url: str) -> None:
         assert gpu.software.kernel == "6.1"
         assert (event.after, event.evidence) == (HealthState.QUARANTINED, "ffffffff")
         assert (seen.code, seen.by, seen.seen) == ("reported", "ada", at(2))
-        assert [one.subject for one in store.tokens("watch")] == ["h"]
+        assert [token.subject for token in store.tokens("watch")] == ["h"]
         assert (store.heard(), store.value("k")) == ({"h": at(2)}, "v")
+        assert [one.host for one in MaintenanceStore(database).open()] == ["h"] * (revision > "0002")
 
 
 def the_old_use_is_there(url: str) -> None:

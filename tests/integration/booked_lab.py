@@ -9,16 +9,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.observe.snapshot import SnapshotTaker
-from gpuyard.keeper.bookings import BookingsKeeper
-from gpuyard.keeper.health import Watched, open_health
+from gpuyard.bookings.controllers.bookings import BookingController
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.health.controllers.health import Watched, open_health
+from gpuyard.inventory.state import gpu_statuses
 from gpuyard.lab.exercise import Boot, Exercise
-from gpuyard.ledger.ledger import Ledger
-from gpuyard.ledger.state import gpu_statuses
 from gpuyard.model.booking import Ask, Booking, Lane, Person
 from gpuyard.model.gpu import Claim, GpuStatus
 from gpuyard.model.world import Snapshot
+from gpuyard.openstack.api import CloudApi, CloudError
+from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.site.compile import CompiledSite
 from tests.integration.conftest import SDK_WARNINGS, RunningLab
 from tests.support.booked_sites import ShiftedClock, booked_site, open_ledger
@@ -43,7 +43,7 @@ class BookedLab:
     apis: Mapping[str, CloudApi]
     made: Sequence[str]
     """Paths of accounts in Keystone that were made for it."""
-    keeper: BookingsKeeper = field(init=False)
+    keeper: BookingController = field(init=False)
     health: Watched | None = field(init=False)
     """Of a site with `health`."""
 
@@ -54,9 +54,15 @@ class BookedLab:
         """A keeper that remembers nothing, as after a kill."""
         taker = SnapshotTaker(self.operator, self.compiled.gpus, self.compiled.flavors)
         api, rules = api or self.operator, self.compiled.site.health
-        self.health = open_health(self.compiled, rules, api, self.ledger, taker, self.clock) if rules else None
+        self.health = None
+        if rules:
+            self.health = open_health(
+                self.compiled, rules, api, self.ledger, taker, self.clock, lambda: self.clock().timestamp()
+            )
         self.keeper = (
-            self.health.bookings if self.health else BookingsKeeper(api, self.compiled, self.ledger, taker, self.clock)
+            self.health.bookings
+            if self.health
+            else BookingController(api, self.compiled, self.ledger, taker, self.clock)
         )
 
     def book(self, who: str, start: float = 3600, hours: float = 1, gpus: int = 1, **more: Any) -> Booking:

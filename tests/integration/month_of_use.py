@@ -24,7 +24,6 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from gpuyard.cloud.api import CloudApi, CloudError, connect
 from gpuyard.lab import control
 from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.errors import LabError
@@ -34,6 +33,7 @@ from gpuyard.lab.identity import ensure_portal, log_in
 from gpuyard.lab.plan import EXAMPLE_SITE, plan_of_site
 from gpuyard.lab.portal import apply_site
 from gpuyard.lab.settings import LabSettings
+from gpuyard.openstack.api import CloudApi, CloudError, connect
 from gpuyard.site.load import LoadedSite, load_site
 from tests.integration.booked_lab import PASSWORD, people_of
 from tests.integration.conftest import RunningLab
@@ -109,7 +109,7 @@ def site_file(folder: Path) -> LoadedSite:
 
 
 @dataclass
-class Turn:
+class MonthTurn:
     """A time in which a server had GPUs."""
 
     host: str
@@ -130,7 +130,7 @@ class Machine:
     id: str
     user: str
     flavor: str
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[MonthTurn] = field(default_factory=list)
     there: bool = True
     shelved: bool = False
 
@@ -288,7 +288,7 @@ class Month:
         row = self.operator.get("compute", f"/servers/{machine.id}")["server"]
         pool, gpus = FLAVORS[machine.flavor]
         begin = whole(row["OS-SRV-USG:launched_at"])
-        machine.turns.append(Turn(row["OS-EXT-SRV-ATTR:host"], pool, gpus, begin))
+        machine.turns.append(MonthTurn(row["OS-EXT-SRV-ATTR:host"], pool, gpus, begin))
 
     def _end_turn(self, machine: Machine, action: str) -> None:
         machine.turns[-1].ended_by = action
@@ -542,7 +542,7 @@ def _ended(month: Month) -> dict[str, datetime]:
 
 def _by_booking(month: Month, span: Span) -> list[Span]:
     """Cut where a booking of its user's begins and ends."""
-    mine = [one for one in month.bookings if (one.user, one.pool) == (span.user, span.pool)]
+    mine = [booking for booking in month.bookings if (booking.user, booking.pool) == (span.user, span.pool)]
     cuts = {span.start, span.end} | {time for one in mine for time in (one.start, one.end)}
     times = sorted(time for time in cuts if span.start <= time <= span.end)
     return [

@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from gpuyard.cloud.api import CloudApi
-from gpuyard.cloud.apply import SiteApplier
-from gpuyard.cloud.observe.objects import read_objects
-from gpuyard.health.acceptance import OVER, S, Try
+from gpuyard.bookings.controllers.bookings import bookings_loop
+from gpuyard.health.acceptance import OVER, Try, TryState
+from gpuyard.health.controllers.acceptance import TAG, acceptance_loop, open_acceptance
+from gpuyard.health.controllers.acceptance_service import AcceptanceService
 from gpuyard.health.records import KEPT_BACK, HealthState, Observation
-from gpuyard.keeper.acceptance import TAG, acceptance_loop, open_acceptance
-from gpuyard.keeper.acceptance_desk import AcceptanceDesk
-from gpuyard.keeper.bookings import bookings_loop
-from gpuyard.keeper.driver import Driver
-from gpuyard.keeper.turns import BOOKINGS
 from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.github.__main__ import play
 from gpuyard.lab.github.faults import Faults
 from gpuyard.lab.host_trees import Fault, break_gpu, mend_gpu, plant
 from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.model.booking import Lane, Person
+from gpuyard.openstack.api import CloudApi
+from gpuyard.provisioning.apply import SiteApplier
+from gpuyard.provisioning.read import read_objects
+from gpuyard.runtime.control_loops import Driver
+from gpuyard.runtime.leader_roles import BOOKINGS
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.plan import plan_site
 from tests.integration.booked_lab import POOL, BookedLab, Open, open_booked_lab
@@ -105,37 +105,37 @@ def test_a_gpu_that_was_repaired_is_accepted_by_a_server_on_it_and_no_thief_gets
 ) -> None:
     booked = opened({**FREE, "most_active": 99}, ART, health=HEALTH)
     assert booked.health is not None
-    desk, sight = booked.health.desk, booked.health.bookings
+    service, sight = booked.health.service, booked.health.bookings
     driver = Driver()
     bookings = driver.register(bookings_loop(booked.keeper, 2.0))
     booked.ledger.upkeep.on_change(lambda: bookings.wake("a booking changed"))
     driver.register(booked.health.loop(2.0, bookings))
 
     def keeper() -> Any:
-        return open_acceptance(booked.compiled, operator, desk, booked.ledger, lambda: sight.sight, booked.clock)
+        return open_acceptance(booked.compiled, operator, service, booked.ledger, lambda: sight.sight, booked.clock)
 
     loop = driver.register(acceptance_loop(keeper(), 2.0))
-    acceptance = desk.acceptance
+    acceptance = service.acceptance
     assert acceptance is not None
     acceptance.wake = loop.wake
     driver.start()
     lane = next(lane for lane in booked.lanes().values() if lane.pool == POOL)
     tree = planted(lab, booked, lane)
     try:
-        wait(lambda: booked.ledger.upkeep.turns.has_turn(BOOKINGS) and desk.store.gpus(), "health has begun")
-        desk.observe([Observation(lane.host, lane.addresses[0], "no-answer", booked.clock(), "ffffffff")])
-        wait(lambda: desk.gpu(lane.name).state is HealthState.QUARANTINED, "quarantined")
+        wait(lambda: booked.ledger.upkeep.turns.has_turn(BOOKINGS) and service.store.gpus(), "health has begun")
+        service.observe([Observation(lane.host, lane.addresses[0], "no-answer", booked.clock(), "ffffffff")])
+        wait(lambda: service.gpu(lane.name).state is HealthState.QUARANTINED, "quarantined")
         provider = next(gpu.provider_name for gpu in booked.compiled.gpus if f"{gpu.host}/{gpu.address}" == lane.name)
         wait(lambda: provider in booked.reserved(), "held")
-        desk.start_repair(lane.name, "reseated", ROOT)
-        desk.end_repair(lane.name, "reseated, and it is well", ROOT)
-        assert desk.gpu(lane.name).state is HealthState.TO_ACCEPT
+        service.start_repair(lane.name, "reseated", ROOT)
+        service.end_repair(lane.name, "reseated, and it is well", ROOT)
+        assert service.gpu(lane.name).state is HealthState.TO_ACCEPT
 
         servers: set[str] = set()
 
         def nobody_elses() -> None:
             claim = booked.claim_on(lane)
-            if claim is not None and desk.gpu(lane.name).state is not HealthState.FINE:
+            if claim is not None and service.gpu(lane.name).state is not HealthState.FINE:
                 assert claim.project == PROJECT, claim
                 servers.add(claim.server_id)
 
@@ -144,20 +144,20 @@ def test_a_gpu_that_was_repaired_is_accepted_by_a_server_on_it_and_no_thief_gets
             break_gpu(tree, lane.addresses[0], Fault.FELL_OFF)
             (bad,) = acceptance.ask([lane.name], ROOT).tries
             found = over(acceptance, bad, nobody_elses)
-            assert (found.state, "0xff" in found.cause) == (S.FAILED, True), found
-            assert desk.gpu(lane.name).state is HealthState.QUARANTINED
+            assert (found.state, "0xff" in found.cause) == (TryState.FAILED, True), found
+            assert service.gpu(lane.name).state is HealthState.QUARANTINED
             nobody_elses()
             mend_gpu(tree, lane.host, lane.addresses[0])
-            desk.start_repair(lane.name, "replaced", ROOT)
-            desk.end_repair(lane.name, "replaced", ROOT)
+            service.start_repair(lane.name, "replaced", ROOT)
+            service.end_repair(lane.name, "replaced", ROOT)
             began = monotonic()
             (good,) = acceptance.ask([lane.name], ROOT).tries
             found = over(acceptance, good, nobody_elses)
-            assert found.state is S.PASSED, found
+            assert found.state is TryState.PASSED, found
             took = monotonic() - began
         record_property("acceptance_seconds", round(took, 1))
         print(f"\nfrom the request to accepted: {took:.1f} s; thief refused {thief.refused}, let in {thief.accepted}")
-        gpu = desk.gpu(lane.name)
+        gpu = service.gpu(lane.name)
         assert gpu.state not in KEPT_BACK, "fine, or the thief's by now"
         assert gpu.software.driver == "stand-in"
         assert len(servers) == 2, "both were seen on that very GPU"
@@ -169,7 +169,7 @@ def test_a_gpu_that_was_repaired_is_accepted_by_a_server_on_it_and_no_thief_gets
         driver.stop()
 
 
-def over(acceptance: AcceptanceDesk, one: Try, always: Callable[[], None]) -> Try:
+def over(acceptance: AcceptanceService, one: Try, always: Callable[[], None]) -> Try:
     """What came of a try."""
 
     def now() -> Try:

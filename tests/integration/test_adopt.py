@@ -16,8 +16,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gpuyard.cli.main import app
-from gpuyard.cloud.api import CloudApi, connect
-from gpuyard.cloud.observe.objects import read_objects
 from gpuyard.host.recording import replay_file
 from gpuyard.lab import control
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
@@ -25,6 +23,8 @@ from gpuyard.lab.exercise import Boot, Exercise
 from gpuyard.lab.plan import EXAMPLE_SITE, LabPlan, lab_host, plan_of_site
 from gpuyard.model.errors import BlockedError, UsageError
 from gpuyard.model.gpu import GpuState
+from gpuyard.openstack.api import CloudApi, connect
+from gpuyard.provisioning.read import read_objects
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 from gpuyard.site.plan import plan_site
@@ -204,7 +204,7 @@ def test_a_cloud_set_up_by_hand_plans_to_nothing_and_stays_as_it_is(cloud: HandM
         "gp102-vga": ("GP102_VGA", ["10de:1b02"]),
     }
     flavors = site.site.flavors
-    assert all(one.foreign for one in flavors.values())
+    assert all(flavor.foreign for flavor in flavors.values())
     assert flavors[V100_FLAVOR].gpus == {"tesla-v100": 1}
     assert (flavors[T4_FLAVOR].gpus, flavors[T4_FLAVOR].projects) == ({"t4": 1}, ["demo"])
     assert flavors[TITAN_FLAVOR].gpus == {}

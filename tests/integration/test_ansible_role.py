@@ -17,7 +17,7 @@ import pytest
 
 from gpuyard.host import bundle
 from tests.support.sysfs import TITAN_XP, TITAN_XP_AUDIO, Sysfs
-from tests.unit.test_scan import materialise
+from tests.unit.host.test_scan import materialise
 
 ROLES = Path(__file__).parents[2] / "ansible/roles"
 PLAYBOOK = Path(sys.executable).parent / "ansible-playbook"

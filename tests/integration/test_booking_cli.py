@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from gpuyard.cloud.api import CloudApi
-from gpuyard.cloud.people import KeystonePeople
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.bookings.records import Query
 from gpuyard.lab.catalog import REGION
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
-from gpuyard.ledger.ledger import Ledger
-from gpuyard.ledger.life import OPEN
-from gpuyard.ledger.records import Query
 from gpuyard.model.booking import Rules
+from gpuyard.model.booking_life import OPEN
+from gpuyard.openstack.api import CloudApi
+from gpuyard.openstack.people import KeystonePeople
 from tests.integration.conftest import RunningLab
 from tests.support.ledgers import ROOT, open_ledger
 from tests.support.served import RealClock, served

@@ -18,18 +18,18 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from gpuyard.cloud.people import KeystonePeople
-from gpuyard.keeper.yard import Yard
-from gpuyard.ledger.records import Query
+from gpuyard.bookings.records import Query
+from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.booking import Booking, BookingState
-from gpuyard.portal.app import create_app
-from gpuyard.portal.server import bind, server_of
-from gpuyard.portal.store import PortalStore
+from gpuyard.openstack.people import KeystonePeople
+from gpuyard.server.app import create_app
+from gpuyard.server.server import bind, server_of
+from gpuyard.web.store import PortalStore
 from tests.integration.booked_lab import PASSWORD, BookedLab, Open
 from tests.integration.test_enforcement import FREE, MUST, opened
+from tests.support.inventories import driver
 from tests.support.portals import ROOMY
-from tests.support.yards import driver
-from tests.unit.test_portal_server import until
+from tests.unit.server.test_portal_server import until
 
 __all__ = ["opened"]
 pytestmark = [pytest.mark.lab, pytest.mark.browser]
@@ -38,10 +38,10 @@ pytestmark = [pytest.mark.lab, pytest.mark.browser]
 @contextmanager
 def serving(booked: BookedLab) -> Iterator[str]:
     """The portal of a booked lab, by Keystone's own people; its address."""
-    yard = Yard()
-    yard.publish(booked.clock(), booked.statuses())
+    inventory = InventoryCache()
+    inventory.publish(booked.clock(), booked.statuses())
     app = create_app(
-        yard, driver(), "lab", booked.compiled.gpus, now=booked.clock,
+        inventory, driver(), "lab", booked.compiled.gpus, now=booked.clock,
         ledger=booked.ledger, store=PortalStore(booked.ledger.database),
         people=KeystonePeople(booked.operator), settings=ROOMY,
     )  # fmt: skip

@@ -20,23 +20,26 @@ import pytest
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
+from gpuyard.bookings.controllers.reclaim_servers import Reclaimer
 from gpuyard.cli.main import app
-from gpuyard.cloud.api import CloudApi, CloudError, connect
-from gpuyard.cloud.observe.capacity import CapacityReader
-from gpuyard.cloud.observe.lives import LifeReader, pools_by_alias
-from gpuyard.cloud.observe.objects import read_objects
-from gpuyard.cloud.observe.reader import Reader, unless_gone
-from gpuyard.cloud.people import KeystonePeople
-from gpuyard.cloud.reclaim import Reclaimer
-from gpuyard.cloud.servers import NovaServers, ServerWish, open_servers_project
-from gpuyard.grants.accounts import CLOUD, LIMITS_CLOUD, LIMITS_USER, USER
-from gpuyard.grants.calls import CALLS, AllowedCall, CallDoor
-from gpuyard.grants.policies import LIMITS_ROLE, ROLE, SERVERS_ROLE, policy_files
+from gpuyard.diagnosis.capacity.read import CapacityReader
 from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.plan import IMAGE
 from gpuyard.model.booking import ReclaimAction
-from gpuyard.portal.booking_documents import utc
+from gpuyard.openstack.api import CloudApi, CloudError, connect
+from gpuyard.openstack.compute_service import ComputeService
+from gpuyard.openstack.disabled_reason import Purpose
+from gpuyard.openstack.host_maintenance import MaintenanceCloud
+from gpuyard.openstack.people import KeystonePeople
+from gpuyard.openstack.reader import Reader, unless_gone
+from gpuyard.openstack.servers import NovaServers, ServerWish, open_servers_project
+from gpuyard.provisioning.access.accounts import CLOUD, LIMITS_CLOUD, LIMITS_USER, USER
+from gpuyard.provisioning.access.calls import CALLS, AllowedCall, CallCredentials
+from gpuyard.provisioning.access.policies import LIMITS_ROLE, ROLE, SERVERS_ROLE, policy_files
+from gpuyard.provisioning.read import read_objects
 from gpuyard.site.load import load_site
+from gpuyard.usage.read_lives import LifeReader, pools_by_alias
+from gpuyard.web.documents import utc
 from tests.integration.booked_lab import FLAVOR, PASSWORD, POOL, PREFIX, BookedLab, Open
 from tests.integration.conftest import RunningLab
 from tests.integration.test_enforcement import MUST, opened, settle, start
@@ -53,7 +56,7 @@ MORE = {
     "runners": {"project": RUNNERS, "enrolments": [{"organization": "conda-forge", "token_file": "token"}]},
     "health": {"acceptance": {"project": ACCEPTANCE, "image": IMAGE}},
 }
-DOORS = {CLOUD: CallDoor.PORTAL, LIMITS_CLOUD: CallDoor.LIMITS}
+DOORS = {CLOUD: CallCredentials.PORTAL, LIMITS_CLOUD: CallCredentials.LIMITS}
 
 
 @dataclass
@@ -80,14 +83,14 @@ class Granted:
         return done.output
 
     def note(self, cloud: str, method: str, service: str, path: str) -> None:
-        door = DOORS.get(cloud, CallDoor.SERVERS)
-        if (door, service, path) == (CallDoor.PORTAL, "identity", "/limits") and method == "GET":
+        door = DOORS.get(cloud, CallCredentials.SERVERS)
+        if (door, service, path) == (CallCredentials.PORTAL, "identity", "/limits") and method == "GET":
             return  # goes through another door
         if path == "/auth/tokens" and method == "POST":
             return  # is made without credentials of ours
         asked = [one for one in CALLS if (one.door, one.service, one.method) == (door, service, method)]
         rows = [one for one in asked if re.fullmatch(re.sub(r"{\w+}", "[^/]+", one.path), path)]
-        exact = [one for one in rows if one.path == path] or rows
+        exact = [row for row in rows if row.path == path] or rows
         self.seen.update(exact)
         if not exact:
             self.unknown.add((door, service, method, path))
@@ -168,7 +171,7 @@ def test_the_credentials_are_for_their_owner_only_and_shown_nowhere(granted: Gra
     assert stat.S_IMODE(granted.clouds.stat().st_mode) == 0o600
     secrets = secrets_of(granted.clouds)
     assert set(secrets) == {CLOUD, LIMITS_CLOUD, f"{CLOUD}-in-{RUNNERS}", f"{CLOUD}-in-{ACCEPTANCE}"}
-    assert not [one for one in secrets.values() if one in granted.output]
+    assert not [secret for secret in secrets.values() if secret in granted.output]
     assert "not yet" not in granted.output, granted.output
 
 
@@ -273,12 +276,33 @@ def test_the_portal_is_served_with_them(granted: Granted, lab: RunningLab, opene
     assert not [line for line in log.splitlines() if re.search(r"Traceback|: 40[13] ", line)], log
 
 
+def test_a_host_is_closed_for_its_maintenance_and_opened_again(granted: Granted, kept: BookedLab) -> None:
+    kept.book("ada", start=0)
+    kept.keeper.run()
+    boot = kept.boot("ada")
+    row = kept.server(boot.server_id)
+    host, cloud = row["OS-EXT-SRV-ATTR:host"], MaintenanceCloud(granted.api)
+    provider = next(provider["uuid"] for provider in kept.operator.providers() if provider["name"] == host)
+    cloud.close(host)
+    try:
+        tag = ComputeService(kept.operator, host).tag
+        assert tag is not None
+        assert tag.purpose is Purpose.MAINTENANCE
+        assert {server.name for server in cloud.servers(host, provider).values()} == {row["name"]}
+    finally:
+        cloud.open(host)
+    assert ComputeService(kept.operator, host).look().enabled
+    kept.exercises["ada"].delete([boot.server_id])
+
+
 def test_people_are_known_and_let_in(granted: Granted, kept: BookedLab) -> None:
     people, ada = KeystonePeople(granted.api), kept.people["ada"]
     assert people.log_in("ada", PASSWORD, "Default") == ada.user_id
     account = people.account(ada.user_id)
     assert account is not None
-    assert [(one.project, one.roles) for one in account.memberships] == [("physics", frozenset({"member", "reader"}))]
+    assert [(membership.project, membership.roles) for membership in account.memberships] == [
+        ("physics", frozenset({"member", "reader"}))
+    ]
     token = str(kept.apis["ada"]._connection.session.get_token())
     facts = people.token(token)
     assert facts is not None
@@ -286,8 +310,8 @@ def test_people_are_known_and_let_in(granted: Granted, kept: BookedLab) -> None:
     assert people.token("of-nobody") is None
     assert people.users("ada") == [ada.user_id]
     assert people.users("nobody@Default") == []
-    assert [one.id for one in people.projects("physics")] == [ada.project_id]
-    assert [one.name for one in people.projects(ada.project_id)] == ["physics"]
+    assert [project.id for project in people.projects("physics")] == [ada.project_id]
+    assert [project.name for project in people.projects(ada.project_id)] == ["physics"]
     assert people.revoked(), "passwords of our own users were changed"
 
 
@@ -321,7 +345,6 @@ FORBIDDEN = (
     ("identity", "POST", "/services", {"service": {"type": "x", "name": "x"}}),
     ("identity", "PATCH", "/registered_limits/{registered}", {"registered_limit": {"default_limit": 7}}),
     ("compute", "DELETE", "/os-services/{service}", None),
-    ("compute", "PUT", "/os-services/{service}", {"status": "disabled"}),
     ("compute", "GET", "/os-hypervisors/{hypervisor}", None),
     ("compute", "POST", "/flavors", {"flavor": {"name": "x", "vcpus": 1, "ram": 1, "disk": 1}}),
     ("compute", "DELETE", "/flavors/{flavor}", None),
@@ -350,7 +373,8 @@ ACTIONS: tuple[dict[str, Any], ...] = (
     {"os-getConsoleOutput": {}}, {"changePassword": {"adminPass": "x"}}, {"reboot": {"type": "HARD"}},
     {"os-start": None}, {"rebuild": {"imageRef": "{image}"}}, {"resize": {"flavorRef": "{flavor}"}}, {"lock": None},
     {"unshelve": None}, {"rescue": None}, {"forceDelete": None}, {"os-resetState": {"state": "error"}},
-    {"migrate": None}, {"addSecurityGroup": {"name": "x"}},
+    {"migrate": None}, {"evacuate": {}}, {"os-migrateLive": {"host": None, "block_migration": "auto"}},
+    {"addSecurityGroup": {"name": "x"}},
 )  # fmt: skip
 """Of somebody else's server. By its path access rules cannot tell them from what we may."""
 
@@ -379,7 +403,7 @@ def test_what_it_may_not_it_cannot(granted: Granted, kept: BookedLab) -> None:
             headers = {"Content-Type": "application/openstack-images-v2.1-json-patch"} if method == "PATCH" else None
             rules_do_not_tell = who is granted.api and any(
                 (service, method) == (one.service, one.method) and one.path in (path, "/images/{image}" if
-                "/images/" in path else "") for one in CALLS if one.door is CallDoor.PORTAL
+                "/images/" in path else "") for one in CALLS if one.door is CallCredentials.PORTAL
             )  # fmt: skip
             status = status_of(who, method, service, where, what, headers if service == "image" else None)
             if status not in (fine | {403, 404} if rules_do_not_tell else fine):

@@ -15,19 +15,19 @@ from time import monotonic, sleep
 
 import pytest
 
-from gpuyard.cloud.api import CloudApi
-from gpuyard.cloud.images import GlanceShelf
-from gpuyard.cloud.servers import NovaServers, ServerWish
 from gpuyard.images.build import build_image
 from gpuyard.images.check import check_image, keep_verdict
 from gpuyard.images.checking import HOST_NAME
 from gpuyard.images.element_files import own_elements
+from gpuyard.images.glance import GlanceShelf
 from gpuyard.images.manifest import manifest_path, read_manifest
 from gpuyard.images.planner import plan_build
 from gpuyard.images.publishing import StoredImage
 from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.plan import IMAGE
 from gpuyard.model.finding import Finding, Severity
+from gpuyard.openstack.api import CloudApi
+from gpuyard.openstack.servers import NovaServers, ServerWish
 from tests.integration.conftest import RunningLab
 from tests.support.image_command import image_command
 from tests.support.sites import plain_site
@@ -81,8 +81,8 @@ def test_a_build_says_what_it_is(built: BuiltImage, tmp_path: Path) -> None:
 
 
 def test_it_is_a_server_of_a_cloud(findings: list[Finding]) -> None:
-    shown = "\n".join(line for one in findings for line in one.lines())
-    assert [one.code for one in findings] == [
+    shown = "\n".join(line for finding in findings for line in finding.lines())
+    assert [finding.code for finding in findings] == [
         "image-boots",
         "cloud-init",
         "root-grows",
@@ -91,7 +91,7 @@ def test_it_is_a_server_of_a_cloud(findings: list[Finding]) -> None:
         "runner",
         "agent",
     ]
-    assert {one.severity for one in findings} == {Severity.OK}, shown
+    assert {finding.severity for finding in findings} == {Severity.OK}, shown
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_the_lab_makes_servers_of_it(
     exercise: Exercise,
     shelf: GlanceShelf,
 ) -> None:
-    assert [one.promoted for one in shelf.builds(IMAGE)] == [True], "the lab's own, by the same definition"
+    assert [build.promoted for build in shelf.builds(IMAGE)] == [True], "the lab's own, by the same definition"
     image_command("upload", str(built.disk), "--site", str(plain_site()))
     image_command("promote", built.manifest.name)
     (now,) = promoted(shelf)
@@ -141,4 +141,4 @@ def test_the_lab_makes_servers_of_it(
 
 
 def promoted(shelf: GlanceShelf) -> list[StoredImage]:
-    return [one for one in shelf.builds(IMAGE) if one.promoted]
+    return [build for build in shelf.builds(IMAGE) if build.promoted]

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,26 +18,26 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gpuyard.campaign.planner import CampaignDrain, CampaignWork
 from gpuyard.cli.main import app
+from gpuyard.drain.campaign.planner import CampaignDrain, CampaignWork
 from gpuyard.health.acceptance import TryState
+from gpuyard.health.controllers.acceptance_service import AcceptanceService
+from gpuyard.health.controllers.host_report_intake import HostReportIntake
 from gpuyard.health.maintenance import MaintenanceState
 from gpuyard.health.records import HealthEvent, HealthState
 from gpuyard.health.store.tries import TryStore
-from gpuyard.keeper.acceptance_desk import AcceptanceDesk
-from gpuyard.keeper.host_looks import HostLooks
 from gpuyard.model.booking import Ask, Booking
 from gpuyard.model.errors import GpuyardError
-from gpuyard.model.watch import GpuLook, HostLook
+from gpuyard.model.host_report import GpuReport, HostReport
+from gpuyard.model.world import Server
 from gpuyard.site.compile import CompiledSite
 from tests.support.ledgers import ROOT
 from tests.support.served import served, write_clouds
 from tests.support.sites import flavor, plain_site, site
 from tests.support.sysfs import TITAN_XP, Sysfs
-from tests.unit.test_health_keeper import ADA, MUST, Ward
+from tests.unit.health.test_health_controller import ADA, MUST, Ward
 
 pytestmark = pytest.mark.filterwarnings("ignore::openstack.warnings.RemovedInSDK60Warning")
-M = MaintenanceState
 HOSTS = [f"gpu-{number:02d}" for number in range(1, 11)]
 ADDRESS = "0000:01:00.0"
 HOUR = timedelta(hours=1)
@@ -72,30 +72,30 @@ class Tenfold(Ward):
         super().open()
         self.now = datetime.now(UTC)
         self.tries = TryStore(self.ledger.database)
-        self.desk.acceptance = AcceptanceDesk(self.desk.store, self.tries, self.ledger, lambda: self.now)
-        self.looks = HostLooks(self.desk, frozenset(HOSTS))
+        self.service.acceptance = AcceptanceService(self.service.store, self.tries, self.ledger, lambda: self.now)
+        self.looks = HostReportIntake(self.service, frozenset(HOSTS))
 
     def hear(self, host: str) -> None:
         self.boots += 1
-        gpu = GpuLook(ADDRESS, True, TITAN_XP, "021bde10", "vfio-pci", in_use=False)
-        look = HostLook(host, f"boot-{self.boots}", 1, "", self.kernels.get(host, "6.1"), "bios", "8.2", (gpu,))
+        gpu = GpuReport(ADDRESS, True, TITAN_XP, "021bde10", "vfio-pci", in_use=False)
+        look = HostReport(host, f"boot-{self.boots}", 1, "", self.kernels.get(host, "6.1"), "bios", "8.2", (gpu,))
         self.looks.hear(host, json.dumps(look.as_dict()).encode())
 
     def turn(self) -> None:
         self.now = max(self.now, datetime.now(UTC)) + timedelta(seconds=2)
-        checked = [host for host, state in self.states().items() if state is M.CHECKING]
+        checked = [host for host, state in self.states().items() if state is MaintenanceState.CHECKING]
         for host in checked if self.boots else HOSTS:
             self.hear(host)
         self.watched.bookings.run()
         self.health.run()
         self.watched.maintenance.run()
-        for one in self.tries.open():  # what keeper/acceptance.py makes of a server that found nothing wrong
-            gpu = self.desk.gpu(one.gpu)
+        for one in self.tries.open():  # what acceptance makes of a server that found nothing wrong
+            gpu = self.service.gpu(one.gpu)
             fine = replace(
-                gpu, state=HealthState.FINE, since=self.now, accepted=self.now, software=self.desk.software(gpu.host)
+                gpu, state=HealthState.FINE, since=self.now, accepted=self.now, software=self.service.software(gpu.host)
             )
             said = HealthEvent(gpu.host, gpu.address, gpu.card, self.now, gpu.state, HealthState.FINE, "a server on it")
-            assert self.desk.store.put(fine, said)
+            assert self.service.store.put(fine, said)
             assert self.tries.put(replace(one, state=TryState.PASSED, since=self.now))
         self.out.append({view.maintenance.host for view in self.watched.maintenance.views()})
 
@@ -149,12 +149,12 @@ class Operator:
 def operator(tmp_path: Path, ten: CompiledSite, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operator]:
     world = Tenfold(tmp_path, ten, datetime.now(UTC))
     world.turn()
-    for gpu in world.desk.store.gpus():  # accepted with the kernel that it has
-        world.desk.store.put(replace(gpu, accepted=world.now, software=world.desk.software(gpu.host)))
+    for gpu in world.service.store.gpus():  # accepted with the kernel that it has
+        world.service.store.put(replace(gpu, accepted=world.now, software=world.service.software(gpu.host)))
     world.turn()
-    monkeypatch.setattr("gpuyard.cli.campaign.pause", world.wait)
+    monkeypatch.setattr("gpuyard.drain.cli.campaign.pause", world.wait)
     monkeypatch.delenv("GPUYARD_URL", raising=False)
-    with served(world.ledger, (ROOT,), health=world.desk) as url:
+    with served(world.ledger, (ROOT,), health=world.service) as url:
         monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(write_clouds(tmp_path, url, (ROOT,))))
         yield Operator(tmp_path, world)
     world.store.close()
@@ -177,7 +177,9 @@ def test_after_a_canary_that_fails_no_other_of_ten_hosts_is_touched(operator: Op
     assert "gpu-10: waiting: not begun: stopped after gpu-04 failed" in text
     assert "go on with: gpuyard host campaign run" in text
     assert operator.worked() == ["gpu-04"]
-    assert operator.world.states() == {"gpu-04": M.IN_WORK}, "nobody gets a GPU of it; the others never knew"
+    assert operator.world.states() == {"gpu-04": MaintenanceState.IN_WORK}, (
+        "nobody gets a GPU of it; the others never knew"
+    )
     (log,) = (operator.folder / "state/k").glob("gpu-04-*.log")
     assert log.read_text() == "dpkg: broken\n"
 
@@ -189,7 +191,7 @@ def test_after_a_canary_that_fails_no_other_of_ten_hosts_is_touched(operator: Op
     assert (code, text.splitlines()[-1]) == (0, "All 10 hosts are back.")
     assert operator.worked() == ["gpu-04", "gpu-04", *operator.worked()[2:]]
     assert sorted(operator.worked()[1:]) == HOSTS
-    assert set(operator.world.states().values()) == {M.BACK}
+    assert set(operator.world.states().values()) == {MaintenanceState.BACK}
 
 
 def test_ten_hosts_one_first_then_three_at_once_each_accepted_before_the_next(operator: Operator) -> None:
@@ -206,7 +208,7 @@ def test_ten_hosts_one_first_then_three_at_once_each_accepted_before_the_next(op
     assert text.index("gpu-01: back") < text.index("gpu-02: waiting: begin")
     accepted = [line for line in text.splitlines() if "accepting: accept: 0000:01:00.0: to be accepted" in line]
     assert len(accepted) == 10
-    assert all(gpu.software.kernel == "6.12" for gpu in world.desk.store.gpus())
+    assert all(gpu.software.kernel == "6.12" for gpu in world.service.store.gpus())
     assert operator.run()[1].splitlines()[-1] == "All 10 hosts are back.", "again there is nothing to do"
     assert len(operator.worked()) == 10
 
@@ -239,7 +241,7 @@ def provider_of(host: str) -> str:
 
 
 def state_of(world: Tenfold, bookings: Sequence[Booking]) -> list[object]:
-    return [world.ledger.get(one.id) for one in bookings] + [
+    return [world.ledger.get(booking.id) for booking in bookings] + [
         world.ledger.lanes(),
         world.store.take_undelivered("x", world.now, 9),
     ]
@@ -255,7 +257,7 @@ class Moves:
     closed_hosts: set[str] = field(default_factory=set)
     moved: str = ""
 
-    def look(self, host: str) -> CampaignDrain:
+    def look(self, host: str, may_go_down: Collection[str] = ()) -> CampaignDrain:
         first = f"{self.servers[host]}: migrate to gpu-09: it has room" if host in self.servers else ""
         move = CampaignWork.ENDED if host == self.moved else CampaignWork.NONE
         return CampaignDrain(host in self.closed_hosts, first, move=move)
@@ -277,7 +279,7 @@ class Moves:
         return host in self.closed_hosts, True
 
     def open(self, host: str) -> None:
-        assert self.world.states()[host] is M.CHECKING
+        assert self.world.states()[host] is MaintenanceState.CHECKING
         self.closed_hosts.remove(host)
         self.log.append(f"open {host}")
 
@@ -293,7 +295,7 @@ def test_servers_are_moved_off_a_host_when_the_file_says_so(
     assert code == 2, text
     assert "campaign k: the site has no host 'gpu-01'" in text
     moves = Moves(world, {"gpu-02": "s1"})
-    monkeypatch.setattr("gpuyard.cli.campaign._drains", lambda *given: moves)
+    monkeypatch.setattr("gpuyard.drain.cli.campaign._drains", lambda *given: moves)
     assert operator.plan()["gpu-02"]["In the way"] == "server s1: migrate to gpu-09"
     code, text = operator.run()
     assert (code, text.splitlines()[-1]) == (0, "All 2 hosts are back."), text
@@ -306,19 +308,26 @@ def test_a_host_that_is_used_is_waited_for_and_one_of_somebody_else_is_left_out(
     world = operator.world
     world.watched.maintenance.plan("gpu-03", world.now, world.now + HOUR, "a fan", ROOT)
     world.cloud.boot("s1", ADA.user_id, ADA.project_id, [provider_of("gpu-02")], world.now)
+    world.cloud.servers["web"] = Server("web", "web", "ACTIVE", "gpu-02", "physics", "ada", "no-gpu")
     world.turn()
     operator.write(script(operator, ""), hosts=["gpu-01", "gpu-02", "gpu-03", "gpu-04"])
+    alone = [0]
 
     def released() -> None:
-        if world.states().get("gpu-02") is M.DRAINING and len(operator.worked()) == 2:
+        if world.states().get("gpu-02") is MaintenanceState.DRAINING and len(operator.worked()) == 2:
             world.cloud.holders.clear()
+            world.cloud.servers.pop("s1", None)
+            alone[0] += 1
+        if alone[0] > 10:
             world.cloud.servers.clear()
 
     world.meanwhile = released
     code, text = operator.run()
     assert code == 3
     assert operator.worked() == ["gpu-01", "gpu-04", "gpu-02"], "who hurts nobody is before who does"
-    assert "gpu-02: draining: waits for s1" in text
+    assert "gpu-02: draining: waits for s1, web" in text
+    assert "gpu-02: draining: waits for web" in text, "a reboot would end it as well"
+    assert alone[0] > 10
     assert "gpu-03: taken: a fan, until " in text
     assert "3 of 4 hosts are back; not done:" in text
 
@@ -397,7 +406,7 @@ def test_by_hand_somebody_says_when_each_host_is_done(operator: Operator) -> Non
 
     def done() -> None:
         for view in world.watched.maintenance.views():
-            if view.maintenance.state is M.IN_WORK:
+            if view.maintenance.state is MaintenanceState.IN_WORK:
                 result = CliRunner().invoke(
                     app, ["host", "maintenance", "done", view.maintenance.host, "--os-cloud", "root"]
                 )

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
-from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.apply import SiteApplier
-from gpuyard.cloud.observe.objects import read_objects
-from gpuyard.keeper.bookings import BookingsError
+from gpuyard.bookings.controllers.bookings import BookingsError
+from gpuyard.bookings.enforcement import SETTLE
+from gpuyard.bookings.errors import RefusedError
+from gpuyard.bookings.pool_view import PREPARE, read_memory
+from gpuyard.bookings.yielding import MADE_WAY
 from gpuyard.lab.exercise import Exercise
-from gpuyard.ledger.enforcement import SETTLE
-from gpuyard.ledger.pool_view import PREPARE, read_memory
-from gpuyard.ledger.yielding import MADE_WAY
 from gpuyard.model.booking import Booking, BookingState
 from gpuyard.model.gpu import GpuState
+from gpuyard.openstack.api import CloudApi, CloudError
+from gpuyard.provisioning.apply import SiteApplier
+from gpuyard.provisioning.read import read_objects
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.plan import plan_site
 from tests.integration.booked_lab import FLAVOR, POOL, PREFIX, RUNNER, BookedLab, Open, open_booked_lab, set_reserved
@@ -147,8 +148,9 @@ def test_no_server_on_a_lease_starts_while_a_bookings_gpus_are_released(opened: 
     assert booked.limits() == {"booked-ci": 4, "art": 4}
     start(booked, booking)
     assert booked.ledger.leases.rooms()[POOL].blocked.startswith(f"GPUs of pool {POOL} are released for booking")
-    lease(booked, f"{PREFIX}{RUNNER}-1")
-    assert booked.refused(RUNNER)
+    with pytest.raises(RefusedError, match="are released for booking"):
+        lease(booked, f"{PREFIX}{RUNNER}-1")
+    assert booked.refused(RUNNER), "Nova refuses it, too, should a lease have been taken just before"
     boot = booked.boot("ada")
     assert boot.status == "ACTIVE", boot.fault
     booked.keeper.run()

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from tools.examples import EXAMPLES
 
-from gpuyard.cloud.api import CloudApi, CloudError, connect
-from gpuyard.cloud.apply import apply_plan
-from gpuyard.cloud.observe.objects import read_objects
-from gpuyard.cloud.observe.why import why
+from gpuyard.diagnosis.why.read import why
 from gpuyard.host.recording import replay_file
 from gpuyard.lab import control, portal
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Boot, Exercise
 from gpuyard.lab.plan import EXAMPLE_SITE, LabHost, plan_of_site
 from gpuyard.model.gpu import GpuState
+from gpuyard.openstack.api import CloudApi, CloudError, connect
+from gpuyard.provisioning.apply import apply_plan
+from gpuyard.provisioning.read import read_objects
 from gpuyard.site.compile import CompiledSite, compile_site
 from gpuyard.site.load import load_site
 from gpuyard.site.objects import LimitObject
@@ -147,8 +147,8 @@ def test_flavors_of_others_stay_off_the_host(cloud: ExampleCloud) -> None:
 def most(cloud: ExampleCloud, gpus: int) -> Iterator[None]:
     """The demo project may use so many GPUs; what the site file says comes back after."""
     limits = tuple(
-        replace(one, value=gpus) if one.project and one.resource.startswith("class:CUSTOM_GPU") else one
-        for one in cloud.compiled.limits
+        replace(limit, value=gpus) if limit.project and limit.resource.startswith("class:CUSTOM_GPU") else limit
+        for limit in cloud.compiled.limits
     )
     cloud.apply(replace(cloud.compiled, limits=limits))
     try:
@@ -216,8 +216,8 @@ def test_flavors_run_where_their_aggregates_say(cloud: ExampleCloud, servers: Ex
     assert (other_model.status, cloud.host_of(other_model)) == ("ACTIVE", "cld-dfa-gpu-03")
     servers.clear()
     moved = tuple(
-        replace(one, hosts=frozenset({"cld-dfa-gpu-01"})) if one.name == "big" else one
-        for one in cloud.compiled.aggregates
+        replace(aggregate, hosts=frozenset({"cld-dfa-gpu-01"})) if aggregate.name == "big" else aggregate
+        for aggregate in cloud.compiled.aggregates
     )
     cloud.apply(replace(cloud.compiled, aggregates=moved))
     try:

@@ -17,28 +17,28 @@ from urllib.parse import urlencode
 
 import pytest
 
-from gpuyard.cloud.api import CloudApi, connect
-from gpuyard.cloud.people import KeystonePeople
-from gpuyard.gateway.steps import endpoint_commands
-from gpuyard.gateway.tree import tree
-from gpuyard.keeper.yard import Yard
+from gpuyard.deployment.gateway.steps import endpoint_commands
+from gpuyard.deployment.gateway.tree import tree
+from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.lab.catalog import APIS
 from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.credentials import DEMO, passwords
-from gpuyard.portal.app import create_app
-from gpuyard.portal.sources import utc_now
-from gpuyard.portal.store import PortalStore
+from gpuyard.openstack.api import CloudApi, connect
+from gpuyard.openstack.people import KeystonePeople
+from gpuyard.server.app import create_app
 from gpuyard.site.gateway_rules import SiteGateway
+from gpuyard.web.portal_context import utc_now
+from gpuyard.web.store import PortalStore
 from tests.integration.conftest import RunningLab
 from tests.integration.test_gateway_attacks import CLOUD, PORTAL, need_root
 from tests.support import gateway_net as nets
 from tests.support.gateway_net import CLIENTS, Net, until
 from tests.support.gateways import WIREGUARD
+from tests.support.inventories import GPUS, STATUSES, driver, filled
 from tests.support.ledgers import open_ledger
 from tests.support.portals import ROOMY
 from tests.support.served import RealClock, serving
 from tests.support.sites import site
-from tests.support.yards import GPUS, STATUSES, driver, filled
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
@@ -86,7 +86,7 @@ TELL = "print(json.dumps(done))"
 @dataclass
 class Outside:
     net: Net
-    yard: Yard
+    inventory: InventoryCache
     project: str
     password: str
 
@@ -127,15 +127,15 @@ def in_the_catalogue(operator: CloudApi, gateway: SiteGateway) -> Iterator[None]
 
 
 @contextmanager
-def portal(folder: Path, people: KeystonePeople) -> Iterator[tuple[Yard, int]]:
-    ledger, yard = open_ledger(folder, clock=RealClock()), filled()
+def portal(folder: Path, people: KeystonePeople) -> Iterator[tuple[InventoryCache, int]]:
+    ledger, inventory = open_ledger(folder, clock=RealClock()), filled()
     settings = replace(ROOMY, public_url=f"https://{PORTAL}", trusted_gateways=("127.0.0.1",))
     app = create_app(
-        yard, driver(), "lab", GPUS, [PORTAL], ledger=ledger, store=PortalStore(ledger.database), people=people,
+        inventory, driver(), "lab", GPUS, [PORTAL], ledger=ledger, store=PortalStore(ledger.database), people=people,
         settings=settings,
     )  # fmt: skip
     with serving(app) as url:
-        yield yard, int(url.rpartition(":")[2])
+        yield inventory, int(url.rpartition(":")[2])
 
 
 def document(net: Net, tunnel: dict[str, Any]) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def outside(request: pytest.FixtureRequest, lab: RunningLab, operator: CloudApi,
     with tempfile.TemporaryDirectory(prefix="gpuyard-gateway-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        with portal(folder, people) as (yard, port), nets.machines(folder, [CLOUD, PORTAL]) as net:
+        with portal(folder, people) as (inventory, port), nets.machines(folder, [CLOUD, PORTAL]) as net:
             for api in APIS:
                 if api.type in PORTS:
                     nets.relay(net, PORTS[api.type], lab.lab.port(api.name))
@@ -187,7 +187,7 @@ def outside(request: pytest.FixtureRequest, lab: RunningLab, operator: CloudApi,
             nets.nginx_up(net, folder, folder / "log")
             with in_the_catalogue(operator, gateway):
                 project = operator.get("identity", "/projects", name="demo")["projects"][0]["id"]
-                yield Outside(net, yard, project, passwords(lab.lab)[DEMO])
+                yield Outside(net, inventory, project, passwords(lab.lab)[DEMO])
 
 
 def test_openstacksdk_works_from_outside(outside: Outside, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_people_log_in_see_the_map_and_hear_what_happens(outside: Outside) -> No
         line.settimeout(10)
         heard = line.recv(65536)
         assert b" 200 " in heard
-        outside.yard.publish(utc_now(), [replace(STATUSES[0], reason="it changed just now"), *STATUSES[1:]])
+        outside.inventory.publish(utc_now(), [replace(STATUSES[0], reason="it changed just now"), *STATUSES[1:]])
 
         def told() -> bool:
             nonlocal heard

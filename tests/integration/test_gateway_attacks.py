@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from gpuyard.gateway.tree import tree
+from gpuyard.deployment.gateway.tree import tree
 from tests.support import gateway_net as nets
 from tests.support.gateway_net import CLIENTS, OPERATOR, VIP, VPN_CLOUD, Answer, Net, answer_on, until
 from tests.support.gateways import WIREGUARD
@@ -34,8 +34,8 @@ from tests.virtual_hypervisor.build import Missing, need_commands
 
 pytestmark = pytest.mark.slow
 
-CLOUD, PORTAL = "cloud.example.org", "gpus.example.org"
-NOVA, GLANCE, PLACEMENT = 8774, 9292, 8780
+CLOUD, PORTAL, DASHBOARD = "cloud.example.org", "gpus.example.org", "dashboard.example.org"
+NOVA, GLANCE, PLACEMENT, HORIZON = 8774, 9292, 8780, 80
 GET = "GET {} HTTP/1.1\r\nHost: cloud.example.org:8774\r\n{}\r\n"
 
 
@@ -76,6 +76,8 @@ class Backend:
                 self.send_response(200)
                 self.send_header("X-Openstack-Request-Id", "req-of-the-service")
                 self.send_header("Strict-Transport-Security", "max-age=1")
+                self.send_header("Set-Cookie", "sessionid=x; HttpOnly; Path=/; SameSite=Lax")
+                self.send_header("Set-Cookie", "csrftoken=y; Path=/")
                 self.send_header("X-Accel-Redirect", "/v2.1/os-services")
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
@@ -122,11 +124,16 @@ class World:
 
     def logged(self) -> list[dict[str, Any]]:
         """Lines of the access log since the last call."""
-        found = []
-        with suppress(BlockingIOError):
-            while True:
-                found.append(json.loads(self.log.recv(65536).decode().partition(": ")[2]))
-        return found
+        return logged_on(self.log)
+
+
+def logged_on(log: socket.socket) -> list[dict[str, Any]]:
+    """Lines that nginx has written there, which does not block, since the last call."""
+    found = []
+    with suppress(BlockingIOError):
+        while True:
+            found.append(json.loads(log.recv(65536).decode().partition(": ")[2]))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +151,8 @@ def world() -> Iterator[World]:
         log.bind(str(folder / "log"))
         log.setblocking(False)
         (folder / "log").chmod(0o666)
-        with nets.machines(folder, [CLOUD, PORTAL]) as net:
-            for port in (NOVA, GLANCE, PLACEMENT, 8080, 22):
+        with nets.machines(folder, [CLOUD, PORTAL, DASHBOARD]) as net:
+            for port in (NOVA, GLANCE, PLACEMENT, HORIZON, 8080, 22):
                 nets.relay(net, port, server.server_address[1])
             keys = {one: subprocess.check_output(["wg", "genkey"], text=True).strip() for one in ("gateway", "cloud")}
             write_gateway(net, keys)
@@ -160,19 +167,25 @@ def world() -> Iterator[World]:
     server.server_close()
 
 
-def write_gateway(net: Net, keys: dict[str, str]) -> None:
+def tunnel(keys: dict[str, str]) -> dict[str, Any]:
+    """WireGuard between the two, by their private keys."""
+
     def public(one: str) -> str:
         return subprocess.check_output(["wg", "pubkey"], input=keys[one], text=True).strip()
 
-    tunnel = {
+    return {
         "endpoint": f"{nets.VPN_GATEWAY}:51820",
         "gateway": {**WIREGUARD["gateway"], "key": public("gateway")},
         "cloud": {**WIREGUARD["cloud"], "key": public("cloud")},
     }
+
+
+def write_gateway(net: Net, keys: dict[str, str]) -> None:
     ports = {"compute": NOVA, "image": GLANCE, "placement": PLACEMENT}
     services = {name: {"public": f"{CLOUD}:{port}", "behind": f"{VIP}:{port}"} for name, port in ports.items()}
     document = {
-        "portal": {"public": PORTAL, "behind": f"{VIP}:8080"}, "services": services, "wireguard": tunnel,
+        "portal": {"public": PORTAL, "behind": f"{VIP}:8080"},
+        "dashboard": {"public": DASHBOARD, "behind": f"{VIP}:{HORIZON}"}, "services": services, "wireguard": tunnel(keys),
         "operators": [OPERATOR], "webhooks_from": [CLIENTS[1]],
         "limits": {"requests": 50, "streams": 30},
     }  # fmt: skip
@@ -399,6 +412,73 @@ def test_webhooks_come_from_github_alone_and_may_be_large(world: World) -> None:
     assert world.net.http("POST", PORTAL, 443, "/v1/bookings", CLIENTS[1], body).status == 413
 
 
+def test_horizon_hears_from_the_gateway_alone_that_it_is_asked_by_tls(world: World) -> None:
+    """Its settings of README.txt: SECURE_PROXY_SSL_HEADER; cookies without Secure, as Kolla's settings leave them."""
+    more = (
+        "X-Forwarded-Ssl: off\r\nX_Forwarded_Ssl: off\r\nX-Forwarded-Host: evil.example.com\r\nX-Remote-User: admin\r\n"
+    )
+    more += "X-CSRFToken: y\r\nX-Requested-With: XMLHttpRequest\r\nCookie: sessionid=x\r\nX-Auth-Token: z\r\n"
+    with world.net.tls(DASHBOARD, 443, CLIENTS[23]) as line:
+        line.sendall(raw("/project/instances/", f"{more}Origin: https://{DASHBOARD}\r\n", host=DASHBOARD))
+        head = line.recv(65536).decode()
+    got = {name.lower(): value for name, value in world.backend.seen[-1]["headers"].items()}
+    id = got.pop("x-openstack-request-id")
+    assert got == {
+        "host": DASHBOARD,
+        "forwarded": f"for={CLIENTS[23]};proto=https;host={DASHBOARD}",
+        "x-forwarded-for": CLIENTS[23],
+        "x-forwarded-proto": "https",
+        "x-forwarded-host": DASHBOARD,
+        "x-forwarded-ssl": "on",
+        "x-request-id": id,
+        "x-csrftoken": "y",
+        "x-requested-with": "XMLHttpRequest",
+        "cookie": "sessionid=x",
+        "origin": f"https://{DASHBOARD}",
+        "connection": "close",
+    }
+    cookies = re.findall(r"^Set-Cookie: (.*?)\r$", head, re.MULTILINE)
+    assert len(cookies) == 2
+    assert all("; Secure" in cookie for cookie in cookies)
+    assert "; HttpOnly" in cookies[0]
+
+
+@pytest.mark.parametrize("path", [
+    "/admin/", "/admin", "//admin/", "/project/../admin/", "/project/%2e%2e/admin/", "/project;/../admin/", "/Admin/",
+    "/project/instances\\..\\..\\admin/", "/%61dmin/", "/identity/domains/", "/api/keystone/users/", "/api//settings/",
+    "/api/x/keystone/users/", "/static/../admin/", "/static/%2e%2e/admin/", "/.git/config", "/metrics", "/server-status",
+    "/auth/switch_system_scope/", "/auth/websso/", "/project/%00", "/project/a%0d%0aSet-Cookie:%20x=y",
+])  # fmt: skip
+def test_what_horizon_has_for_administrators_is_for_operators(world: World, path: str) -> None:
+    before = len(world.net.relays[HORIZON].heads)
+    answer = world.net.ask(DASHBOARD, 443, raw(path, "Cookie: sessionid=x\r\n", host=DASHBOARD), CLIENTS[24])
+    assert answer.status in (400, 403)
+    assert len(world.net.relays[HORIZON].heads) == before
+    if path in ("/admin/", "/identity/domains/", "/api/keystone/users/"):
+        assert world.net.http("GET", DASHBOARD, 443, path, OPERATOR, Cookie="sessionid=x").status == 200
+    elif ".." in path or "//" in path:
+        assert world.net.ask(DASHBOARD, 443, raw(path, host=DASHBOARD), OPERATOR).status in (400, 403)
+
+
+def test_whoever_tries_passwords_at_horizon_is_slowed_down(world: World) -> None:
+    statuses = flood(world, DASHBOARD, 443, "/auth/login/", CLIENTS[25], 120, Cookie="sessionid=x")
+    assert set(statuses) == {200, 429}
+    assert set(flood(world, DASHBOARD, 443, "/static/dashboard/a.css", CLIENTS[26], 120)) == {200}
+    assert set(flood(world, DASHBOARD, 443, "/project/", CLIENTS[27], 120, Cookie="sessionid=x")) == {200}
+
+
+def test_a_page_of_horizon_may_ask_whether_it_may_upload_an_image(world: World) -> None:
+    """oslo.middleware 8, cors.py, answers by Origin and Access-Control-Request-*; Kolla names Horizon's address there."""
+    origin = {"Origin": f"https://{DASHBOARD}", "Access_Control_Request_Method": "PUT"}
+    origin["Access_Control_Request_Headers"] = "x-auth-token,content-type"
+    answer = world.net.http("OPTIONS", CLOUD, GLANCE, "/v2/images/one/file", CLIENTS[28], b"", **origin)
+    assert answer.status == 200
+    got = {name.lower(): value for name, value in json.loads(answer.body)["headers"].items()}
+    assert {name.lower().replace("_", "-"): value for name, value in origin.items()}.items() <= got.items()
+    assert world.net.http("OPTIONS", CLOUD, GLANCE, "/v2/images", CLIENTS[28], b"", **origin).status == 403
+    assert world.net.http("OPTIONS", CLOUD, NOVA, "/v2.1/servers", CLIENTS[28], b"", **origin).status == 403
+
+
 def trickle(net: Net, sent: bytes) -> float:
     """Seconds until it is over with who sends a byte now and then, or nothing."""
     begun = time.monotonic()
@@ -425,7 +505,7 @@ def flood(world: World, name: str, port: int, path: str, source: str, number: in
     """Statuses of requests on one connection after another, several at a time."""
     with ThreadPoolExecutor(8) as pool:
         ways = [pool.submit(world.net.http, "GET", name, port, path, source, b"", **headers) for _ in range(number)]
-        return [one.result().status for one in ways]
+        return [way.result().status for way in ways]
 
 
 def test_too_many_requests_are_refused_and_those_of_others_are_not(world: World) -> None:

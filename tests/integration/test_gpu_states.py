@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from gpuyard.cli.main import app
-from gpuyard.cloud.api import CloudApi
-from gpuyard.cloud.observe.snapshot import FORGET_AFTER, SnapshotTaker, smallest_flavors
+from gpuyard.inventory.state import gpu_statuses
 from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.exercise import Exercise
-from gpuyard.ledger.state import gpu_statuses
 from gpuyard.model.gpu import GpuState, GpuStatus
+from gpuyard.openstack.api import CloudApi
+from gpuyard.openstack.snapshot import FORGET_AFTER, SnapshotTaker, smallest_flavors
 from gpuyard.site.compile import CompiledSite
 from tests.integration.conftest import RunningLab
 

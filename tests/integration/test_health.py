@@ -9,18 +9,24 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
-from gpuyard.cloud.api import CloudApi
-from gpuyard.cloud.apply import SiteApplier
-from gpuyard.cloud.observe.objects import read_objects
+from gpuyard.bookings.controllers.bookings import bookings_loop
+from gpuyard.diagnosis.drift import find_drift
+from gpuyard.diagnosis.drift.read import read_world
+from gpuyard.health.controllers.hold_check import open_hold_check
 from gpuyard.health.records import HealthState, Observation
-from gpuyard.keeper.bookings import bookings_loop
-from gpuyard.keeper.driver import Driver
 from gpuyard.lab.exercise import Exercise
+from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.model.gpu import GpuState, GpuStatus, provider_name
+from gpuyard.openstack.api import CloudApi
+from gpuyard.provisioning.apply import SiteApplier
+from gpuyard.provisioning.read import read_objects
+from gpuyard.runtime.control_loops import Driver
 from gpuyard.site.compile import CompiledSite
+from gpuyard.site.load import load_site
 from gpuyard.site.plan import plan_site
-from tests.integration.booked_lab import BookedLab, Open, open_booked_lab
+from tests.integration.booked_lab import POOL, BookedLab, Open, open_booked_lab
 from tests.integration.conftest import RunningLab
 
 pytestmark = pytest.mark.lab
@@ -58,7 +64,7 @@ def wait(until: Callable[[], bool], what: str) -> float:
 
 
 def status_of(booked: BookedLab, host: str, address: str) -> GpuStatus:
-    (found,) = [one for one in booked.statuses() if (one.gpu.host, one.gpu.address) == (host, address)]
+    (found,) = [status for status in booked.statuses() if (status.gpu.host, status.gpu.address) == (host, address)]
     return found
 
 
@@ -72,29 +78,29 @@ def test_a_gpu_that_does_not_answer_is_out_of_use_at_once_and_back_by_a_person(
 ) -> None:
     booked = opened(MUST, health={})
     assert booked.health is not None
-    desk, driver = booked.health.desk, Driver()
+    service, driver = booked.health.service, Driver()
     holding = driver.register(bookings_loop(booked.keeper, 5.0))
     driver.register(booked.health.loop(5.0, holding))
     driver.start()
     try:
-        wait(lambda: len(desk.store.gpus()) > 0, "GPUs are seen for the first time")
+        wait(lambda: len(service.store.gpus()) > 0, "GPUs are seen for the first time")
         booking = booked.book("ada", start=3600)
         lane = booked.lanes()[booking.lanes[0]]
         provider = booked.snapshot_providers()[provider_name(lane.host, lane.addresses[0])]
-        desk.observe([Observation(lane.host, lane.addresses[0], "no-answer", booked.clock(), "ffffffff")])
+        service.observe([Observation(lane.host, lane.addresses[0], "no-answer", booked.clock(), "ffffffff")])
         took = wait(lambda: is_reserved(booked, provider), "reserved in Placement")
         record_property("quarantine_seconds", round(took, 2))
         print(f"\nfrom observation to reserved: {took:.2f} s")
         wait(lambda: booked.now(booking).lanes != booking.lanes, "its booking has another GPU")
-        gpu = desk.gpu(lane.name)
+        gpu = service.gpu(lane.name)
         assert (gpu.state, gpu.signal) == (HealthState.QUARANTINED, "no-answer")
         wait(lambda: status_of(booked, lane.host, lane.addresses[0]).state is GpuState.HELD, "it is seen as held")
         reason = "quarantined: its config space reads 0xff (no-answer)"
         wait(lambda: status_of(booked, lane.host, lane.addresses[0]).reason == reason, "with its reason")
-        desk.release(lane.name, "the host was restarted, and it answers", booked.people["bob"])
+        service.release(lane.name, "the host was restarted, and it answers", booked.people["bob"])
         wait(lambda: not is_reserved(booked, provider), "given away again")
         assert status_of(booked, lane.host, lane.addresses[0]).state is GpuState.FREE
-        last = desk.store.events(lane.host, lane.addresses[0])[0]
+        last = service.store.events(lane.host, lane.addresses[0])[0]
         assert (last.after, last.by) == (HealthState.FINE, "bob")
     finally:
         driver.stop()
@@ -104,16 +110,23 @@ def test_a_gpu_that_goes_bad_below_a_server_is_kept_when_that_ends(opened: Open)
     """Nobody gets it in between: it is reserved below the server."""
     booked = opened(MUST, health={})
     assert booked.health is not None
-    desk, keeper = booked.health.desk, booked.health.keeper
+    service, keeper = booked.health.service, booked.health.keeper
     booking = booked.book("ada", start=0)
     booked.keeper.run()
     boot = booked.boot("ada")
     assert boot.status == "ACTIVE", boot.fault
     booked.keeper.run()
     keeper.run()
-    (gpu,) = [one for one in desk.store.gpus() if one.state is HealthState.IN_USE]
+    (gpu,) = [gpu for gpu in service.store.gpus() if gpu.state is HealthState.IN_USE]
     assert boot.server_id in gpu.cause
-    desk.observe([Observation(gpu.host, gpu.address, "aer-fatal", booked.clock(), "fatal: 1")])
+    check = open_hold_check(booked.compiled, booked.ledger, service, booked.operator)
+    assert check.gpus_of(boot.server_id) == (gpu.name,)
+    other = next(one for one in service.store.gpus() if one.pool == gpu.pool and one.state is HealthState.FINE)
+    service.quarantine(other.name, "it is on fire", booked.people["bob"])
+    assert check.unheld(gpu.pool).startswith(f"GPU {other.name} is not held in Placement yet: ")
+    booked.keeper.run()
+    assert check.unheld(gpu.pool) == ""
+    service.observe([Observation(gpu.host, gpu.address, "aer-fatal", booked.clock(), "fatal: 1")])
     keeper.run()
     booked.keeper.run()
     status = status_of(booked, gpu.host, gpu.address)
@@ -127,5 +140,35 @@ def test_a_gpu_that_goes_bad_below_a_server_is_kept_when_that_ends(opened: Open)
     assert booked.health is not None
     booked.health.keeper.run()
     assert status_of(booked, gpu.host, gpu.address).state is GpuState.HELD
-    assert booked.health.desk.gpu(gpu.name).state is HealthState.QUARANTINED
+    assert booked.health.service.gpu(gpu.name).state is HealthState.QUARANTINED
     assert booked.now(booking).lanes != (), "its booking goes on"
+
+
+def test_a_gpu_that_nova_does_not_reserve_after_its_server_is_not_given_on(opened: Open, tmp_path: Path) -> None:
+    """The site says one_time_use, and the lab's nova-compute was given a device_spec without it."""
+    pools = {name: dict(pool) for name, pool in YAML(typ="safe").load(EXAMPLE_SITE)["pools"].items()}
+    pools[POOL]["one_time_use"] = True
+    booked = opened(MUST, health={}, pools=pools)
+    assert booked.health is not None
+    service = booked.health.service
+
+    def look() -> None:
+        assert booked.health is not None
+        for loop in (booked.keeper, booked.health.keeper, booked.health.scrubs, booked.health.keeper, booked.keeper):
+            loop.run()
+
+    booked.book("ada", start=0)
+    booked.keeper.run()
+    boot = booked.boot("ada")
+    assert boot.status == "ACTIVE", boot.fault
+    look()
+    (gpu,) = [gpu for gpu in service.store.gpus() if gpu.state is HealthState.IN_USE]
+    booked.exercises["ada"].delete([boot.server_id])
+    look()
+    found = service.gpu(gpu.name)
+    assert (found.state, found.signal) == (HealthState.QUARANTINED, "not-reserved")
+    assert is_reserved(booked, booked.snapshot_providers()[provider_name(gpu.host, gpu.address)])
+    loaded = load_site(tmp_path / "site.yaml")
+    differences = find_drift(loaded.compiled, loaded.inventories, read_world(booked.operator, loaded.compiled))
+    hosts = {gpu.host for gpu in booked.compiled.gpus if gpu.pool == POOL}
+    assert {difference.object for difference in differences if difference.code == "gpu-not-reserved"} == hosts

@@ -6,28 +6,27 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpuyard.cloud.observe.rows import moment
-from gpuyard.history.lives import ServerLife, use_spans, whole
-from gpuyard.history.reckoning import reckon
-from gpuyard.history.records import Extent, Interval, TrackState
-from gpuyard.history.store import Which
-from gpuyard.keeper.history import HistoryKeeper, open_history
+from gpuyard.openstack.rows import moment
+from gpuyard.usage.controllers.history import HistoryController, open_history
+from gpuyard.usage.lives import ServerLife, use_spans, whole
+from gpuyard.usage.reckoning import reckon
+from gpuyard.usage.records import Extent, Interval, TrackState
+from gpuyard.usage.store import Which
 from tests.integration.booked_lab import BookedLab, Open
 from tests.integration.test_enforcement import FREE, opened
 
 __all__ = ["opened"]
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
-T = TrackState
 
 
-def keeper_of(booked: BookedLab) -> HistoryKeeper:
+def keeper_of(booked: BookedLab) -> HistoryController:
     """One that remembers nothing, as after a start."""
     booked.restart()
     booked.keeper.run()
     return open_history(booked.compiled, booked.operator, booked.ledger, booked.keeper, booked.clock)
 
 
-def look(booked: BookedLab, keeper: HistoryKeeper) -> Extent:
+def look(booked: BookedLab, keeper: HistoryController) -> Extent:
     """A look of a later second than the last one."""
     extent = keeper.history.extent()
     until = extent.until if extent else datetime.min.replace(tzinfo=UTC)
@@ -40,10 +39,10 @@ def look(booked: BookedLab, keeper: HistoryKeeper) -> Extent:
     raise AssertionError("no look was written")
 
 
-def used(keeper: HistoryKeeper, server: str) -> int:
+def used(keeper: HistoryController, server: str) -> int:
     extent = keeper.history.extent()
     assert extent is not None
-    found = keeper.history.intervals(extent.first, extent.until, Which(server=server, states=[T.CLAIMED]))
+    found = keeper.history.intervals(extent.first, extent.until, Which(server=server, states=[TrackState.CLAIMED]))
     return sum(one.seconds(extent.first, extent.until) for one in found)
 
 
@@ -69,7 +68,7 @@ def act(booked: BookedLab, server: str, action: str, status: str) -> None:
     booked.exercises["ada"].wait_for_status(server, status)
 
 
-def partition(keeper: HistoryKeeper, extent: Extent) -> None:
+def partition(keeper: HistoryController, extent: Extent) -> None:
     """Of every GPU, without a hole or an overlap; all of it adds up to the time that there was."""
     found = keeper.history.intervals(extent.first, extent.until + timedelta(seconds=1))  # also what has just begun
     by_gpu: dict[tuple[str, str], list[Interval]] = {}
@@ -122,10 +121,12 @@ def test_history_is_what_nova_remembers(opened: Open) -> None:
     # Nova has overwritten when it was first launched. The look before knows it; of the action is left when it ended.
     assert timedelta(0) <= spans[0][0] - launched < timedelta(seconds=5)
     spans[0] = launched, spans[0][1]
-    mine = keeper.history.intervals(extent.first, extent.until, Which(server=shelved.server_id, states=[T.CLAIMED]))
+    mine = keeper.history.intervals(
+        extent.first, extent.until, Which(server=shelved.server_id, states=[TrackState.CLAIMED])
+    )
     told = sum(int((b - a).total_seconds()) for a, b in spans if b is not None)
     assert used(keeper, shelved.server_id) == told, f"{mine} {life}"
     assert used(keeper, shelved.server_id) > by_nova(booked, shelved.server_id, "ada"), "Nova forgets what was before"
     partition(keeper, extent)
     now = keeper.history.intervals(extent.until - timedelta(seconds=1), extent.until)
-    assert T.CLAIMED not in {one.state for one in now if one.end is None}
+    assert TrackState.CLAIMED not in {one.state for one in now if one.end is None}

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.history.reckoning import day_span
-from gpuyard.history.records import TrackState
-from gpuyard.history.store import HistoryStore, SumStore
-from gpuyard.store.engine import Database
+from gpuyard.database.engine import Database
+from gpuyard.usage.reckoning import day_span
+from gpuyard.usage.records import TrackState
+from gpuyard.usage.store import HistoryStore, SumStore
 from tests.support import killed_looks
 from tests.support.history_world import ZERO, SimCloud, at, partition_problems, used_by
 from tests.support.killed_looks import GPUS, KEEP, truth
@@ -65,7 +65,7 @@ def check(store: HistoryStore, cloud: SimCloud, last: int, seed: str) -> None:
     assert sum(one.seconds for one in kept) == GPUS * second, seed
     for by in (["pool", "user"], ["host", "user"], ["user", "project"]):  # as each table has it
         assert sum(one.seconds for one in sums.sums(*summed, by, "month")) == GPUS * second, f"{seed}, {by}"
-    assert sum(one.seconds for one in sums.hours(at(-last), rolled)) == GPUS * second, seed
+    assert sum(hour.seconds for hour in sums.hours(at(-last), rolled)) == GPUS * second, seed
     # What is not forgotten, from the first whole day on.
     begins = day_span((at(last) - KEEP).date() + A_DAY, killed_looks.ZONE)[0]
     found = store.intervals(begins, at(last))

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.images import GlanceShelf
+from gpuyard.images.glance import GlanceShelf
 from gpuyard.images.manifest import CheckRecord, Manifest, check_path
 from gpuyard.images.publishing import record_of
 from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.images import empty_build, empty_qcow2
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
+from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.site.image_rules import ImageBuild
 from tests.integration.conftest import RunningLab
 from tests.support.image_command import image_command
@@ -57,8 +57,8 @@ def site(tmp_path: Path) -> Path:
 def shelf(operator: CloudApi) -> Iterator[GlanceShelf]:
     found = GlanceShelf(operator)
     yield found
-    for one in found.builds(NAME):
-        found.delete(one)
+    for build in found.builds(NAME):
+        found.delete(build)
 
 
 def test_from_a_file_to_a_server(
@@ -75,7 +75,7 @@ def test_from_a_file_to_a_server(
     for disk in disks:
         image_command("upload", str(disk), "--site", str(site))
     assert "is there already" in image_command("upload", str(disks[0]), "--site", str(site))
-    first = next(one for one in shelf.builds(NAME) if one.build == made[0].name)
+    first = next(build for build in shelf.builds(NAME) if build.build == made[0].name)
     shown = operator.get("image", f"/images/{first.id}")
     assert (shown["os_hash_value"], shown["min_disk"], shown["visibility"], shown["img_hide_hypervisor_id"]) == (
         hashlib.sha512(disks[0].read_bytes()).hexdigest(), 1, "public", "true",
@@ -105,10 +105,10 @@ def test_from_a_file_to_a_server(
     told = image_command("prune", NAME, "--site", str(site), "--yes")
     assert f"{made[0].name}: stays: servers were made of it: 1" in told
     assert f"{made[1].name} is deleted" in told
-    assert {one.build for one in shelf.builds(NAME)} == {made[0].name, made[2].name, made[3].name}
+    assert {build.build for build in shelf.builds(NAME)} == {made[0].name, made[2].name, made[3].name}
     exercise.delete([server.server_id])
     image_command("prune", NAME, "--site", str(site), "--yes", "--keep", "0")
-    assert {one.build for one in shelf.builds(NAME)} == {made[2].name}
+    assert {build.build for build in shelf.builds(NAME)} == {made[2].name}
     assert operator.get("image", f"/images/{mine['id']}")["name"] == "mine", "a user's snapshot is none of our builds"
     operator.request("DELETE", "image", f"/images/{mine['id']}")
 
@@ -122,7 +122,7 @@ def test_an_upload_that_was_interrupted_is_done_again(shelf: GlanceShelf, operat
     said: list[str] = []
     whole = shelf.upload(record, disk, said.append)
     assert said == [f"{half} is queued, of an earlier try, and is deleted"]
-    assert [one.id for one in shelf.builds(NAME)] == [whole]
+    assert [build.id for build in shelf.builds(NAME)] == [whole]
 
 
 def test_what_an_admin_has_put_out_of_use_is_not_brought_again(
@@ -134,7 +134,7 @@ def test_what_an_admin_has_put_out_of_use_is_not_brought_again(
     operator.request("POST", "image", f"/images/{image}/actions/deactivate")
     with pytest.raises(GpuyardError, match="is deactivated in Glance"):
         shelf.upload(record, disk, lambda _: None)
-    assert [one.id for one in shelf.builds(NAME)] == [image]
+    assert [build.id for build in shelf.builds(NAME)] == [image]
 
 
 def test_what_is_promoted_while_it_asks_stays(
@@ -148,11 +148,11 @@ def test_what_is_promoted_while_it_asks_stays(
         image_command("promote", made[0].name)
         return True
 
-    monkeypatch.setattr("gpuyard.cli.image_store._confirmed", asked)
+    monkeypatch.setattr("gpuyard.images.cli.image_store._confirmed", asked)
     told = image_command("prune", NAME, "--site", str(site))
     assert f"{made[0].name}: goes" in told
     assert f"{made[0].name} stays: it has changed meanwhile" in told
-    assert {one.build for one in shelf.builds(NAME)} == {one.name for one in made}
+    assert {build.build for build in shelf.builds(NAME)} == {one.name for one in made}
 
 
 def test_an_image_is_shared_with_the_projects_that_the_site_names(
@@ -197,7 +197,7 @@ def test_what_another_project_calls_a_build_is_none_and_its_private_images_are_i
     shelf.upload(record_of(manifest, {}, "private"), disk, lambda _: None)
     theirs = user.request("POST", "image", "/images", {**record_of(manifest, {}, "private"), "name": NAME})
     try:
-        assert [one.id for one in shelf.builds(NAME) if one.id == theirs["id"]] == []
+        assert [build.id for build in shelf.builds(NAME) if build.id == theirs["id"]] == []
         assert image_command("promote", manifest.name).endswith(f"{NAME} is {manifest.name}\n")
     finally:
         user.request("DELETE", "image", f"/images/{theirs['id']}")

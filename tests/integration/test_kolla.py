@@ -22,13 +22,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oslo_config import cfg, iniparser
 
-from gpuyard.kolla import ini
-from gpuyard.kolla.deploy import DeployStep, Wish, all_steps
-from gpuyard.kolla.files import write
-from gpuyard.kolla.folder import read_folder
-from gpuyard.kolla.inventory import read_inventory
-from gpuyard.kolla.layers import ROLES, Role
-from gpuyard.kolla.render import OSLO_LIMIT, plan_kolla
+from gpuyard.deployment.kolla import ini
+from gpuyard.deployment.kolla.deploy import DeployStep, Wish, all_steps
+from gpuyard.deployment.kolla.folder import read_folder
+from gpuyard.deployment.kolla.inventory import read_inventory
+from gpuyard.deployment.kolla.layers import ROLES, Role
+from gpuyard.deployment.kolla.render import OSLO_LIMIT, plan_kolla
+from gpuyard.runtime.config_files import write
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 from gpuyard.site.options import Option, ServiceOptions, render_ini

@@ -19,6 +19,7 @@ from gpuyard.runners.console import read
 from gpuyard.runners.user_data import user_data
 from tests.integration.conftest import RunningLab
 from tests.support.forges import PERSON, Asker
+from tests.support.guest_rules import ANY_JOB
 
 pytestmark = pytest.mark.lab
 
@@ -55,7 +56,7 @@ def test_a_server_runs_the_job_of_its_user_data_and_switches_itself_off(
 ) -> None:
     job = github.standin.forge.push("demo/science", [JobOrder(("gpu",), seconds=1, name="train")]).jobs[0]
     jit = Asker(None, github.standin).jit("one", ["gpu"])  # type: ignore[arg-type]
-    text = user_data("one", jit["encoded_jit_config"], 0)
+    text = user_data("one", jit["encoded_jit_config"], 0, ANY_JOB)
     compute, image = lab.demo.compute, next(iter(lab.demo.image.images()))
     flavor = lab.admin.compute.create_flavor(name="guest", vcpus=1, ram=64, disk=1)
     server = compute.create_server(

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from gpuyard.cli.main import app
 from gpuyard.client.client import Client, Row
-from gpuyard.cloud.booking_door import open_door
+from gpuyard.client.portal import open_door
 from gpuyard.lab import control, processes
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.hosts import HOSTS

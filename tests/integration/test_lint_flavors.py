@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gpuyard.cli.main import app
-from gpuyard.cloud.api import CloudApi, CloudError
 from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.plan import EXAMPLE_SITE
+from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.options import file_name, render_ini
 from tests.integration.conftest import RunningLab

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from gpuyard.history.reading import History
-from gpuyard.history.reckoning import reckon
-from gpuyard.history.store import HistoryStore
-from gpuyard.keeper.accounting import site_clock
+from gpuyard.database.engine import Database
 from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.credentials import ADMIN, passwords
-from gpuyard.store.engine import Database
+from gpuyard.usage.controllers.accounting import site_clock
+from gpuyard.usage.controllers.reading import History
+from gpuyard.usage.reckoning import reckon
+from gpuyard.usage.store import HistoryStore
 from tests.browser.test_map import STRUCTURE
 from tests.integration.month_of_use import FIRST, GPUS, HOUR, LAST, PRICES, ZONE, Month, Span, month_of_use, spans_of
 from tests.support.on_request import only_by

@@ -18,35 +18,35 @@ import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
-from gpuyard.advice.drift import find_drift
-from gpuyard.advice.why.facts import Device, HostAnswer, obstacle
+from gpuyard.bookings.controllers.bookings import BookingController
+from gpuyard.bookings.pool_view import PREPARE
 from gpuyard.cli.main import app
 from gpuyard.client.client import Client
+from gpuyard.client.portal import open_door
 from gpuyard.client.rows import keepings
-from gpuyard.cloud.api import CloudApi
-from gpuyard.cloud.apply import SiteApplier
-from gpuyard.cloud.booking_door import open_door
-from gpuyard.cloud.observe.objects import read_objects
-from gpuyard.cloud.observe.reader import Reader
-from gpuyard.cloud.observe.snapshot import SnapshotTaker
-from gpuyard.cloud.observe.why import FactsReader
-from gpuyard.cloud.observe.world import read_world
-from gpuyard.keeper.bookings import BookingsKeeper
-from gpuyard.keeper.yard import Yard
+from gpuyard.diagnosis.drift import find_drift
+from gpuyard.diagnosis.drift.read import read_world
+from gpuyard.diagnosis.why.facts import Device, HostAnswer, obstacle
+from gpuyard.diagnosis.why.read import FactsReader
+from gpuyard.inventory.controllers.cache import InventoryCache
+from gpuyard.inventory.state import gpu_statuses
 from gpuyard.lab.exercise import Exercise
-from gpuyard.ledger.pool_view import PREPARE
-from gpuyard.ledger.state import LedgerWords, gpu_statuses
 from gpuyard.model.booking import Person
-from gpuyard.model.gpu import GpuState, GpuStatus
-from gpuyard.portal.app import create_app
+from gpuyard.model.gpu import GpuState, GpuStatus, LedgerWords
+from gpuyard.openstack.api import CloudApi
+from gpuyard.openstack.reader import Reader
+from gpuyard.openstack.snapshot import SnapshotTaker
+from gpuyard.provisioning.apply import SiteApplier
+from gpuyard.provisioning.read import read_objects
+from gpuyard.server.app import create_app
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import LoadedSite, load_site
 from gpuyard.site.plan import plan_site
 from tests.integration.booked_lab import BookedLab, open_booked_lab, set_reserved
 from tests.integration.conftest import RunningLab
 from tests.support.booked_sites import open_ledger
+from tests.support.inventories import NOON, driver
 from tests.support.served import served, write_clouds
-from tests.support.yards import NOON, driver
 
 pytestmark = [
     pytest.mark.lab,
@@ -146,9 +146,13 @@ def test_every_place_says_the_same_of_every_gpu(
 
 def of_page(seen: list[GpuStatus]) -> dict[str, str]:
     """GPU -> state, of the boxes of the map."""
-    yard = Yard()
-    yard.publish(NOON, seen)
-    page = TestClient(create_app(yard, driver(), "test", [status.gpu for status in seen], ["testserver"])).get("/").text
+    inventory = InventoryCache()
+    inventory.publish(NOON, seen)
+    page = (
+        TestClient(create_app(inventory, driver(), "test", [status.gpu for status in seen], ["testserver"]))
+        .get("/")
+        .text
+    )
     boxes = re.findall(r'data-state="([a-z]+)" aria-label="([^"]+)"', page)
     return {name: state for state, name in boxes}
 
@@ -157,7 +161,7 @@ def compare_processes(booked: BookedLab, folder: Path, seen: list[GpuStatus]) ->
     """A second portal on the same database keeps no bookings, and says of every GPU what the first one says."""
     taker = SnapshotTaker(booked.operator, booked.compiled.gpus, booked.compiled.flavors)
     with closing(open_ledger(folder, booked.compiled, booked.clock)) as ledger:
-        second = BookingsKeeper(booked.operator, booked.compiled, ledger, taker, booked.clock)
+        second = BookingController(booked.operator, booked.compiled, ledger, taker, booked.clock)
         second.run()
         assert second.waits == ("another process on this database keeps the bookings",)
         assert second.words == booked.keeper.words
@@ -167,7 +171,7 @@ def compare_processes(booked: BookedLab, folder: Path, seen: list[GpuStatus]) ->
 def of_openstack(client: Client) -> tuple[Any, Any]:
     """As `openstack gpu list`."""
     openstack: Any = SimpleNamespace(client_manager=SimpleNamespace(gpu=client))
-    (entry,) = [one for one in entry_points(group="openstack.gpu.v1") if one.name == "gpu_list"]
+    (entry,) = [entry_point for entry_point in entry_points(group="openstack.gpu.v1") if entry_point.name == "gpu_list"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # osc_lib warns of itself
         command = entry.load()(openstack, None)
@@ -183,7 +187,9 @@ def compare_why(operator: CloudApi, loaded: LoadedSite, states: dict[str, GpuSta
             reader = FactsReader(cloud, loaded)
             facts, request = reader.read(name, None, None)
             every = [HostAnswer(host.name, (obstacle("gpu", "", ""),)) for host in facts.hosts]
-            devices |= {one.provider: one for one in reader.closer(facts, words).look(facts, request, every).devices}
+            devices |= {
+                device.provider: device for device in reader.closer(facts, words).look(facts, request, every).devices
+            }
     assert devices.keys() == states.keys()
     for name, device in devices.items():
         status = states[name]

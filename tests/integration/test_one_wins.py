@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.ledger.records import Query
-from gpuyard.ledger.store import Store
-from gpuyard.ledger.yielding import MADE_WAY
+from gpuyard.bookings.records import Query
+from gpuyard.bookings.store import Store
+from gpuyard.bookings.yielding import MADE_WAY
 from gpuyard.model.booking import BookingKind, BookingState
 from tests.support.contenders import (
     HOUR,
@@ -109,12 +109,12 @@ def test_idle_runners_make_way_for_the_first_who_books(store: Store, contest: Co
     half = MANY // 2
     tasks = [Task("idle", n, last=1) for n in range(half)] + [Task("create", n, first=0, last=1) for n in range(half)]
     outcomes = contest(store, tasks)
-    assert not [one for one in outcomes if one.startswith("unexpected")]
+    assert not [outcome for outcome in outcomes if outcome.startswith("unexpected")]
     (made,) = store.find(Query(kinds=frozenset({BookingKind.BOOKING})))
     assert taken(store, 0, 1) == [made.id]
     assert f"{WON} {made.id}" in outcomes
     ended = store.find(Query(pool=POOL, states=frozenset({BookingState.ENDED})))
-    assert [one.reason for one in ended] == [MADE_WAY] * (sum(one.startswith(WON) for one in outcomes) - 1)
+    assert [one.reason for one in ended] == [MADE_WAY] * (sum(outcome.startswith(WON) for outcome in outcomes) - 1)
 
 
 def test_who_moves_a_booking_there_first(store: Store, contest: Contest) -> None:

@@ -14,19 +14,19 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.people import KeystonePeople
 from gpuyard.lab.http import call
-from gpuyard.portal.app import create_app
-from gpuyard.portal.booking_documents import utc
-from gpuyard.portal.sources import utc_now
-from gpuyard.portal.store import PortalStore
+from gpuyard.openstack.api import CloudApi, CloudError
+from gpuyard.openstack.people import KeystonePeople
+from gpuyard.server.app import create_app
+from gpuyard.web.documents import utc
+from gpuyard.web.portal_context import utc_now
+from gpuyard.web.store import PortalStore
 from tests.contract.people import RULES, Bench
 from tests.integration.conftest import RunningLab
+from tests.support.inventories import GPUS, driver, filled
 from tests.support.ledgers import open_ledger
 from tests.support.portals import ROOMY, Browser
 from tests.support.served import RealClock
-from tests.support.yards import GPUS, driver, filled
 
 pytestmark = pytest.mark.lab
 
@@ -141,7 +141,7 @@ def test_roles_of_groups_and_inherited_ones_count(bench: Bench, visitors: Visito
     visitors.update("project", closed, enabled=False)
     account = bench.people.account(bench.user_id)
     assert account is not None
-    roles = {one.project_id: one.roles for one in account.memberships}
+    roles = {membership.project_id: membership.roles for membership in account.memberships}
     assert roles == {
         bench.project_id: {"member", "reader"},
         by_group: {"admin", "manager", "member", "reader"},
@@ -172,7 +172,7 @@ def test_projects_and_users_of_another_domain_are_not_taken_for_those_of_a_site_
     account = bench.people.account(user)
     assert account is not None
     assert account.user == name
-    assert {one.project for one in account.memberships} == {bench.project, project}
+    assert {membership.project for membership in account.memberships} == {bench.project, project}
     who = {"name": bench.user, "password": "secret-of-evil", "domain": {"id": evil}}
     scope = {"project": {"id": theirs}}
     auth = {"identity": {"methods": ["password"], "password": {"user": who}}, "scope": scope}
@@ -181,9 +181,11 @@ def test_projects_and_users_of_another_domain_are_not_taken_for_those_of_a_site_
     assert facts is not None
     assert facts.membership is not None
     assert (facts.user, facts.membership.project) == (name, project)
-    assert [(one.id, one.name) for one in bench.people.projects(bench.project)] == [(bench.project_id, bench.project)]
+    assert [(project.id, project.name) for project in bench.people.projects(bench.project)] == [
+        (bench.project_id, bench.project)
+    ]
     for known in (theirs, project):
-        assert [(one.id, one.name) for one in bench.people.projects(known)] == [(theirs, project)]
+        assert [(project.id, project.name) for project in bench.people.projects(known)] == [(theirs, project)]
     assert list(bench.people.users(bench.user)) == [bench.user_id]
     assert list(bench.people.users(name)) == list(bench.people.users(user)) == [user]
     assert not bench.people.projects(f"{bench.project}@Default")
@@ -348,7 +350,7 @@ def test_no_other_token_becomes_a_session(
 def test_a_changed_password_ends_sessions(
     bench: Bench, portal: Callable[[], TestClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuyard.portal.directory.FRESH", 0.0)
+    monkeypatch.setattr("gpuyard.web.directory.FRESH", 0.0)
     browser = Browser(portal())
     browser.log_in(bench.user, bench.password)
     assert browser.client.get("/v1/me").status_code == 200

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from gpuyard.bookings.reclaim import MUST_BOOK, PAST_THE_END, YIELDS
+from gpuyard.bookings.records import Overstay
 from gpuyard.lab.exercise import Boot
-from gpuyard.ledger.reclaim import MUST_BOOK, PAST_THE_END, YIELDS
-from gpuyard.ledger.records import Case
 from tests.integration.booked_lab import BookedLab, Open
 from tests.integration.conftest import RunningLab
 from tests.integration.test_enforcement import ART, FREE, MUST, opened, start
@@ -38,9 +38,9 @@ def overstay(booked: BookedLab, who: str = "ada") -> Boot:
     return boot
 
 
-def case(booked: BookedLab, boot: Boot) -> Case:
+def case(booked: BookedLab, boot: Boot) -> Overstay:
     """The newest of a server."""
-    return next(one for one in booked.ledger._store.cases() if one.server_id == boot.server_id)
+    return next(overstay for overstay in booked.ledger._store.cases() if overstay.server_id == boot.server_id)
 
 
 def run_until_gone(
@@ -208,13 +208,16 @@ def test_servers_without_a_booking_make_room_the_newest_first(opened: Open) -> N
     booked.keeper.run()
     old = [booked.boot("bob") for _ in range(3)]
     new = booked.boot("bob")
+    assert [boot.status for boot in (*old, new)] == ["ACTIVE"] * 4, [boot.fault for boot in (*old, new)]
     assert booked.refused("bob")
     booking = booked.book("ada", start=40 * 60)
     booked.keeper.run()
     assert not booked.ledger._store.open_cases(), "too early to bother anybody"
     booked.clock.forward(minutes=11)
     booked.keeper.run()
-    assert [(one.server_id, one.rule) for one in booked.ledger._store.open_cases()] == [(new.server_id, YIELDS)]
+    assert [(overstay.server_id, overstay.rule) for overstay in booked.ledger._store.open_cases()] == [
+        (new.server_id, YIELDS)
+    ]
     due = case(booked, new).due
     assert due is not None
     booked.clock.until(due)
@@ -229,9 +232,9 @@ KEEP = """
 import os, signal, sys
 from datetime import timedelta
 from pathlib import Path
-from gpuyard.cloud.api import connect
-from gpuyard.cloud.observe.snapshot import SnapshotTaker
-from gpuyard.keeper.bookings import BookingsKeeper
+from gpuyard.openstack.api import connect
+from gpuyard.openstack.snapshot import SnapshotTaker
+from gpuyard.bookings.controllers.bookings import BookingController
 from gpuyard.site.load import load_site
 from tests.support.booked_sites import ShiftedClock, open_ledger
 
@@ -249,7 +252,7 @@ def request(method, *more, **others):
     return result
 
 api.request = request
-BookingsKeeper(api, compiled, ledger, SnapshotTaker(api, compiled.gpus, compiled.flavors), clock).run()
+BookingController(api, compiled, ledger, SnapshotTaker(api, compiled.gpus, compiled.flavors), clock).run()
 """
 
 

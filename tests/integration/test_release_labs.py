@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.cloud.api import CloudApi, connect
-from gpuyard.cloud.apply import SiteApplier
-from gpuyard.cloud.observe.objects import read_objects
 from gpuyard.lab import control
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Exercise, choose, prove
 from gpuyard.lab.releases.catalogue import LAB_RELEASES
 from gpuyard.model.booking import BookingState
+from gpuyard.openstack.api import CloudApi, connect
+from gpuyard.provisioning.apply import SiteApplier
+from gpuyard.provisioning.read import read_objects
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 from gpuyard.site.plan import plan_site

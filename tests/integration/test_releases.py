@@ -101,7 +101,7 @@ def test_a_release_takes_what_is_rendered_for_it(cache: Path, tmp_path: Path, re
     (tmp_path / "placement.conf").write_text(
         render_ini(compiled.options_of("placement").options) + "\n[placement_database]\nconnection = sqlite://\n"
     )
-    (tmp_path / "flavors.json").write_text(json.dumps({one.name: one.extra_specs for one in compiled.flavors}))
+    (tmp_path / "flavors.json").write_text(json.dumps({flavor.name: flavor.extra_specs for flavor in compiled.flavors}))
     for host in compiled.site.hosts:
         (tmp_path / host / "provider_config").mkdir(parents=True)
         (tmp_path / host / "nova-compute.conf").write_text(
@@ -119,5 +119,5 @@ def test_a_release_takes_what_is_rendered_for_it(cache: Path, tmp_path: Path, re
     assert found["asked"]["one"] == [[1, [classes[0]]]]
     assert found["asked"]["eight"] == [[8, [classes[1]]]]
     assert found["required_list"] == release.limits_named
-    for feature in ("managed", "limits_lookup", "wide_trees", "one_time_use", "pci_quotas"):
+    for feature in ("managed", "limits_lookup", "wide_trees", "one_time_use", "pci_quotas", "several_vgpus"):
         assert found[feature] is getattr(release, feature), feature

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gpuyard.advice.drift import find_drift
-from gpuyard.advice.rollout import Rollout, Stage, StageState, plan_rollout, world_site
 from gpuyard.cli.main import app
-from gpuyard.cloud.api import CloudApi, connect
-from gpuyard.cloud.apply import SiteApplier
-from gpuyard.cloud.observe.objects import read_objects
-from gpuyard.cloud.observe.world import read_world
+from gpuyard.diagnosis.drift import find_drift
+from gpuyard.diagnosis.drift.read import read_world
+from gpuyard.diagnosis.rollout import Rollout, Stage, StageState, plan_rollout, world_site
 from gpuyard.lab import control
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.plan import EXAMPLE_SITE, plan_of_site
 from gpuyard.model.errors import BlockedError
 from gpuyard.model.finding import Severity
+from gpuyard.openstack.api import CloudApi, connect
+from gpuyard.provisioning.apply import SiteApplier
+from gpuyard.provisioning.read import read_objects
 from gpuyard.site.load import LoadedSite, load_site
 from gpuyard.site.plan import plan_site
 from tests.integration.conftest import RunningLab, start_lab

@@ -11,18 +11,12 @@ from time import monotonic, sleep
 
 import pytest
 
-from gpuyard.cloud.api import CloudApi, CloudError, connect
-from gpuyard.cloud.servers import (
-    NovaServers,
-    ServerError,
-    ServerProblem,
-    ServerWish,
-    open_servers_project,
-)
 from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.plan import IMAGE
 from gpuyard.model.errors import UsageError
-from gpuyard.runners.progress import SeenServer
+from gpuyard.nova.server_states import SeenServer
+from gpuyard.openstack.api import CloudApi, CloudError, connect
+from gpuyard.openstack.servers import NovaServers, ServerError, ServerProblem, ServerWish, open_servers_project
 from tests.integration.conftest import RunningLab
 from tests.support.bad_nova import BadNova, NovaFaults
 from tests.support.runner_projects import PROJECT, by_way_of, limit, runners_cloud
@@ -37,7 +31,7 @@ class BytesOfAnImage(BytesIO):
 
 
 @dataclass
-class Door:
+class RecordingSession:
     servers: NovaServers
     api: CloudApi
 
@@ -55,11 +49,11 @@ class Door:
 @pytest.fixture
 def door(
     lab: RunningLab, operator: CloudApi, applied: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Door]:
+) -> Iterator[RecordingSession]:
     clouds = runners_cloud(lab.status.clouds_file, operator, tmp_path)
     monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(clouds))
     api, _ = open_servers_project(operator, PROJECT, "runners")
-    made = Door(NovaServers(api, "example", "none"), api)
+    made = RecordingSession(NovaServers(api, "example", "none"), api)
     with limit(operator, api.project, CUSTOM_GPU_V100=100, CUSTOM_GPU_V100_COUNT=100):
         yield made
     for row in api.get("compute", "/servers")["servers"]:
@@ -67,7 +61,7 @@ def door(
         made.until(lambda found: found is None, row["id"])
 
 
-def test_a_server_is_made_seen_and_deleted_for_good(door: Door) -> None:
+def test_a_server_is_made_seen_and_deleted_for_good(door: RecordingSession) -> None:
     id = door.servers.create(door.wish("gpuyard-v100-a", job="github.com/1"))
     assert [one.name for one in door.servers.ours()] == ["gpuyard-v100-a"], "also before it has a host"
     seen = door.until(lambda found: found is not None and found.status != "BUILD", id)
@@ -90,7 +84,7 @@ def test_a_server_is_made_seen_and_deleted_for_good(door: Door) -> None:
     assert door.api.calls - before == 1
 
 
-def test_what_is_not_ours_is_neither_shown_nor_deleted(door: Door, exercise: Exercise) -> None:
+def test_what_is_not_ours_is_neither_shown_nor_deleted(door: RecordingSession, exercise: Exercise) -> None:
     other = NovaServers(door.api, "another-site", "none")
     id = other.create(door.wish("gpuyard-v100-b"))
     assert door.servers.ours() == []
@@ -103,7 +97,7 @@ def test_what_is_not_ours_is_neither_shown_nor_deleted(door: Door, exercise: Exe
 
 
 def test_an_image_of_others_is_used_when_it_was_shared_and_accepted_and_not_before(
-    door: Door, operator: CloudApi
+    door: RecordingSession, operator: CloudApi
 ) -> None:
     name = "somebody-elses"
     wanted = {"name": name, "disk_format": "raw", "container_format": "bare", "visibility": "shared"}
@@ -129,13 +123,13 @@ def test_an_image_of_others_is_used_when_it_was_shared_and_accepted_and_not_befo
         ({"user_data": "x" * 70_000}, ServerProblem.REFUSED),
     ],
 )
-def test_a_wish_that_cannot_be_says_why(door: Door, wrong: dict[str, str], problem: ServerProblem) -> None:
+def test_a_wish_that_cannot_be_says_why(door: RecordingSession, wrong: dict[str, str], problem: ServerProblem) -> None:
     with pytest.raises(ServerError, match=r"no-such|user data") as refused:
         door.servers.create(door.wish("gpuyard-v100-c", **wrong))
     assert refused.value.problem is problem
 
 
-def test_no_host_is_a_fault_that_says_so(door: Door) -> None:
+def test_no_host_is_a_fault_that_says_so(door: RecordingSession) -> None:
     ids = [door.servers.create(door.wish(f"gpuyard-v100-{n}", flavor=FLAVOR)) for n in range(8)]
     ends = [door.until(lambda found: found is not None and found.status != "BUILD", id) for id in ids]
     faults = [one.fault for one in ends if one is not None and one.status == "ERROR"]
@@ -144,7 +138,7 @@ def test_no_host_is_a_fault_that_says_so(door: Door) -> None:
 
 
 def test_a_server_is_asked_for_once_though_the_answer_is_lost(
-    door: Door, lab: RunningLab, tmp_path: Path, operator: CloudApi
+    door: RecordingSession, lab: RunningLab, tmp_path: Path, operator: CloudApi
 ) -> None:
     with BadNova(str(lab.admin.compute.get_endpoint()), NovaFaults(reply_lost=1.0)).serving() as bad:
         api = connect("runners", by_way_of(tmp_path / "clouds.yaml", bad.url))
@@ -160,7 +154,7 @@ def test_a_server_is_asked_for_once_though_the_answer_is_lost(
     assert sorted(one.name for one in door.servers.ours()) == ["gpuyard-v100-d", "gpuyard-v100-e"]
 
 
-def test_a_quota_is_a_problem_of_its_own(door: Door, operator: CloudApi) -> None:
+def test_a_quota_is_a_problem_of_its_own(door: RecordingSession, operator: CloudApi) -> None:
     with (
         limit(operator, door.api.project, servers=0),
         pytest.raises(ServerError, match="403") as refused,
@@ -169,7 +163,9 @@ def test_a_quota_is_a_problem_of_its_own(door: Door, operator: CloudApi) -> None
     assert refused.value.problem is ServerProblem.QUOTA
 
 
-def test_credentials_for_another_project_are_refused(lab: RunningLab, operator: CloudApi, door: Door) -> None:
+def test_credentials_for_another_project_are_refused(
+    lab: RunningLab, operator: CloudApi, door: RecordingSession
+) -> None:
     with pytest.raises(UsageError, match="no project 'nowhere'"):
         open_servers_project(operator, "nowhere", None)
     with pytest.raises(UsageError, match="are for another project"):

@@ -1,5 +1,6 @@
 """A storm on the lab: events are lost and doubled, GitHub and Nova have a bad day, and `gpuyard serve` is killed, again
-and again. Afterwards every job has run once, or it is said why it has not, and nothing is left of any.
+and again. Afterwards every job has run once, or it is said why it has not, and nothing is left of any. What it prints
+(``pytest -s``) tells how long jobs waited, and how long GPUs idled while a job waited for them.
 
 GPUYARD_TEST_STORM=500 makes it as large as that, with the program's own waits; else it is small and hurried. Checks of
 GPUs do not fail in it, since they hold GPUs afterwards, as they should; those are in tests/unit/test_runner_storm.py.
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -20,14 +21,18 @@ from typing import Any
 
 import pytest
 
-from gpuyard.cloud.api import CloudApi, CloudError
+from gpuyard.bookings.records import Query
 from gpuyard.lab.github.faults import STORM, Faults
 from gpuyard.lab.github.forge import ForgeSettings
-from gpuyard.lab.github.records import COMPLETED, JobOrder
+from gpuyard.lab.github.records import COMPLETED, ForgeJob, JobOrder
+from gpuyard.model.booking import BookingState
+from gpuyard.openstack.api import CloudApi, CloudError
+from gpuyard.site.load import load_site
 from tests.integration.conftest import RunningLab
-from tests.integration.runner_yard import GPUYARD, Yard, YardSite, open_yard
+from tests.integration.runner_harness import GPUYARD, RunnerHarness, YardSite, open_yard
 from tests.integration.test_serve import ready
 from tests.support.bad_nova import BadNova, NovaFaults
+from tests.support.idle_times import Leased, Worked, idle_times, spread
 from tests.support.postgres import server
 from tests.support.runner_projects import runners_cloud
 from tests.support.runner_storm import given_up, our_job, wronged
@@ -36,6 +41,8 @@ pytestmark = [pytest.mark.lab, pytest.mark.slow]
 SIZE = "GPUYARD_TEST_STORM"
 SMALL = 10
 KILLS = 3
+MOST = 10_000
+"""Leases of one storm."""
 SEED = 1
 REPOSITORIES = ("demo/science", "demo/art", "demo/music")
 SETS = {"gpuyard-v100": "gpu_tiny", "gpuyard-pair": "gpu_pair", "gpuyard-k4200": "k4200.4cores"}
@@ -66,7 +73,7 @@ def cirun_file() -> str:
 class Storm:
     """One test's."""
 
-    yard: Yard
+    inventory: RunnerHarness
     operator: CloudApi
     nova: BadNova
     jobs: int
@@ -77,7 +84,7 @@ class Storm:
 
     @property
     def forge(self) -> Any:
-        return self.yard.github.standin.forge
+        return self.inventory.github.standin.forge
 
     def rage(self) -> None:
         """All jobs are pushed, some at a time; the program is killed as they come to their ends."""
@@ -88,10 +95,10 @@ class Storm:
             over = sum(job.status == COMPLETED for job in [*self.forge.jobs.values()])
             if self.kills < KILLS and over >= (self.kills + 1) * self.jobs // (KILLS + 1):
                 self.kills += 1
-                self.yard.kill()
+                self.inventory.kill()
             if self.rng.random() < ODD:
                 self.strike()
-            assert monotonic() - self.began < self.jobs * 12 + 300, self.yard.report()
+            assert monotonic() - self.began < self.jobs * 12 + 300, self.inventory.report()
             sleep(self.rng.uniform(0, 1.5))
 
     def push(self, many: int) -> int:
@@ -106,7 +113,7 @@ class Storm:
     def strike(self) -> None:
         """Some server of ours goes into ERROR, whatever it does."""
         with suppress(CloudError):
-            if servers := self.yard.servers.there():
+            if servers := self.inventory.servers.there():
                 id = self.rng.choice(servers)["id"]
                 action = {"os-resetState": {"state": "error"}}
                 self.operator.request("POST", "compute", f"/servers/{id}/action", action)
@@ -115,23 +122,56 @@ class Storm:
     def settle(self) -> None:
         """Until nothing is left. What GitHub lost is found in time; so long the storm goes on."""
         end = monotonic() + 300 + self.jobs * 5
-        while not self.yard.at_rest():
-            assert monotonic() < end, self.yard.report()
+        while not self.inventory.at_rest():
+            assert monotonic() < end, self.inventory.report()
             sleep(3)
 
     def told(self) -> str:
         """What happened."""
         jobs = [*self.forge.jobs.values()]
-        with self.yard.opened() as (store, _):
+        with self.inventory.opened() as (store, _):
             ours = [our_job(self.forge, store, job) for job in jobs if not job.tries]
-            causes = Counter(str(one.cause) for one in store.runners(over=True))
+            causes = Counter(str(runner.cause) for runner in store.runners(over=True))
         ran = sum(bool(job.tries) for job in jobs)
         ends = Counter(job.conclusion or job.status for job in jobs)
         return (
+            f"{self.times(jobs)}\n"
             f"{len(jobs)} jobs in {monotonic() - self.began:.0f} s, {self.kills} kills, {self.struck} put into ERROR\n"
             f"{ran} ran; at GitHub {dict(ends)}; given up {sum(map(given_up, ours))}; runners by cause {dict(causes)}\n"
             f"GitHub's faults {self.forge.faults.counts()}\nNova's faults {self.nova.counts}"
         )
+
+    def times(self, jobs: Sequence[ForgeJob]) -> str:
+        """How long jobs waited for their runners, and how long GPUs idled while a job waited for them, by pool."""
+        site = load_site(self.inventory.site).compiled.site
+        pools = {name: next(iter(flavor.gpus), "") for name, flavor in site.flavors.items()}
+        flavors = {**SETS, **CIRUN}
+        worked = [
+            Worked(
+                pools[flavors[job.order.labels[0]]], job.queued, job.tries[0].started if job.tries else None,
+                job.tries[-1].ended or job.completed if job.tries else job.completed,
+                job.tries[-1].runner if job.tries else "",
+            )
+            for job in jobs
+            if job.queued is not None and job.completed is not None
+        ]  # fmt: skip
+        with self.inventory.opened() as (_, ledger):
+            lanes = ledger.lanes()
+            found = ledger.find(Query(), MOST)
+        taken = [
+            Leased(lane, one.ask.start, one.changed if one.state is BookingState.ENDED else one.ask.end, one.server)
+            for one in found
+            for lane in one.lanes
+        ]
+        lines = [f"waits of jobs {spread([(one.begun - one.queued).total_seconds() for one in worked if one.begun])}"]
+        idle: list[float] = []
+        for pool in sorted({one.pool for one in worked}):
+            mine = idle_times(
+                pool, [lane.id for lane in lanes if lane.pool == pool and not lane.trouble], taken, worked
+            )
+            lines.append(f"GPUs of pool {pool} that idled while a job waited {spread(mine)}")
+            idle += mine
+        return "\n".join([*lines, f"GPUs that idled while a job waited {spread(idle)}"])
 
 
 def gpus_in_use(operator: CloudApi) -> dict[str, int]:
@@ -192,21 +232,21 @@ def storm(
             repositories=REPOSITORIES, cirun=cirun_file(), rules=rules, faults=faults, settings=settings,
             boot=timedelta(seconds=0.5), program=GPUYARD if given else ("-m", "tests.support.hurried"), nova=nova.url,
         )  # fmt: skip
-        with open_yard(lab, operator, tmp_path, clouds, database, about) as yard:
-            yield Storm(yard, operator, nova, int(given or SMALL))
+        with open_yard(lab, operator, tmp_path, clouds, database, about) as inventory:
+            yield Storm(inventory, operator, nova, int(given or SMALL))
 
 
 @pytest.mark.flaky(reruns=0)
 def test_a_storm_on_the_lab_loses_nothing_and_leaves_nothing(storm: Storm) -> None:
-    yard = storm.yard
+    inventory = storm.inventory
     assert gpus_in_use(storm.operator) == {}
-    yard.serve()
-    yard.until(lambda: ready(yard.port) and len(storm.forge.sets) == len(SETS), 300)
+    inventory.serve()
+    inventory.until(lambda: ready(inventory.port) and len(storm.forge.sets) == len(SETS), 300)
     storm.rage()
     storm.settle()
     print(storm.told())
-    with yard.opened() as (store, _):
+    with inventory.opened() as (store, _):
         assert wronged(storm.forge, store) == []
-    assert yard.left_over() == []
+    assert inventory.left_over() == []
     assert gpus_in_use(storm.operator) == {}
     assert storm.kills == KILLS

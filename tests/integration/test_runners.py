@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.cloud.api import CloudApi
 from gpuyard.lab.github.records import COMPLETED
+from gpuyard.openstack.api import CloudApi
 from gpuyard.runners.records import Cause, JobState, RunnerState
 from tests.integration.conftest import RunningLab
-from tests.integration.runner_yard import SET, Yard, YardSite, open_yard
+from tests.integration.runner_harness import SET, RunnerHarness, YardSite, open_yard
 from tests.integration.test_serve import ready
 from tests.support.runner_projects import runners_cloud
 
@@ -20,27 +20,29 @@ pytestmark = pytest.mark.lab
 
 
 @pytest.fixture
-def yard(lab: RunningLab, operator: CloudApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
+def inventory(
+    lab: RunningLab, operator: CloudApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RunnerHarness]:
     clouds = runners_cloud(lab.status.clouds_file, operator, tmp_path)
     monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(clouds))
     with open_yard(lab, operator, tmp_path, clouds, f"sqlite:///{tmp_path / 'yard.db'}", YardSite()) as made:
         yield made
 
 
-def test_jobs_by_scale_set_and_by_webhook_run_on_servers_that_are_deleted(yard: Yard) -> None:
-    process = yard.serve()
-    yard.until(lambda: ready(yard.port) and yard.github.standin.forge.sets)
+def test_jobs_by_scale_set_and_by_webhook_run_on_servers_that_are_deleted(inventory: RunnerHarness) -> None:
+    process = inventory.serve()
+    inventory.until(lambda: ready(inventory.port) and inventory.github.standin.forge.sets)
     assert process.poll() is None
-    by_set, by_hook, other = yard.push(SET, "cirun-gpu", "ubuntu-latest")
+    by_set, by_hook, other = inventory.push(SET, "cirun-gpu", "ubuntu-latest")
     mine = [by_set, by_hook]
-    yard.until(lambda: all(yard.job(id).status == COMPLETED for id in mine))
-    yard.until(lambda: not yard.left_over())
-    assert [yard.job(id).conclusion for id in mine] == ["success", "success"]
-    assert yard.job(other).status != COMPLETED
-    with yard.opened() as (runners, _):
+    inventory.until(lambda: all(inventory.job(id).status == COMPLETED for id in mine))
+    inventory.until(lambda: not inventory.left_over())
+    assert [inventory.job(id).conclusion for id in mine] == ["success", "success"]
+    assert inventory.job(other).status != COMPLETED
+    with inventory.opened() as (runners, _):
         gone = runners.runners(over=True)
         assert {one.state for one in gone} == {RunnerState.GONE}
         assert {one.cause for one in gone} == {Cause.FINISHED}
-        assert {one.name for one in gone} == {yard.job(id).tries[0].runner for id in mine}
+        assert {one.name for one in gone} == {inventory.job(id).tries[0].runner for id in mine}
         assert all("Running job" in runners.log(one.name) for one in gone)
-        assert {one.state for one in runners.latest_jobs()} == {JobState.COMPLETED}
+        assert {latest_job.state for latest_job in runners.latest_jobs()} == {JobState.COMPLETED}

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
-from gpuyard.ledger.records import Query
+from gpuyard.bookings.records import Query
 from gpuyard.model.booking import Rules
 from tests.support.ledgers import ADA, BOB, HOUR, NOON, ROOT, ask
 from tests.support.people import token_of

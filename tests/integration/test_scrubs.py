@@ -13,18 +13,20 @@ from time import monotonic
 
 import pytest
 
-from gpuyard.cloud.api import CloudApi, connect
-from gpuyard.cloud.observe.snapshot import SnapshotTaker
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.diagnosis.drift.read import read_world
+from gpuyard.health.controllers.health import Watched, open_health
 from gpuyard.health.records import GpuHealth, HealthState
-from gpuyard.keeper.health import Watched, open_health
 from gpuyard.lab import control, portal
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.plan import EXAMPLE_SITE
-from gpuyard.ledger.ledger import Ledger
 from gpuyard.model.booking import Ask, Person
 from gpuyard.model.gpu import provider_name
 from gpuyard.model.scrub import ScrubOrder, ScrubOutcome, ScrubResult
+from gpuyard.openstack.api import CloudApi, connect
+from gpuyard.openstack.snapshot import SnapshotTaker
+from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 from tests.integration.conftest import start_lab
 from tests.support.booked_sites import ShiftedClock, open_ledger
@@ -32,7 +34,6 @@ from tests.support.booked_sites import ShiftedClock, open_ledger
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 HOST, FLAVOR = "cld-dfa-gpu-02", "small"
 ROOT = Person("u-root", "root", "p-admin", "admin", frozenset({"admin", "member", "reader"}))
-S = HealthState
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Once:
     """A lab with one host, whose GPUs are used once."""
 
     operator: CloudApi
+    compiled: CompiledSite
     exercise: Exercise
     ledger: Ledger
     clock: ShiftedClock
@@ -54,12 +56,12 @@ class Once:
     def look_until(self, gpu: GpuHealth, state: HealthState) -> None:
         """Records have whole seconds: what follows from a state follows from a look of a later second."""
         end = monotonic() + 20
-        while self.watched.desk.gpu(gpu.name).state is not state and monotonic() < end:
+        while self.watched.service.gpu(gpu.name).state is not state and monotonic() < end:
             self.look()
-        assert self.watched.desk.gpu(gpu.name).state is state
+        assert self.watched.service.gpu(gpu.name).state is state
 
     def gpus(self, state: HealthState) -> list[GpuHealth]:
-        return [gpu for gpu in self.watched.desk.store.gpus() if gpu.state is state]
+        return [gpu for gpu in self.watched.service.store.gpus() if gpu.state is state]
 
     def inventory(self, gpu: GpuHealth) -> tuple[int, int]:
         """(reserved, generation) of its provider."""
@@ -75,12 +77,12 @@ class Once:
         boot = self.exercise.boot(FLAVOR)
         assert boot.status == "ACTIVE", boot.fault
         self.look()
-        (gpu,) = self.gpus(S.IN_USE)
+        (gpu,) = self.gpus(HealthState.IN_USE)
         assert self.inventory(gpu)[0] == 1  # Nova has reserved it
         self.exercise.delete([boot.server_id])
         self.look()
-        found = self.watched.desk.gpu(gpu.name)
-        assert (found.state, (1, found.generation)) == (S.RETURNED, self.inventory(gpu))
+        found = self.watched.service.gpu(gpu.name)
+        assert (found.state, (1, found.generation)) == (HealthState.RETURNED, self.inventory(gpu))
         return found
 
     def ordered(self, *results: ScrubResult) -> ScrubOrder:
@@ -114,7 +116,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Once]:
         assert rules is not None
         taker = SnapshotTaker(operator, compiled.gpus, compiled.flavors)
         watched = open_health(compiled, rules, operator, ledger, taker, clock)
-        made = Once(operator, Exercise(operator, user, compiled), ledger, clock, watched)
+        made = Once(operator, compiled, Exercise(operator, user, compiled), ledger, clock, watched)
         made.look()
         made.look()
         yield made
@@ -134,11 +136,16 @@ def test_what_came_back_clean_is_released_in_its_generation_and_free_again(once:
     once.look()
     assert once.inventory(gpu) == (1, gpu.generation)  # nothing is released on hope
     assert once.watched.scrub_desk.exchange(HOST, [done(order, ScrubOutcome.CLEAN)]) == []
-    assert gpu.name in {one.name for one in once.gpus(S.CHECKED)}
+    assert gpu.name in {gpu.name for gpu in once.gpus(HealthState.CHECKED)}
     once.look()
     reserved, generation = once.inventory(gpu)
     assert (reserved, generation) == (0, (gpu.generation or 0) + 1)
-    once.look_until(gpu, S.FINE)
+    once.look_until(gpu, HealthState.FINE)
+
+
+def test_a_nova_that_reserves_is_no_drift(once: Once) -> None:
+    devices = read_world(once.operator, once.compiled).devices
+    assert {devices[gpu.provider_name].one_time_use for gpu in once.compiled.gpus} == {True}
 
 
 def test_what_its_host_refuses_is_out_of_use_until_somebody_says_so_and_then_scrubbed(once: Once) -> None:
@@ -146,15 +153,15 @@ def test_what_its_host_refuses_is_out_of_use_until_somebody_says_so_and_then_scr
     order = once.ordered()
     once.watched.scrub_desk.exchange(HOST, [done(order, ScrubOutcome.REFUSED, "it is with nvidia")])
     once.look()
-    found = once.watched.desk.gpu(gpu.name)
-    assert (found.state, found.signal) == (S.QUARANTINED, "scrub-failed")
+    found = once.watched.service.gpu(gpu.name)
+    assert (found.state, found.signal) == (HealthState.QUARANTINED, "scrub-failed")
     assert once.inventory(gpu)[0] == 1
-    once.watched.desk.release(gpu.name, "it is with vfio-pci again", ROOT)
-    once.look_until(gpu, S.RETURNED)  # not clean by a word
+    once.watched.service.release(gpu.name, "it is with vfio-pci again", ROOT)
+    once.look_until(gpu, HealthState.RETURNED)  # not clean by a word
     assert once.inventory(gpu)[0] == 1
     again = once.ordered()
     once.watched.scrub_desk.exchange(HOST, [done(again, ScrubOutcome.CLEAN)])
-    once.look_until(gpu, S.FINE)
+    once.look_until(gpu, HealthState.FINE)
     assert once.inventory(gpu)[0] == 0
 
 
@@ -168,7 +175,7 @@ def test_one_that_is_booked_is_kept_for_its_booking_when_it_is_clean(once: Once)
     once.watched.scrub_desk.exchange(HOST, [done(order, ScrubOutcome.CLEAN)])
     once.look()
     assert once.inventory(gpu) == (1, gpu.generation)  # from Nova's to the ledger's, and nobody's in between
-    once.look_until(gpu, S.FINE)
+    once.look_until(gpu, HealthState.FINE)
     once.ledger.cancel(booking.id, ROOT)
     once.look()
     assert once.inventory(gpu)[0] == 0

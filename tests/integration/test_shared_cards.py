@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from gpuyard.advice.drift import find_drift
-from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.apply import SiteApplier
-from gpuyard.cloud.observe.objects import read_objects
-from gpuyard.cloud.observe.world import read_world
+from gpuyard.bookings.pool_view import PREPARE
+from gpuyard.diagnosis.drift import find_drift
+from gpuyard.diagnosis.drift.read import read_world
 from gpuyard.lab import control
 from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.exercise import Exercise
-from gpuyard.ledger.pool_view import PREPARE
 from gpuyard.model.booking import BookingState, Person
 from gpuyard.model.gpu import GpuState, GpuStatus
 from gpuyard.model.units import hold_of
+from gpuyard.openstack.api import CloudApi, CloudError
+from gpuyard.provisioning.apply import SiteApplier
+from gpuyard.provisioning.read import read_objects
 from gpuyard.site.load import load_site
 from gpuyard.site.plan import plan_site
 from tests.integration.booked_lab import PREFIX, BookedLab, people_of, set_reserved
@@ -33,20 +33,23 @@ from tests.integration.conftest import REUSE_VARIABLE, RunningLab, start_lab
 from tests.integration.test_enforcement import start
 from tests.support.booked_sites import ShiftedClock, open_ledger
 from tests.support.on_request import only_by
-from tests.support.shared_cards import H200, T4, h200_host, t4_host
+from tests.support.shared_cards import H200, T4, classic, h200_host, t4_host
 from tests.support.sites import flavor, write_site
+from tests.support.sysfs import Sysfs
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
 POOLS = {
-    "t4-4q": {"models": [T4], "kind": "vgpu", "type": "nvidia-230"},
+    "t4-4q": {"models": [T4], "kind": "vgpu", "type": "nvidia-232", "hosts": ["t4-host"]},
     "h200-mig": {"models": [H200], "kind": "vf", "type": "1414"},
 }
+PAIR = {"models": [T4], "kind": "vgpu", "type": "nvidia-233", "hosts": ["pair-host"]}
 DOCUMENT: dict[str, Any] = {
     "site": "shares",
-    "hosts": {"t4-host": {"recording": "t4-host.json"}, "h200-host": {"recording": "h200-host.json"}},
-    "pools": POOLS,
-    "flavors": {pool: flavor(gpus={pool: 1}) for pool in POOLS} | {"two": flavor(gpus={"h200-mig": 2})},
+    "hosts": {name: {"recording": f"{name}.json"} for name in ("t4-host", "h200-host", "pair-host")},
+    "pools": POOLS | {"t4-8q": PAIR},
+    "flavors": {pool: flavor(gpus={pool: 1}) for pool in POOLS}
+    | {"two": flavor(gpus={"h200-mig": 2}), "two-cards": flavor(gpus={"t4-8q": 2})},
     "limits": {"servers": 100},
 }
 BOOKED = {"booking": {"must_book": True, "grace": "30 min", "dry_run": False, "hold": "10 min"}}
@@ -61,7 +64,10 @@ def shares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLab]:
     kept = os.environ.get(REUSE_VARIABLE)
     folder = Path(f"{kept}-shares") if kept else tmp_path_factory.mktemp("shares")
     folder.mkdir(exist_ok=True)
-    hosts = {"t4-host": t4_host(), "h200-host": h200_host(chosen=UNITS)}
+    pair = Sysfs()
+    for address, group in (("18:00.0", 1), ("3b:00.0", 2)):
+        classic(pair, address, group, {}, {"nvidia-233": 2})
+    hosts = {"t4-host": t4_host(), "h200-host": h200_host(chosen=UNITS), "pair-host": pair}
     running = start_lab(folder / "lab", site=write_site(folder, json.dumps(DOCUMENT), hosts))
     yield running
     if not kept:
@@ -170,6 +176,24 @@ def test_a_server_of_two_virtual_functions_has_two_units(opened: Any) -> None:
 
 
 @MORE
+def test_a_server_of_two_vgpus_has_one_of_each_card(opened: Any) -> None:
+    lab = opened({"projects": {"physics": {"gpus": {"t4-8q": 4}}}})
+    boot = lab.booked.boot("ada", "two-cards")
+    assert boot.status == "ACTIVE", boot.fault
+    mine = [
+        status.gpu.device
+        for status in lab.statuses("t4-8q")
+        if status.claim and status.claim.server_id == boot.server_id
+    ]
+    assert sorted(mine) == ["0000:18:00.0", "0000:3b:00.0"]
+    assert lab.states("t4-8q") == {GpuState.CLAIMED: 2, GpuState.FREE: 2}
+    second = lab.booked.boot("ada", "two-cards")
+    assert second.status == "ACTIVE", second.fault
+    assert lab.states("t4-8q") == {GpuState.CLAIMED: 4}
+    assert lab.booked.refused("ada", "two-cards"), "four is its limit: each vGPU counts"
+
+
+@MORE
 @EACH
 def test_a_booking_of_a_unit_lets_its_owner_in_and_nobody_else(opened: Any, pool: str) -> None:
     lab = opened(BOOKED)
@@ -232,7 +256,7 @@ def test_an_operator_s_hold_of_one_unit_keeps_that_and_no_other(opened: Any, poo
     begin = booked.clock().replace(microsecond=0)
     (hold,) = booked.ledger.hold([lane.name], begin, begin + timedelta(hours=1), OPERATOR, "fan is loud")
     booked.keeper.run()
-    (held,) = [one for one in lab.statuses(pool) if one.state is GpuState.HELD]
+    (held,) = [status for status in lab.statuses(pool) if status.state is GpuState.HELD]
     assert f"{held.gpu.host}/{held.gpu.address}" == lane.name
     assert "fan is loud" in held.reason
     assert lab.held(pool) == {held.gpu.provider_name}

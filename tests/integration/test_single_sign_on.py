@@ -19,24 +19,24 @@ import httpx2
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Playwright, Route, expect
 
-from gpuyard.cloud.api import CloudApi, CloudError, connect
-from gpuyard.cloud.people import KeystonePeople
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.bookings.records import Query
 from gpuyard.lab.clients import ADMIN_CLOUD
-from gpuyard.ledger.ledger import Ledger
-from gpuyard.ledger.records import Query
-from gpuyard.portal.app import create_app
-from gpuyard.portal.booking_documents import utc
-from gpuyard.portal.sources import utc_now
-from gpuyard.portal.store import PortalStore
+from gpuyard.openstack.api import CloudApi, CloudError, connect
+from gpuyard.openstack.people import KeystonePeople
+from gpuyard.server.app import create_app
+from gpuyard.web.documents import utc
+from gpuyard.web.portal_context import utc_now
+from gpuyard.web.store import PortalStore
 from tests.integration.conftest import RunningLab
 from tests.integration.test_portal_bookings import Visitors
 from tests.support import browser as browsers
 from tests.support import single_sign_on as sso
+from tests.support.inventories import GPUS, driver, filled
 from tests.support.kolla import NoKolla, install
 from tests.support.ledgers import open_ledger
 from tests.support.portals import ROOMY
 from tests.support.served import RealClock, serving
-from tests.support.yards import GPUS, driver, filled
 from tests.virtual_hypervisor.build import Missing
 
 pytestmark = [pytest.mark.lab, pytest.mark.browser, pytest.mark.slow]

@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from gpuyard.cli.main import app, run
-from gpuyard.cloud.api import CloudApi, CloudError, connect
-from gpuyard.cloud.apply import SiteApplier
-from gpuyard.cloud.observe.objects import OF_PROVIDER_CONFIGS, read_objects
 from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.exercise import Exercise
 from gpuyard.model.errors import BlockedError, UsageError
+from gpuyard.openstack.api import CloudApi, CloudError, connect
+from gpuyard.provisioning.apply import SiteApplier
+from gpuyard.provisioning.read import OF_PROVIDER_CONFIGS, read_objects
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import OWNER_KEY, AggregateObject, ImageObject, SeenObjects, owner_mark
 from gpuyard.site.plan import plan_site

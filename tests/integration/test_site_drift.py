@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gpuyard.advice.drift import drifts, find_drift, plan_fixes
-from gpuyard.advice.drift.fixes import Allocation, AllocationStep, FixPlan
 from gpuyard.cli.main import app
-from gpuyard.cloud.api import CloudApi, CloudError, connect
-from gpuyard.cloud.apply import SiteApplier
-from gpuyard.cloud.drift_fixes import ATTEMPTS, DriftFixer
-from gpuyard.cloud.observe.objects import read_objects
-from gpuyard.cloud.observe.reader import compute_service
-from gpuyard.cloud.observe.world import read_world
+from gpuyard.diagnosis.drift import drifts, find_drift, plan_fixes
+from gpuyard.diagnosis.drift.apply import ATTEMPTS, DriftFixer
+from gpuyard.diagnosis.drift.fixes import Allocation, AllocationStep, FixPlan
+from gpuyard.diagnosis.drift.read import read_world
 from gpuyard.lab import control, processes
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.plan import EXAMPLE_SITE, LabPlan, plan_of_site
 from gpuyard.model.errors import BlockedError, UsageError
 from gpuyard.model.finding import Finding
+from gpuyard.openstack.api import CloudApi, CloudError, connect
+from gpuyard.openstack.reader import compute_service
+from gpuyard.provisioning.apply import SiteApplier
+from gpuyard.provisioning.read import read_objects
 from gpuyard.site.load import LoadedSite, load_site
 from gpuyard.site.plan import plan_site
 from tests.integration.conftest import RunningLab, start_lab

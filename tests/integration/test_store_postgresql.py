@@ -17,14 +17,14 @@ import psycopg
 import pytest
 from sqlalchemy import URL, Connection, Table, make_url, text
 
+from gpuyard.bookings.records import Query
+from gpuyard.bookings.store import Store, StoreError
+from gpuyard.database import backup, engine, migrate
+from gpuyard.database.engine import Database
 from gpuyard.health.store import HealthStore
-from gpuyard.history.store import HistoryStore
-from gpuyard.ledger.records import Query
-from gpuyard.ledger.store import Store, StoreError
-from gpuyard.portal.store import PortalStore
 from gpuyard.runners.store import RunnerStore
-from gpuyard.store import backup, engine, migrate
-from gpuyard.store.engine import Database
+from gpuyard.usage.store import HistoryStore
+from gpuyard.web.store import PortalStore
 from tests.contract import backups
 from tests.contract.health_store import RULES as HEALTH_RULES
 from tests.contract.history_store import RULES as HISTORY_RULES

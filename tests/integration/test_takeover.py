@@ -21,9 +21,9 @@ import psycopg
 import pytest
 from sqlalchemy import URL, make_url
 
-from gpuyard.ledger.records import Query
+from gpuyard.bookings.records import Query
 from gpuyard.model.booking import Booking, BookingState
-from gpuyard.portal.booking_documents import utc
+from gpuyard.web.documents import utc
 from tests.integration.booked_lab import PASSWORD, BookedLab, Open
 from tests.integration.conftest import RunningLab
 from tests.integration.test_enforcement import MUST, opened
@@ -92,7 +92,7 @@ def test_a_keeper_that_is_killed_is_followed_by_another_and_nothing_is_done_twic
         kill_soon(serving)  # while it ends, and its server is deleted
         until(lambda: booked.limits() == {})
         until(lambda: actions(booked, boot.server_id)["delete"] > 0)
-        until(lambda: all(one.claim is None for one in booked.statuses()))
+        until(lambda: all(status.claim is None for status in booked.statuses()))
         assert actions(booked, boot.server_id) == {"create": 1, "delete": 1}, entries(booked, boot.server_id)
         told = events(booked, booking)
         assert told["booking.started"] == 1, told

@@ -16,22 +16,22 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from gpuyard.ledger.store import Store
-from gpuyard.store import engine, turns
-from gpuyard.store.engine import Database
-from gpuyard.store.errors import StoreError
-from gpuyard.store.turns import Turns
+from gpuyard.bookings.store import Store
+from gpuyard.database import engine
+from gpuyard.database import leader_election as turns
+from gpuyard.database.engine import Database
+from gpuyard.database.errors import StoreError
+from gpuyard.database.leader_election import LeaderElection
 from tests.support.postgres import Server, server
-from tests.unit.test_portal_server import until
+from tests.unit.server.test_portal_server import until
 
 PATIENCE = 60.0
 HOLDER = """
 import sys
-from gpuyard.store import turns
-from gpuyard.store.engine import Database
-from gpuyard.store.turns import Turns
-turns.BEAT = 0.4
-turns = Turns(Database(sys.argv[1]), silence=2)
+from gpuyard.database import leader_election
+from gpuyard.database.engine import Database
+leader_election.BEAT = 0.4
+turns = leader_election.LeaderElection(Database(sys.argv[1]), silence=2)
 assert turns.take_turn("bookings")
 print("taken", flush=True)
 sys.stdin.readline()
@@ -82,7 +82,7 @@ def test_a_turn_that_is_to_last_outlives_silence(postgres: Server) -> None:
     database = Database(postgres.database())
     with closing(database), pytest.MonkeyPatch.context() as patch:
         patch.setattr(turns, "BEAT", PATIENCE)
-        quiet, short = Turns(database, silence=0), Turns(database, silence=1)
+        quiet, short = LeaderElection(database, silence=0), LeaderElection(database, silence=1)
         try:
             assert quiet.take_turn("quiet")
             assert short.take_turn("short")
@@ -97,7 +97,7 @@ def test_those_who_read_much_cost_nobody_the_turn(postgres: Server, monkeypatch:
     monkeypatch.setattr(turns, "BEAT", 0.3)
     database = Database(postgres.database())
     with closing(database), ExitStack() as busy:
-        keeper, other = Turns(database, silence=2), Turns(database)
+        keeper, other = LeaderElection(database, silence=2), LeaderElection(database)
         try:
             assert other.take_turn("runners")
             for _ in range(engine.CONNECTIONS):

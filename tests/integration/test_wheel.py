@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from tools.build_version import build_version
 
 from tests.support import uv
 
@@ -18,11 +21,11 @@ MOST_BYTES = 2_000_000
 NEEDED = (
     "gpuyard/py.typed",
     "gpuyard/host/pci.ids",
-    "gpuyard/agent/gpuyard_agent.py",
-    "gpuyard/agent/gpuyard-agent.service",
-    "gpuyard/portal/templates/admin.html",
-    "gpuyard/ledger/store/migrations/r0001_bookings.py",
-    "gpuyard/history/store/migrations/r0002_totals.py",
+    "gpuyard/guest/agent/gpuyard_agent.py",
+    "gpuyard/guest/agent/gpuyard-agent.service",
+    "gpuyard/web/templates/admin.html",
+    "gpuyard/bookings/store/migrations/r0001_bookings.py",
+    "gpuyard/usage/store/migrations/r0002_totals.py",
 )
 
 
@@ -54,8 +57,48 @@ def test_the_wheel_is_small_and_has_every_file_of_the_package(built: tuple[Path,
     }
     assert set(NEEDED) <= set(mine)
     assert {name: content for name, (_, content) in files.items() if name.startswith("gpuyard/")} == mine
-    strangers = [name for name in files if not re.match(r"gpuyard(-[0-9.]+\.dist-info)?/", name)]
+    strangers = [name for name in files if not re.match(r"gpuyard(-[0-9a-z.+]+\.dist-info)?/", name)]
     assert strangers == [], "nothing else: no tests, no documentation"
+
+
+def test_another_commit_is_another_version_and_the_documented_upgrade_installs_it(tmp_path: Path) -> None:
+    """pip leaves a version alone that is installed already, whatever is in the wheel."""
+    checkout, environment = tmp_path / "checkout", tmp_path / "environment"
+    run = functools.partial(subprocess.run, check=True, capture_output=True, text=True)
+    run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(checkout)])
+    run([sys.executable, "-m", "venv", str(environment)])
+    page = (ROOT / "docs/how-to/run-as-a-service.md").read_text()
+    (upgrade,) = re.findall(r"^ +(/opt/gpuyard/bin/pip install --upgrade .*)$", page, re.MULTILINE)
+    command = upgrade.replace("/opt/gpuyard/bin/pip install", f"{environment}/bin/pip install --quiet --no-deps")
+    shown = []
+    for text in ("", "commit", "not committed"):
+        if text:
+            (checkout / "src/gpuyard/new.py").write_text(f'"""{text}"""\n')
+            run(["git", "-C", str(checkout), "add", "-A"])
+        if text == "commit":
+            who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+            run(["git", "-C", str(checkout), *who, "commit", "--quiet", "-m", "x"])
+        run([uv.program(), "build", "-q", "--wheel", "--out-dir", str(tmp_path / "dist"), str(checkout)])
+        run(["sh", "-ec", command], cwd=tmp_path / "dist")
+        words = [str(environment / "bin/python"), "-c", "import gpuyard; print(gpuyard.__version__)"]
+        shown.append(run(words, cwd=tmp_path).stdout.strip())
+        installed = next(environment.glob("lib/python*/site-packages/gpuyard")) / "new.py"
+        assert installed.is_file() == bool(text)
+        assert not text or text in installed.read_text()
+    numbers = [[int(n) for n in re.findall(r"dev([0-9]+)", version)] for version in shown]
+    assert len({*shown}) == 3
+    assert numbers[1] == [numbers[0][0] + 1] == numbers[2], shown
+
+
+def test_sources_without_git_have_a_version_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "src/gpuyard").mkdir(parents=True)
+    (tmp_path / "src/gpuyard/x.py").write_text("1")
+    first = build_version(tmp_path)
+    (tmp_path / "src/gpuyard/x.py").write_text("2")
+    assert first != build_version(tmp_path)
+    assert re.fullmatch(r"[0-9.]+\.dev0\+s[0-9a-f]{12}", first)
+    (tmp_path / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: gpuyard\nVersion: 1.2.3\n\n")
+    assert build_version(tmp_path) == "1.2.3"
 
 
 def test_the_commands_are_there(built: tuple[Path, Path, Path]) -> None:

@@ -14,12 +14,12 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from gpuyard.cli.main import app, run
-from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.observe.why import why
+from gpuyard.diagnosis.why.read import why
 from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.portal import apply_site
 from gpuyard.model.errors import UsageError
+from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.site.load import LoadedSite, load_site
 from tests.integration.conftest import RunningLab
 from tests.support.asking import REFUSED, Cloud, kinds, remedy
@@ -522,7 +522,7 @@ def test_calls_are_bounded(cloud: Cloud, flavor: MakeFlavor) -> None:
         return len([key for key in named(name) if key.startswith("resources:")]) + 3
 
     def named(name: str) -> dict[str, str]:
-        (found,) = (one for one in cloud.loaded.compiled.flavors if one.name == name)
+        (found,) = (flavor for flavor in cloud.loaded.compiled.flavors if flavor.name == name)
         return found.extra_specs
 
     assert why(cloud.operator, cloud.loaded, K40C).calls == base + classes(K40C) + 1

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gpuyard.cloud.api import connect
 from gpuyard.lab import control, portal
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.plan import EXAMPLE_SITE
+from gpuyard.openstack.api import connect
 from gpuyard.site.load import load_site
 from tests.integration.conftest import start_lab
 from tests.support.asking import Cloud, kinds, remedy

@@ -8,18 +8,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gpuyard.history.reading import History
-from gpuyard.history.records import Interval
-from gpuyard.history.store import HistoryStore
-from gpuyard.keeper.accounting import AccountingDesk, site_clock
-from gpuyard.portal.app import create_app
-from gpuyard.portal.settings import OthersShown
-from gpuyard.portal.store import PortalStore
+from gpuyard.server.app import create_app
 from gpuyard.site.schema import Site
+from gpuyard.usage.controllers.accounting import AccountingService, site_clock
+from gpuyard.usage.controllers.reading import History
+from gpuyard.usage.records import Interval
+from gpuyard.usage.store import HistoryStore
+from gpuyard.web.settings import OthersShown
+from gpuyard.web.store import PortalStore
+from tests.support.inventories import GPUS, driver, filled
 from tests.support.ledgers import Clock, open_ledger
 from tests.support.people import people
 from tests.support.portals import ROOMY, BookingPortal
-from tests.support.yards import GPUS, driver, filled
 
 ROME = {"timezone": "Europe/Rome"}
 
@@ -42,14 +42,14 @@ def accounting_site(accounting: Mapping[str, Any] | None = None, **more: Any) ->
 @dataclass
 class AccountingPortal:
     portal: BookingPortal
-    desk: AccountingDesk
+    service: AccountingService
     store: HistoryStore
     site: Site
 
-    def restarted(self) -> AccountingDesk:
+    def restarted(self) -> AccountingService:
         """Another process on the same database."""
         ledger, store = self.portal.ledger, self.store
-        return AccountingDesk(self.site, ledger, _history(store, self.site), self.portal.clock)
+        return AccountingService(self.site, ledger, _history(store, self.site), self.portal.clock)
 
 
 def _history(store: HistoryStore, site: Site) -> History:
@@ -76,11 +76,11 @@ def accounting_portal(
     ledger = open_ledger(folder, None, clock)
     store = HistoryStore(ledger.database)
     write_history(store, first, until, intervals)
-    desk = AccountingDesk(site, ledger, _history(store, site), clock)
+    service = AccountingService(site, ledger, _history(store, site), clock)
     who, sessions = people(), PortalStore(ledger.database)
     settings = ROOMY.__class__(**{**vars(ROOMY), "others": others})
     app = create_app(
         filled(), driver(), "test-site", GPUS, ["*"], clock,
-        ledger=ledger, store=sessions, people=who, settings=settings, accounting=desk, history=desk.history,
+        ledger=ledger, store=sessions, people=who, settings=settings, accounting=service, history=service.history,
     )  # fmt: skip
-    return AccountingPortal(BookingPortal(app, ledger, sessions, who, clock), desk, store, site)
+    return AccountingPortal(BookingPortal(app, ledger, sessions, who, clock), service, store, site)

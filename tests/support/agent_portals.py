@@ -8,24 +8,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpuyard.health.controllers.agent_service import ENROL, AgentService
+from gpuyard.health.controllers.agents import AgentController
+from gpuyard.health.controllers.health_service import HealthService
 from gpuyard.health.records import HealthToken
 from gpuyard.health.store import HealthStore
 from gpuyard.health.store.guests import GuestStore
 from gpuyard.health.tokens import new_token
-from gpuyard.keeper.agent_desk import ENROL, AgentDesk
-from gpuyard.keeper.agents import AgentKeeper
-from gpuyard.keeper.health_desk import HealthDesk
 from gpuyard.model.gpu import Gpu
-from gpuyard.model.world import Server, Snapshot
-from gpuyard.portal.app import create_app
-from gpuyard.portal.settings import PortalSettings
-from gpuyard.portal.store import PortalStore
+from gpuyard.model.world import HostService, Server, Snapshot
+from gpuyard.openstack.errors import CloudError
+from gpuyard.server.app import create_app
 from gpuyard.site.health_rules import SiteHealth
+from gpuyard.web.settings import PortalSettings
+from gpuyard.web.store import PortalStore
+from tests.support.inventories import GPUS as YARD
+from tests.support.inventories import LEADER_A, LONE, OTHER, PEER_A, driver, filled
 from tests.support.ledgers import Clock, open_ledger
 from tests.support.people import people
 from tests.support.portals import ROOMY, BookingPortal
-from tests.support.yards import GPUS as YARD
-from tests.support.yards import LEADER_A, LONE, OTHER, PEER_A, driver, filled
 
 PORTAL = "https://gpus.example.org"
 BOOT = "0123456789abcdef"
@@ -45,7 +46,12 @@ class Cloud:
     status: dict[str, str] = field(default_factory=dict)
     full: set[str] = field(default_factory=set)
     """Servers whose metadata takes nothing more."""
+    broken: set[str] = field(default_factory=set)
+    """Servers whose metadata Nova does not write, by a fault of its own."""
+    refused: list[str] = field(default_factory=list)
+    """Servers for which it was asked to, each time."""
     written: list[str] = field(default_factory=list)
+    services: dict[str, HostService] = field(default_factory=dict)
 
     def snapshot(self) -> Snapshot:
         servers = {
@@ -57,9 +63,12 @@ class Cloud:
             for id, gpus in self.has.items()
         }  # fmt: skip
         holders = {gpu.provider_name: id for id, gpus in self.has.items() for gpu in gpus}
-        return Snapshot(self.clock(), {}, frozenset(), holders, frozenset(), {}, servers)
+        return Snapshot(self.clock(), {}, frozenset(), holders, frozenset(), {}, servers, self.services)
 
     def put(self, server_id: str, text: str) -> bool:
+        if server_id in self.broken:
+            self.refused.append(server_id)
+            raise CloudError("cloud test: POST compute: 500 Unexpected API Error", 500)
         if server_id in self.full:
             return False
         self.words[server_id] = text
@@ -74,23 +83,23 @@ class Cloud:
 @dataclass
 class AgentPortal(BookingPortal):
     cloud: Cloud
-    desk: AgentDesk
-    keeper: AgentKeeper
-    health: HealthDesk
+    service: AgentService
+    keeper: AgentController
+    health: HealthService
 
     def code(self, server: str) -> str:
         """One that is good."""
         text, digest = new_token(ENROL)
-        self.desk.store.add_token(HealthToken(digest, ENROL, server, self.clock()))
+        self.service.store.add_token(HealthToken(digest, ENROL, server, self.clock()))
         return text
 
     def token(self, server: str) -> str:
-        return self.desk.enrol(server, self.code(server))
+        return self.service.enrol(server, self.code(server))
 
-    def restarted(self) -> AgentDesk:
+    def restarted(self) -> AgentService:
         """What another process would know."""
-        desk = self.desk
-        return AgentDesk(self.health, desk.guests, YARD, self.cloud.snapshot, self.health.rules, self.clock)
+        service = self.service
+        return AgentService(self.health, service.guests, YARD, self.cloud.snapshot, self.health.rules, self.clock)
 
 
 def agent_portal(folder: Path, *, url: str = "", rules: Mapping[str, Any] = RULES, settings: PortalSettings = ROOMY,
@@ -98,16 +107,16 @@ def agent_portal(folder: Path, *, url: str = "", rules: Mapping[str, Any] = RULE
     """Its database is in the folder, or at the URL."""
     clock = Clock()
     ledger = open_ledger(url or folder, None, clock)
-    health = HealthDesk(HealthStore(ledger.database), ledger, SiteHealth.model_validate(rules), clock)
+    health = HealthService(HealthStore(ledger.database), ledger, SiteHealth.model_validate(rules), clock)
     cloud = Cloud(clock)
-    desk = AgentDesk(health, GuestStore(ledger.database), gpus, cloud.snapshot, health.rules, clock)
-    keeper = AgentKeeper(desk, cloud, PORTAL, clock)
+    service = AgentService(health, GuestStore(ledger.database), gpus, cloud.snapshot, health.rules, clock)
+    keeper = AgentController(service, cloud, PORTAL, clock)
     store, who = PortalStore(ledger.database), people()
     app = create_app(
         filled(), driver(), "test-site", YARD, ["testserver", "127.0.0.1"], clock,
-        ledger=ledger, store=store, people=who, settings=settings, agents=desk,
+        ledger=ledger, store=store, people=who, settings=settings, agents=service,
     )  # fmt: skip
-    return AgentPortal(app, ledger, store, who, clock, cloud, desk, keeper, health)
+    return AgentPortal(app, ledger, store, who, clock, cloud, service, keeper, health)
 
 
 def report(

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 
-from gpuyard.advice.why.facts import Action, Explanation, Remedy
-from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.observe.reader import compute_service
-from gpuyard.cloud.observe.why import why
+from gpuyard.diagnosis.why.facts import Action, Explanation, Remedy
+from gpuyard.diagnosis.why.read import why
 from gpuyard.lab.exercise import PREFIX, Exercise
+from gpuyard.openstack.api import CloudApi, CloudError
+from gpuyard.openstack.reader import compute_service
 from gpuyard.site.load import LoadedSite
 
 REFUSED = "NoValidHost"

@@ -12,10 +12,10 @@ from uuid import uuid4
 
 from ruamel.yaml import YAML
 
-from gpuyard.keeper.site_ledger import book_of, site_lanes
+from gpuyard.bookings.controllers.site_ledger import book_of, site_lanes
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.bookings.store import Store
 from gpuyard.lab.plan import EXAMPLE_SITE
-from gpuyard.ledger.ledger import Ledger
-from gpuyard.ledger.store import Store
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 

@@ -36,7 +36,7 @@ def certificate(folder: Path, *addresses: str, names: Sequence[str] = ("localhos
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gpuyard's tests")])
     # OpenSSL asks its own clock, whatever now is for a test.
     begin, end = datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
-    known = [*(x509.DNSName(one) for one in names), *(x509.IPAddress(ip_address(one)) for one in addresses)]
+    known = [*(x509.DNSName(name) for name in names), *(x509.IPAddress(ip_address(address)) for address in addresses)]
     made = (
         x509.CertificateBuilder(name, name, key.public_key(), 5, begin, end)
         .add_extension(x509.SubjectAlternativeName(known), critical=False)

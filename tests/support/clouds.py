@@ -4,14 +4,28 @@ is there to let things happen between two calls; whether the services behave lik
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
-from gpuyard.cloud.api import CloudError
 from gpuyard.model.world import HostService, Provider, Server, Snapshot
+from gpuyard.openstack.api import CloudError
+from gpuyard.openstack.rows import ServerRow
 from gpuyard.site.compile import CompiledSite
+
+
+class NoCloud:
+    """Stands for the cloud of a portal whose loops do not run."""
+
+    def close(self, host: str) -> None:
+        raise CloudError("there is no cloud")
+
+    def open(self, host: str) -> None:
+        raise CloudError("there is no cloud")
+
+    def servers(self, host: str, provider: str) -> dict[str, ServerRow]:
+        raise CloudError("there is no cloud")
 
 
 @dataclass
@@ -36,6 +50,17 @@ class SmallCloud:
     """Provider -> server."""
     asked: list[str] = field(default_factory=list)
     """Every change and what was asked of users, as ``POST identity /limits``."""
+    services: dict[str, HostService] = field(default_factory=dict)
+    """Host -> its nova-compute, where it is not up and enabled."""
+    hidden: dict[str, Server] = field(default_factory=dict)
+    """Id -> a server that Nova has, and that the look at all GPUs has not shown."""
+    migrations: list[dict[str, Any]] = field(default_factory=list)
+    """Rows as Nova lists them."""
+    coming: dict[str, set[str]] = field(default_factory=dict)
+    """Host -> consumers that have an allocation of its own provider."""
+    odd: dict[str, Any] = field(default_factory=dict)
+    """What is otherwise in each look at all GPUs."""
+    date: datetime = datetime(2026, 11, 23, 9, tzinfo=UTC)
     between: Callable[[str], None] = lambda asked: None
     """Called before each request."""
     name: str = "small"
@@ -49,19 +74,29 @@ class SmallCloud:
         self.between(asked)
         if method != "GET" or path.startswith("/users"):
             self.asked.append(asked)
-        what = getattr(self, f"_{service}_{path.split('/')[1]}")
+        what = getattr(self, f"_{service}_{path.split('/')[1].replace('-', '_')}")
+        self.query = dict(more.get("query") or {})
         answer: dict[str, Any] = what(method, path, body)
         return answer
+
+    def pages(self, service: str, path: str, key: str, **query: object) -> Iterator[dict[str, Any]]:
+        yield from self.get(service, path, **query)[key]
+
+    def providers(self) -> list[dict[str, Any]]:
+        """As CloudApi's."""
+        self.between("GET placement /resource_providers")
+        return [{"name": gpu.provider_name, "uuid": gpu.provider_name} for gpu in self.compiled.gpus]
 
     def boot(
         self, id: str, user: str, project: str, providers: Collection[str], created: datetime, name: str = ""
     ) -> None:
         """A server on these GPUs, called as its id where no name is given."""
         pool = next(gpu.pool for gpu in self.compiled.gpus if gpu.provider_name in providers)
-        flavor = next(one.name for one in self.compiled.flavors if one.pool == pool)
+        flavor = next(flavor.name for flavor in self.compiled.flavors if flavor.pool == pool)
         names = {identity: name for name, identity in self.projects.items()}
+        host = next(gpu.host for gpu in self.compiled.gpus if gpu.provider_name in providers)
         self.servers[id] = Server(
-            id, name or id, "ACTIVE", None, names[project], user, flavor, created, user_id=user, project_id=project
+            id, name or id, "ACTIVE", host, names[project], user, flavor, created, user_id=user, project_id=project
         )
         self.holders |= dict.fromkeys(providers, id)
 
@@ -69,7 +104,7 @@ class SmallCloud:
         """As SnapshotTaker does."""
         names = [gpu.provider_name for gpu in self.compiled.gpus]
         hosts = {gpu.host for gpu in self.compiled.gpus}
-        return Snapshot(
+        found = Snapshot(
             taken_at=now,
             providers={name: Provider(name, name, name) for name in (*hosts, *names)},
             allocatable=frozenset(name for name in names if name not in self.holders and name not in self.reserved),
@@ -77,8 +112,15 @@ class SmallCloud:
             reserved=frozenset(name for name in self.reserved if name not in self.holders),
             roomy_hosts={},
             servers=dict(self.servers),
-            services={host: HostService(host, True, True) for host in hosts},
+            services={host: self.service(host) for host in hosts},
+            residents={
+                host: tuple(server for server in self.servers.values() if server.host == host) for host in hosts
+            },
         )
+        return replace(found, **self.odd)
+
+    def service(self, host: str) -> HostService:
+        return self.services.get(host, HostService(host, True, True))
 
     # Keystone.
 
@@ -124,8 +166,13 @@ class SmallCloud:
 
     def _placement_resource_providers(self, method: str, path: str, body: Any) -> dict[str, Any]:
         name = path.split("/")[2]
+        if path.endswith("/allocations"):
+            here = {server.id for server in self.servers.values() if server.host == name} | self.coming.get(name, set())
+            return {"allocations": {id: {"resources": {"VCPU": 1}} for id in here}}
         (gpu,) = (gpu for gpu in self.compiled.gpus if gpu.provider_name == name)
         generation = self.generations.setdefault(name, 1)
+        if path.endswith("/usages"):
+            return {"usages": {gpu.resource_class: int(name in self.holders)}}
         if method == "PUT":
             if body["resource_provider_generation"] != generation:
                 raise CloudError("generation conflict", 409)
@@ -137,18 +184,50 @@ class SmallCloud:
         inventory = {"total": 1, "reserved": self.reserved.get(name, 0)}
         return {"inventories": {gpu.resource_class: inventory}, "resource_provider_generation": generation}
 
+    def _placement_allocations(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        server = path.rpartition("/")[2]
+        return {"allocations": {name: {} for name, holder in self.holders.items() if holder == server}}
+
     # Nova.
 
+    def _compute_os_services(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        host = self.query["host"] if method == "GET" else path.rpartition("/")[2]
+        one = self.service(host)
+        if method == "PUT":
+            enabled = body["status"] == "enabled"  # as Nova does, which forgets the reason then
+            one = replace(one, enabled=enabled, disabled_reason="" if enabled else body["disabled_reason"])
+            self.services[host] = one
+        row = {"id": host, "host": host, "state": "up" if one.up else "down"}
+        status = "enabled" if one.enabled else "disabled"
+        return {"services": [{**row, "status": status, "disabled_reason": one.disabled_reason or None}]}
+
+    def _compute_os_migrations(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        ends = ("source_compute", "dest_compute") if "host" in self.query else ("source_compute",)
+        host = self.query.get("host") or self.query["source_compute"]
+        return {"migrations": [row for row in self.migrations if host in [row[end] for end in ends]]}
+
+    def _server(self, one: Server) -> dict[str, Any]:
+        flavor = {"original_name": one.flavor, "vcpus": 1, "ram": 1, "disk": 0, "ephemeral": 0, "swap": 0}
+        return {
+            "id": one.id, "name": one.name, "status": one.status, "OS-EXT-STS:task_state": one.task or None,
+            "OS-EXT-SRV-ATTR:host": one.host, "tenant_id": one.project_id, "user_id": one.user_id, "flavor": flavor,
+            "created": None, "OS-SRV-USG:launched_at": None, "updated": "",
+        }  # fmt: skip
+
     def _compute_servers(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        if path == "/servers/detail":
+            known = (self.servers | self.hidden).values()
+            return {"servers": [self._server(one) for one in known if one.host == self.query["host"]]}
         found = re.fullmatch(r"/servers/([^/]+)(/.*)?", path)
         assert found is not None
         id, rest = found.groups()
+        if id in self.hidden and method == "GET":
+            return {"server": self._server(self.hidden[id])}
         if id not in self.servers:
             raise CloudError("no such server", 404)
         server = self.servers[id]
         if method == "GET":
-            row = {"id": id, "status": server.status, "user_id": server.user_id, "tenant_id": server.project_id}
-            return {"server": {**row, "OS-EXT-STS:task_state": None}}
+            return {"server": self._server(server)}
         if method == "DELETE" and rest is None:
             self._take_back(id)
             del self.servers[id]

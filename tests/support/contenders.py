@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from gpuyard.ledger.ledger import Book, Ledger
-from gpuyard.ledger.store import OverlapError, Store
+from gpuyard.bookings.ledger.ledger import BookingSettings, Ledger
+from gpuyard.bookings.store import OverlapError, Store
 from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState, Person, Rules
 from gpuyard.model.errors import BlockedError
 
@@ -56,7 +56,7 @@ def ask(first: float, last: float) -> Ask:
 
 def ledger_of(store: Store, *, approval: bool = False) -> Ledger:
     rules = Rules(most_active=1000, ahead=timedelta(days=400), approval=approval)
-    return Ledger(store, Book([POOL], lambda pool, project: rules, "UTC"), lambda: NOW, lambda: uuid4().hex)
+    return Ledger(store, BookingSettings([POOL], lambda pool, project: rules, "UTC"), lambda: NOW, lambda: uuid4().hex)
 
 
 def one_gpu(store: Store) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from tests.support.scripted_http import Asked, ScriptedHttp, Told
+from tests.support.scripted_http import Asked, ScriptedAnswer, ScriptedHttp
 
 TOKEN = "s3cret-of-the-service"  # noqa: S105
 UUID = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
@@ -31,34 +31,36 @@ class Credits:
         for path in ("check-create", "create", "check-update", "update", "on-end"):
             self.http.on("POST", f"{prefix}/{path}", self._answer)
 
-    def _answer(self, asked: Asked) -> Told:
+    def _answer(self, asked: Asked) -> ScriptedAnswer:
         what = asked.path.rpartition("/")[2]
         if asked.headers.get("authorization") != f"Bearer {TOKEN}":
-            return Told(401, {"detail": "Invalid token."})
+            return ScriptedAnswer(401, {"detail": "Invalid token."})
         body = asked.json
         if wrong := _wrong(body, current=what.endswith("update")):
-            return Told(400, wrong)
+            return ScriptedAnswer(400, wrong)
         project, lease = body["context"]["project_id"], body["lease"]
         before: dict[str, float] = {}
         if what in ("check-update", "update", "on-end"):
             if lease["id"] not in self.leases:
-                return Told(404, {"detail": "Not found."})
+                return ScriptedAnswer(404, {"detail": "Not found."})
             before = self.leases[lease["id"]]
         takes = {name: count * _hours(lease) for name, count in lease["resource_requests"].items()}
         for name, wanted in takes.items():
             left = self.hours.get((project, name))
             if left is None:
-                return Told(403, {"error": f"NoCreditAllocation('No credit allocated for resource_type {name}')"})
+                return ScriptedAnswer(
+                    403, {"error": f"NoCreditAllocation('No credit allocated for resource_type {name}')"}
+                )
             if left + before.get(name, 0) - wanted < 0:
                 said = f"Insufficient {name} credits available. Requested:{wanted}, Available:{left}"
-                return Told(403, {"error": f"InsufficientCredits('{said}')"})
+                return ScriptedAnswer(403, {"error": f"InsufficientCredits('{said}')"})
         if what in ("create", "update", "on-end"):
             for name, wanted in takes.items():
                 self.hours[project, name] += before.get(name, 0) - wanted
             self.leases[lease["id"]] = takes
         if what == "on-end":
             self.ended.append(lease["id"])
-        return Told(204)
+        return ScriptedAnswer(204)
 
 
 def _hours(lease: dict[str, Any]) -> float:

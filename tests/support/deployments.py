@@ -12,10 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpuyard.deploy.journal import DeployJournal, JournalEntry, JournalFile, JournalWriter
-from gpuyard.deploy.planner import CONTAINERS, EVERYTHING, DeployRange, DeployTask, Part
-from gpuyard.deploy.runner import Deployment
-from gpuyard.deploy.sight import HostSight, KollaSight, OpenStackSight, Sight
+from gpuyard.deployment.journal import DeployJournal, JournalEntry, JournalFile, JournalWriter
+from gpuyard.deployment.planner import CONTAINERS, EVERYTHING, DeployRange, DeployTask, Part
+from gpuyard.deployment.runner import Deployment
+from gpuyard.deployment.state import DeploymentState, HostState, KollaState, OpenStackState
+from gpuyard.host.network import HostInterface
 from gpuyard.site.schema import Site
 
 NOW = datetime(2026, 11, 23, 9, 0, tzinfo=UTC)
@@ -55,6 +56,15 @@ def site(**changes: Any) -> Site:
     return Site.model_validate(document(**changes))
 
 
+def interfaces_of(number: int) -> tuple[HostInterface, ...]:
+    """Of the host with this number: one with its address, one without."""
+    return (
+        HostInterface("lo"),
+        HostInterface("eno1", (f"10.0.0.{number}",), default_route=True),
+        HostInterface("eno2"),
+    )
+
+
 @dataclass
 class FakeHost:
     """A machine."""
@@ -78,6 +88,8 @@ class FakeWorld:
     hosts: dict[str, FakeHost] = field(default_factory=dict)
     recorded: set[str] = field(default_factory=set)
     machines: bool = False
+    variables: str = "d"
+    """The digest of what is deployed from."""
     passwords: list[int] = field(default_factory=list)
     rendered: list[str] = field(default_factory=list)
     collection: bool = False
@@ -110,21 +122,21 @@ class FakeWorld:
 
     # What a deployment sees.
 
-    def look(self, before: Sight, parts: frozenset[Part]) -> Sight:
-        return Sight(
+    def look(self, before: DeploymentState, parts: frozenset[Part]) -> DeploymentState:
+        return DeploymentState(
             hosts={name: self._host(name) for name in self.hosts} if Part.HOSTS in parts else before.hosts,
             recorded=frozenset(self.recorded),
             kolla=self._kolla() if Part.KOLLA in parts else before.kolla,
             cloud=self._cloud() if Part.CLOUD in parts else before.cloud,
         )
 
-    def _host(self, name: str) -> HostSight:
+    def _host(self, name: str) -> HostState:
         host = self.hosts[name]
         gpu = name in self.site.hosts
-        return HostSight(
+        return HostState(
             boot_id=f"{name}-{host.boots}",
             name=name,
-            interfaces=("eno1", "eno2", "lo"),
+            interfaces=interfaces_of(list(self.hosts).index(name) + 1),
             changes=tuple(host.steps),
             reboot_later=(OPTION,) if host.steps else (),
             pending=(OPTION,) if host.pending else (),
@@ -134,30 +146,33 @@ class FakeWorld:
             containers=frozenset(host.containers),
         )
 
-    def _kolla(self) -> KollaSight:
-        return KollaSight(
+    def _kolla(self) -> KollaState:
+        return KollaState(
             machines=() if self.machines else ("+ inventory",),
             passwords=bool(self.passwords),
             rendered=tuple(f"+ {one}" for one in FILES if one not in self.rendered) if self.machines else None,
             collection=self.collection,
+            collection_current=self.collection,
             credentials=self.credentials,
-            digest="d",
+            digest=self.variables,
         )
 
-    def _cloud(self) -> OpenStackSight | None:
+    def _cloud(self) -> OpenStackState | None:
         if not self.credentials:
             return None
         steps = () if self.applied else ("create flavor gpu",)
-        return OpenStackSight(
+        return OpenStackState(
             "", self.reads_limits, steps, (), {name: name in self.images for name in self.site.images}
         )
 
-    def about(self, sight: Sight, stage: str, name: str) -> str:
-        return sight.hosts[name].boot_id if stage in ("reboot", "restart") else ""
+    def about(self, sight: DeploymentState, stage: str, name: str) -> str:
+        if stage in ("reboot", "restart"):
+            return sight.hosts[name].boot_id
+        return sight.kolla.digest if stage == "deploy" and sight.kolla is not None else ""
 
     # What a deployment does.
 
-    def carry_out(self, sight: Sight, stage: str, names: Sequence[str]) -> Mapping[str, str]:
+    def carry_out(self, sight: DeploymentState, stage: str, names: Sequence[str]) -> Mapping[str, str]:
         problems = {}
         for name in names:
             if f"{stage} {name}".strip() in self.fails:
@@ -207,10 +222,10 @@ class FakeWorld:
         self.collection = True
 
     def _bootstrap_servers(self, name: str) -> None:
-        for host in self.hosts.values():
-            if not host.engine:
-                self.changed()
-                host.engine = host.restart = True
+        host = self.hosts[name]
+        assert not host.containers, "they would have been restarted"
+        self.changed()
+        host.engine = host.restart = True
 
     def _prechecks(self, name: str) -> None:
         assert all(host.engine and not host.restart for host in self.hosts.values())

@@ -1,8 +1,8 @@
 """Hosts that are scripts: 'gpuyard deploy' reaches them over a real ssh, and asks their Python, which is this one.
 
 It answers the verbs that a deployment uses with events as gpuyard's own, and keeps what became of the host in a folder
-by the alias that ssh was given. What the real verbs answer is held against this in tests/unit/test_deploy_hosts.py.
-"""
+by the alias that ssh was given. What the real verbs answer is held against this in
+tests/unit/deployment/test_deploy_hosts.py."""
 
 from __future__ import annotations
 
@@ -77,10 +77,18 @@ def answer(arguments: list[str], folder: str, alias: str, recording: str) -> int
             "reboot": ["kernel option iommu=pt"] if state["steps"] else [],
         }  # fmt: skip
         say(
-            event="result", verb=verb, exit=0, boot_id=boot, name=alias, interfaces=["eno1", "eno2", "lo"], plan=plan,
+            event="result", verb=verb, exit=0, boot_id=boot, name=alias, plan=plan, interfaces_problem="",
+            interfaces=[
+                {"name": "lo", "addresses": [], "master": "", "default_route": False},
+                {"name": "eno1", "addresses": ["192.0.2.7"], "master": "", "default_route": True},
+                {"name": "eno2", "addresses": [], "master": "", "default_route": False},
+            ],
             pending=state["pending"], restart=(root / "run/reboot-required").exists(), findings=[],
+            restart_problem="",
             given=[] if state["steps"] or not state["gpus"] else ["0000:18:00.0", "0000:18:00.1"],
-            engine={"name": "docker" if docker.exists() else "", "containers": names, "problem": ""},
+            engine={"name": "docker" if docker.exists() else "", "containers": names, "stopped": [],
+                    "releases": [], "problem": ""},
+            hypervisor=[],
             recording=json.loads(pathlib.Path(recording).read_text()),
         )  # fmt: skip
     return os.EX_OK

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from time import monotonic, sleep
 
-from gpuyard.advice.bootable.facts import CloudRoom
-from gpuyard.advice.bootable.reckon import Bootable, Reckoning
-from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.observe.capacity import CapacityReader
+from gpuyard.diagnosis.capacity.facts import CloudResources
+from gpuyard.diagnosis.capacity.read import CapacityReader
+from gpuyard.diagnosis.capacity.reckon import Bootable, Reckoning
 from gpuyard.lab.exercise import Exercise
 from gpuyard.model.gpu import Gpu
 from gpuyard.nova.request import request_of
+from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.site.load import LoadedSite
 
 PREFIX = "filling-"
@@ -133,7 +133,7 @@ class Walk:
             assert able - where <= refused | closed, (name, one, able)
             self.seen["compared"] += 1
 
-    def candidates(self, room: CloudRoom, one: Bootable) -> set[str]:
+    def candidates(self, room: CloudResources, one: Bootable) -> set[str]:
         found = set()
         for query in request_of(one.flavor, room.aliases).queries():
             answer = self.operator.get("placement", "/allocation_candidates", **query)
@@ -146,7 +146,7 @@ class Walk:
         return found
 
     @staticmethod
-    def provider_of(room: CloudRoom, host: str) -> str:
+    def provider_of(room: CloudResources, host: str) -> str:
         (found,) = [one.node.provider for one in room.hosts if one.node.name == host]
         return found
 
@@ -217,7 +217,7 @@ class Walk:
         project = self.rng.choice(sorted(self.users))
         asker = self.reader.asker(project, sorted(self.look().resources))
         of_gpus = ("GPU",) if self.loaded.site.booking else ()  # which the keeper sets
-        item = self.rng.choice([one for one in asker.limits if not any(word in one.resource for word in of_gpus)])
+        item = self.rng.choice([limit for limit in asker.limits if not any(word in limit.resource for word in of_gpus)])
         rows = self.operator.get("identity", "/limits", project_id=asker.id, resource_name=item.resource)["limits"]
         registered = self.operator.get("identity", "/registered_limits", resource_name=item.resource)
         if not registered["registered_limits"]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
-from gpuyard.store import migrate
-from gpuyard.store.rooms import Room
+from gpuyard.database import migrate
+from gpuyard.database.schema_modules import SchemaModule
 
 _by_migration = migrate.run_steps
 _made: dict[tuple[Path, tuple[str, ...]], list[str]] = {}
@@ -25,7 +25,7 @@ def made_once() -> None:
     migrate.run_steps = _run_steps
 
 
-def _run_steps(connection: Connection, room: Room, script: ScriptDirectory, target: str) -> None:
+def _run_steps(connection: Connection, room: SchemaModule, script: ScriptDirectory, target: str) -> None:
     new = target == migrate.HEAD and migrate.revision_of(connection, room) is None
     if not new or connection.dialect.name != "sqlite":
         _by_migration(connection, room, script, target)

@@ -7,37 +7,40 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from gpuyard.advice.bootable.facts import CloudRoom
-from gpuyard.health.records import HealthState, HealthToken, Source
+from gpuyard.bookings.reclaim import PAST_THE_END
+from gpuyard.bookings.records import Overstay
+from gpuyard.bookings.store import Store
+from gpuyard.diagnosis.capacity.facts import CloudResources
+from gpuyard.diagnosis.controllers.capacity import CapacityService
+from gpuyard.health.controllers.agent_service import ENROL, AgentService
+from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.maintenance import MaintenanceService
+from gpuyard.health.controllers.scrubs import ScrubService
+from gpuyard.health.records import HealthState, HealthToken
 from gpuyard.health.store import HealthStore
 from gpuyard.health.store.guests import GuestStore
 from gpuyard.health.tokens import new_token
-from gpuyard.history.reading import History
-from gpuyard.history.records import Interval, Tenure, TrackState
-from gpuyard.history.store import HistoryStore
-from gpuyard.keeper.accounting import AccountingDesk, site_clock
-from gpuyard.keeper.agent_desk import ENROL, AgentDesk
-from gpuyard.keeper.bootable import BootableDesk
-from gpuyard.keeper.health_desk import HealthDesk
-from gpuyard.keeper.maintenance import MaintenanceDesk
-from gpuyard.keeper.scrubs import ScrubDesk
-from gpuyard.keeper.yard import Yard
-from gpuyard.ledger.reclaim import PAST_THE_END
-from gpuyard.ledger.records import Case
-from gpuyard.ledger.store import Store
+from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.booking import Person, ReclaimAction, Rules
 from gpuyard.model.gpu import Claim, Gpu, GpuState, GpuStatus
-from gpuyard.portal.app import create_app
-from gpuyard.portal.settings import OthersShown
-from gpuyard.portal.sources import RunnerSources
-from gpuyard.portal.store import PortalStore
-from gpuyard.runners.board import RunnerYard
+from gpuyard.model.signals import Source
+from gpuyard.runners.overview import RunnerOverviewCache
 from gpuyard.runners.store import RunnerStore
+from gpuyard.runners.web.runner_sources import RunnerSources
+from gpuyard.server.app import create_app
 from gpuyard.site.health_rules import SiteHealth
 from gpuyard.site.load import LoadedSite
+from gpuyard.usage.controllers.accounting import AccountingService, site_clock
+from gpuyard.usage.controllers.reading import History
+from gpuyard.usage.records import Interval, Tenure, TrackState
+from gpuyard.usage.store import HistoryStore
+from gpuyard.web.settings import OthersShown
+from gpuyard.web.store import PortalStore
 from tests.support.accounting import accounting_site, write_history
 from tests.support.agent_portals import RULES, Cloud
+from tests.support.clouds import NoCloud
 from tests.support.health_portals import HealthPortal, fine, site_gpus, turn
+from tests.support.inventories import driver
 from tests.support.ledgers import DAY, HOUR, NOON, ROOT, Clock, ask, open_ledger
 from tests.support.people import User, people
 from tests.support.portals import ROOMY
@@ -45,7 +48,6 @@ from tests.support.rooms import Knows, room_of
 from tests.support.runner_portals import RunnerPortal, fill, site_runners
 from tests.support.sites import flavor, site
 from tests.support.sysfs import epyc
-from tests.support.yards import driver
 
 MEMBERS = frozenset({"member", "reader"})
 TURING = Person("u-turing", "turing", "p-physics", "physics", MEMBERS, "turing@example.org")
@@ -65,12 +67,17 @@ def full_portal(folder: Path, others: OthersShown) -> HealthPortal:
     ledger = open_ledger(folder, Rules(must_book=False, most_active=100, hold=HOUR), clock)
     database = ledger.database
     who = people({one.user_id: User(one, roles={one.project_id: one.roles}) for one in (TURING, ZUSE, LEE, MAX)})
-    store, runners, yard, board = PortalStore(database), RunnerStore(database), Yard(), RunnerYard()
-    health = HealthDesk(HealthStore(database), ledger, SiteHealth.model_validate(RULES), clock)
-    health.scrubs = ScrubDesk(health, ledger, gpus, {"v100"})
-    health.maintenance = MaintenanceDesk(health, ledger, gpus, lambda: None)
+    store, runners, inventory, board = (
+        PortalStore(database),
+        RunnerStore(database),
+        InventoryCache(),
+        RunnerOverviewCache(),
+    )
+    health = HealthService(HealthStore(database), ledger, SiteHealth.model_validate(RULES), clock)
+    health.scrubs = ScrubService(health, ledger, gpus, {"v100"})
+    health.maintenance = MaintenanceService(health, ledger, gpus, lambda: None, NoCloud())
     cloud = Cloud(clock, {"enigma": [gpus[4]]})
-    agents = AgentDesk(health, GuestStore(database), gpus, cloud.snapshot, health.rules, clock)
+    agents = AgentService(health, GuestStore(database), gpus, cloud.snapshot, health.rules, clock)
     accounts = accounting_site({"budget": {"gpu_hours": 1000}}, prices={"v100": 1.5})
     assert accounts.booking is not None
     past = HistoryStore(database)
@@ -78,30 +85,31 @@ def full_portal(folder: Path, others: OthersShown) -> HealthPortal:
     history = History(past, accounts.booking.timezone, site_clock(accounts).parts)
     loaded = site(folder, {"flavors": {"one": flavor(gpus={"v100": 1})}}, {"gpu-1": epyc()})
     app = create_app(
-        yard, driver(), "test-site", gpus, ["testserver"], clock,
+        inventory, driver(), "test-site", gpus, ["testserver"], clock,
         ledger=ledger, store=store, people=who, settings=replace(ROOMY, others=others),
         runners=RunnerSources(site_runners(folder), runners, board, lambda: None), health=health, agents=agents,
-        bootable=BootableDesk(Knows(_room(loaded)), clock, ledger), history=history,
-        accounting=AccountingDesk(accounts, ledger, history, clock),
+        bootable=CapacityService(Knows(_room(loaded)), clock, ledger), history=history,
+        accounting=AccountingService(accounts, ledger, history, clock),
     )  # fmt: skip
-    portal = HealthPortal(app, ledger, store, who, clock, health, yard, agents)
+    portal = HealthPortal(app, ledger, store, who, clock, health, inventory, agents)
     fill(RunnerPortal(app, ledger, store, who, clock, runners, board))
     _busy(portal)
-    yard.publish(clock(), [_status(gpu) for gpu in gpus])
+    inventory.publish(clock(), [_status(gpu) for gpu in gpus])
     agents.enrol("enigma", _code(agents))
     return portal
 
 
-def _room(loaded: LoadedSite) -> CloudRoom:
+def _room(loaded: LoadedSite) -> CloudResources:
     """Whoever has something has it there, too."""
     room, taken = room_of(loaded), {gpu.provider_name for gpu in site_gpus() if _status(gpu).state is not GpuState.FREE}
     hosts = [
-        replace(host, devices=tuple(one for one in host.devices if one.provider not in taken)) for host in room.hosts
+        replace(host, devices=tuple(device for device in host.devices if device.provider not in taken))
+        for host in room.hosts
     ]
     return replace(room, hosts=tuple(hosts))
 
 
-def _code(agents: AgentDesk) -> str:
+def _code(agents: AgentService) -> str:
     text, digest = new_token(ENROL)
     agents.store.add_token(HealthToken(digest, ENROL, "enigma", agents.now()))
     return text
@@ -115,7 +123,9 @@ def _busy(portal: HealthPortal) -> None:
     ledger.create(ask(0, 5, comment="thesis, last run", gpu=f"gpu-1/{CLAIMED}"), TURING)
     ledger.upkeep.advance()
     ledger.hold([f"gpu-1/{HELD}"], NOON, NOON + DAY, ROOT, "new riser card")
-    case = Case(SERVER, "enigma", "v100", TURING.user_id, TURING.project_id, PAST_THE_END, ReclaimAction.SHELVE, NOON)
+    case = Overstay(
+        SERVER, "enigma", "v100", TURING.user_id, TURING.project_id, PAST_THE_END, ReclaimAction.SHELVE, NOON
+    )
     Store(ledger.database).put_case(replace(case, warned=NOON, due=NOON + HOUR))
     fine(portal)
     turn(
@@ -124,8 +134,8 @@ def _busy(portal: HealthPortal) -> None:
     )  # fmt: skip
     until = NOON + 6 * HOUR
     ledger.loans.lend(f"gpu-1/{OFTEN}", TURING.project_id, TURING.project, until, "try it", ROOT)
-    assert portal.desk.maintenance is not None
-    portal.desk.maintenance.plan("gpu-2", NOON + DAY, NOON + DAY + 3 * HOUR, "kernel 6.12", ROOT)
+    assert portal.service.maintenance is not None
+    portal.service.maintenance.plan("gpu-2", NOON + DAY, NOON + DAY + 3 * HOUR, "kernel 6.12", ROOT)
 
 
 def _status(gpu: Gpu) -> GpuStatus:

@@ -107,7 +107,7 @@ class Answer:
 
     status: int
     headers: dict[str, str]
-    """Names in lower case."""
+    """Names in lower case; cookies one a line."""
     body: bytes
 
 
@@ -234,10 +234,11 @@ def answer_on(line: socket.socket) -> Answer:
     if first.split()[1] == b"100":
         file.readline()
         first = file.readline()
-    headers = {}
+    headers: dict[str, str] = {}
     while text := file.readline().decode("latin-1").strip():
         key, _, value = text.partition(":")
-        headers[key.lower()] = value.strip()
+        before = f"{headers[name]}\n" if (name := key.lower()) == "set-cookie" and name in headers else ""
+        headers[name] = before + value.strip()
     if "content-length" in headers:
         body = file.read(int(headers["content-length"]))
     elif headers.get("transfer-encoding") == "chunked":

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuyard.gateway.nginx import nginx_conf
-from gpuyard.gateway.tunnel import reached
+from gpuyard.deployment.gateway.nginx import nginx_conf
+from gpuyard.deployment.gateway.tunnel import reached
 from gpuyard.site.gateway_rules import SiteGateway
 
 KEY_OF_GATEWAY = "x2y8sXFZx6Yc0V6Ij0XSfNUAQnXc0gDRbFZ1JqM8nTA="
@@ -31,14 +31,29 @@ SERVICES: dict[str, Any] = {
     "network": {"public": "cloud.example.org:9696", "behind": "[fd00::9]:9696"},
     "placement": {"public": "cloud.example.org:8780", "behind": "10.20.0.250:8780"},
 }
+DASHBOARD: dict[str, Any] = {"public": "dashboard.example.org", "behind": "10.20.0.250:80"}
+CINDER: dict[str, Any] = {"public": "cloud.example.org:8776", "behind": "10.20.0.250:8776"}
+CONSOLES: dict[str, Any] = {
+    "novnc": {"public": "cloud.example.org:6080", "behind": "10.20.0.250:6080"},
+    "spice": {"public": "cloud.example.org:6082", "behind": "10.20.0.250:6082"},
+    "serial": {"public": "cloud.example.org:6083", "behind": "10.20.0.250:6083"},
+}
+BROWSERS: dict[str, Any] = {"dashboard": DASHBOARD, "consoles": CONSOLES}
+"""What a site that wants them says more."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "portal": {"portal": PORTAL},
     "all": {"portal": PORTAL, "services": SERVICES, "wireguard": WIREGUARD},
+    "browsers": {"services": SERVICES | {"block-storage": CINDER}, "wireguard": WIREGUARD, **BROWSERS},
+    "dashboard alone": {"dashboard": DASHBOARD},
+    "console alone": {"consoles": {"novnc": CONSOLES["novnc"]}},
     "ssh": {"portal": {**PORTAL, "behind": "127.0.0.1:8080"}, "services": SERVICES, "ssh": SSH},
     "one api": {"services": {"compute": {"public": "nova.example.org", "behind": "10.20.0.250:8774"}}},
     "everything said": {
         "portal": {**PORTAL, "allow": ["2001:db8::/32", "192.0.2.0/24"]},
-        "services": SERVICES | {"identity": SERVICES["identity"] | {"allow": [], "more": ["GET,POST /v3/OS-X/{name}"]}},
+        **BROWSERS,
+        "services": SERVICES
+        | {"block-storage": CINDER}
+        | {"identity": SERVICES["identity"] | {"allow": [], "more": ["GET,POST /v3/OS-X/{name}"]}},
         "wireguard": {**WIREGUARD, "mtu": 1280},
         "allow": ["203.0.113.7"],
         "operators": ["198.51.100.0/24", "2001:db8:1::7"],
@@ -63,7 +78,8 @@ def rendered(document: Mapping[str, Any], webhook: bool = False) -> str:
 def lets_through(conf: str, door: str) -> Callable[..., bool]:
     """(method, path, operator?) -> whether nginx would, by its maps: the first rule that matches."""
     ((clean),) = re.findall(r'^ {8}"~(\^/.*\$)" 1;$', conf.partition("$gpuyard_clean {")[2], re.MULTILINE)[:1]
-    (rules,) = re.findall(rf"\$gpuyard_{door} \{{\n(.*?)^    \}}$", conf, re.MULTILINE | re.DOTALL)
+    name = door.replace("-", "_")
+    (rules,) = re.findall(rf"\$gpuyard_passes_{name} \{{\n(.*?)^    \}}$", conf, re.MULTILINE | re.DOTALL)
     table = [(re.compile(pattern), value == "1") for pattern, value in RULE.findall(rules)]
 
     def passes(method: str, path: str, operator: bool = False) -> bool:

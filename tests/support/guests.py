@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuyard import agent
-from tests.support.scripted_http import Asked, ScriptedHttp, Told, scripted_http
+from gpuyard.guest import agent
+from tests.support.scripted_http import Asked, ScriptedAnswer, ScriptedHttp, scripted_http
 from tests.virtual_hypervisor.build import need_commands, run
 
 AGENT = Path(agent.__file__).with_name("gpuyard_agent.py")
@@ -41,7 +41,7 @@ def gpu(index: int, state: str = "", **numbers: int) -> str:
     head = f"{UUID.format(index)} {ADDRESS.format(index + 5)} "
     facts = {
         "use": 87, "used": 40 * 2**30, "total": 80 * 2**30, "temperature": 61, "power": 300500, "ecc": 0, "pending": 0,
-        "failed": 0, "reasons": 0x1,
+        "failed": 0, "reasons": 0x1, "recovery": 0,
     }  # fmt: skip
     return head + (state or " ".join(str(one) for one in (facts | numbers).values()))
 
@@ -67,10 +67,10 @@ class Guest:
         (self.folder / "kmsg").touch()
         self.nvml(gpu(0))
         self.on_bus(1)
-        self.http.on("GET", METADATA, lambda asked: Told(data={"uuid": SERVER, "meta": self.meta}))
+        self.http.on("GET", METADATA, lambda asked: ScriptedAnswer(data={"uuid": SERVER, "meta": self.meta}))
         told = {"token": TOKEN, "period": self.period, "batch": self.batch}
-        self.http.on("POST", "/v1/agents/enrol", Told(data=told))
-        self.http.on("POST", "/v1/agents/samples", Told(204))
+        self.http.on("POST", "/v1/agents/enrol", ScriptedAnswer(data=told))
+        self.http.on("POST", "/v1/agents/samples", ScriptedAnswer(204))
 
     def nvml(self, *gpus: str, driver: str = "580.95.05") -> None:
         new = self.folder / "nvml.new"
@@ -136,7 +136,7 @@ class Guest:
         """The first one from now on of which it holds."""
         begins = len(self.reports())
         self.until(lambda: any(map(holds, self.reports()[begins:])))
-        return next(one for one in self.reports()[begins:] if holds(one))
+        return next(report for report in self.reports()[begins:] if holds(report))
 
 
 @contextmanager

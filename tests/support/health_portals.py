@@ -8,46 +8,47 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
-from gpuyard.health.records import GpuHealth, HealthEvent, HealthState, HealthToken, HostWord, Source
+from gpuyard.diagnosis.controllers.capacity import AsksCapacity, CapacityService
+from gpuyard.health.controllers.agent_service import ENROL, AgentService
+from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.maintenance import MaintenanceService
+from gpuyard.health.controllers.scrubs import ScrubService
+from gpuyard.health.records import GpuHealth, HealthEvent, HealthState, HealthToken, HostContact
 from gpuyard.health.samples import report_of
 from gpuyard.health.store import HealthStore
 from gpuyard.health.store.guests import GuestStore
 from gpuyard.health.tokens import new_token
-from gpuyard.history.reading import History
-from gpuyard.history.store import HistoryStore
-from gpuyard.keeper.agent_desk import ENROL, AgentDesk
-from gpuyard.keeper.bootable import AsksCapacity, BootableDesk
-from gpuyard.keeper.health_desk import HealthDesk
-from gpuyard.keeper.maintenance import MaintenanceDesk
-from gpuyard.keeper.scrubs import ScrubDesk
-from gpuyard.keeper.yard import Yard
+from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.finding import Finding
 from gpuyard.model.gpu import Claim, Gpu, GpuRole, GpuState, GpuStatus
 from gpuyard.model.host import HostFacts
+from gpuyard.model.signals import Source
 from gpuyard.model.world import Server, Snapshot
-from gpuyard.portal.app import create_app
-from gpuyard.portal.settings import PortalSettings
-from gpuyard.portal.sources import RunnerSources
-from gpuyard.portal.store import PortalStore
-from gpuyard.runners.board import RunnerYard
+from gpuyard.runners.overview import RunnerOverviewCache
 from gpuyard.runners.store import RunnerStore
+from gpuyard.runners.web.runner_sources import RunnerSources
+from gpuyard.server.app import create_app
 from gpuyard.site.health_rules import SiteHealth
 from gpuyard.site.runner_rules import SiteRunners
+from gpuyard.usage.controllers.reading import History
+from gpuyard.usage.store import HistoryStore
+from gpuyard.web.settings import PortalSettings
+from gpuyard.web.store import PortalStore
+from tests.support.clouds import NoCloud
+from tests.support.inventories import NASTY, driver
 from tests.support.ledgers import ADA, BOB, DAY, HOUR, NOON, SITE, Clock, open_ledger
 from tests.support.people import people
 from tests.support.portals import ROOMY, BookingPortal
-from tests.support.yards import NASTY, driver
 
-S = HealthState
 MINUTE = timedelta(minutes=1)
 MODELS = {"v100": ("Tesla V100 PCIe 16GB", "10de:1db4"), "t4": ("Tesla T4", "10de:1eb8")}
 
 
 @dataclass
 class HealthPortal(BookingPortal):
-    desk: HealthDesk
-    yard: Yard
-    agents: AgentDesk | None
+    service: HealthService
+    inventory: InventoryCache
+    agents: AgentService | None
     """Where servers are asked what their GPUs do; it sees ADA's."""
 
 
@@ -78,22 +79,24 @@ def health_portal(
     what could be started is asked there."""
     clock, gpus = Clock(), site_gpus()
     ledger = open_ledger(folder, None, clock)
-    store, who, yard = PortalStore(ledger.database), people(), Yard()
-    desk = HealthDesk(HealthStore(ledger.database), ledger, rules or SiteHealth.model_validate({}), clock, wake)
-    desk.scrubs = ScrubDesk(desk, ledger, gpus, {"v100"})
-    desk.maintenance = MaintenanceDesk(desk, ledger, gpus, lambda: None)
-    yard.publish(clock(), [status_of(gpu) for gpu in gpus])
+    store, who, inventory = PortalStore(ledger.database), people(), InventoryCache()
+    service = HealthService(HealthStore(ledger.database), ledger, rules or SiteHealth.model_validate({}), clock, wake)
+    service.scrubs = ScrubService(service, ledger, gpus, {"v100"})
+    service.maintenance = MaintenanceService(service, ledger, gpus, lambda: None, NoCloud())
+    inventory.publish(clock(), [status_of(gpu) for gpu in gpus])
     agents = None
-    if desk.rules.agent is not None:
-        agents = AgentDesk(desk, GuestStore(ledger.database), gpus, lambda: snapshot_of(gpus), desk.rules, clock)
+    if service.rules.agent is not None:
+        agents = AgentService(
+            service, GuestStore(ledger.database), gpus, lambda: snapshot_of(gpus), service.rules, clock
+        )
     app = create_app(
-        yard, driver(), "test-site", gpus, ["testserver", "127.0.0.1"], clock,
-        ledger=ledger, store=store, people=who, settings=settings, health=desk,
+        inventory, driver(), "test-site", gpus, ["testserver", "127.0.0.1"], clock,
+        ledger=ledger, store=store, people=who, settings=settings, health=service,
         history=History(HistoryStore(ledger.database), "UTC"), agents=agents, facts=facts, checks=checks,
-        runners=RunnerSources(runners, RunnerStore(ledger.database), RunnerYard()) if runners else None,
-        bootable=BootableDesk(capacity, clock, ledger) if capacity else None,
+        runners=RunnerSources(runners, RunnerStore(ledger.database), RunnerOverviewCache()) if runners else None,
+        bootable=CapacityService(capacity, clock, ledger) if capacity else None,
     )  # fmt: skip
-    return HealthPortal(app, ledger, store, who, clock, desk, yard, agents)
+    return HealthPortal(app, ledger, store, who, clock, service, inventory, agents)
 
 
 ADAS = "0000:a3:00.0"
@@ -133,11 +136,11 @@ def says(portal: HealthPortal, use: int, minutes: int, temperature: int = 41) ->
 
 def fine(portal: HealthPortal, gpus: Sequence[Gpu] | None = None) -> None:
     """Every GPU is fine, and every host was heard a moment ago."""
-    store = portal.desk.store
+    store = portal.service.store
     for gpu in site_gpus() if gpus is None else gpus:
-        store.put(GpuHealth(gpu.host, gpu.address, gpu.pool, S.FINE, NOON - 30 * DAY))
+        store.put(GpuHealth(gpu.host, gpu.address, gpu.pool, HealthState.FINE, NOON - 30 * DAY))
     for host in ("gpu-1", "gpu-2", "gpu-3"):
-        store.hear(HostWord(host, portal.clock() - timedelta(seconds=20)))
+        store.hear(HostContact(host, portal.clock() - timedelta(seconds=20)))
 
 
 def turn(
@@ -145,14 +148,14 @@ def turn(
     evidence: str = "", by: str = "", source: Source | None = None, card: str = "", **changes: object,
 ) -> None:  # fmt: skip
     """A GPU in another state since so long, with the line of its record; whether or not life has a way there."""
-    old, time = portal.desk.gpu(gpu), NOON - ago
+    old, time = portal.service.gpu(gpu), NOON - ago
     event = HealthEvent(
         old.host, old.address, card or old.card, time, old.state, state, cause, signal, evidence, by, source
     )  # fmt: skip
     new = replace(
         old, state=state, since=time, cause=cause, signal=signal, by=by, card=card or old.card, **changes  # type: ignore[arg-type]
     )  # fmt: skip
-    assert portal.desk.store.put(new, event)
+    assert portal.service.store.put(new, event)
 
 
 def fill(portal: HealthPortal) -> None:
@@ -160,18 +163,18 @@ def fill(portal: HealthPortal) -> None:
     fine(portal)
     a, b, c, d = "gpu-1/0000:27:00.0", "gpu-1/0000:c3:00.0", f"gpu-1/{ADAS}", "gpu-2/0000:18:00.0"
     lost = {"signal": "no-answer", "source": Source.HOST, "evidence": "config space reads ffffffff"}
-    turn(portal, a, S.QUARANTINED, 20 * DAY, "its config space reads 0xff", card="1323022081234", **lost)  # type: ignore[arg-type]
-    turn(portal, a, S.IN_REPAIR, 19 * DAY, "reseated, host restarted", by="root", source=Source.PERSON)
-    turn(portal, a, S.FINE, 18 * DAY, "it was reseated, and ran a night", by="root", source=Source.PERSON)
-    turn(portal, a, S.IN_USE, 17 * DAY, "server training has it")
-    turn(portal, a, S.QUARANTINED, 9 * HOUR, "its config space reads 0xff", **lost)  # type: ignore[arg-type]
+    turn(portal, a, HealthState.QUARANTINED, 20 * DAY, "its config space reads 0xff", card="1323022081234", **lost)  # type: ignore[arg-type]
+    turn(portal, a, HealthState.IN_REPAIR, 19 * DAY, "reseated, host restarted", by="root", source=Source.PERSON)
+    turn(portal, a, HealthState.FINE, 18 * DAY, "it was reseated, and ran a night", by="root", source=Source.PERSON)
+    turn(portal, a, HealthState.IN_USE, 17 * DAY, "server training has it")
+    turn(portal, a, HealthState.QUARANTINED, 9 * HOUR, "its config space reads 0xff", **lost)  # type: ignore[arg-type]
     turn(
-        portal, b, S.QUARANTINED, 3 * DAY, "a fatal or non-fatal AER error more", signal="aer-fatal",
+        portal, b, HealthState.QUARANTINED, 3 * DAY, "a fatal or non-fatal AER error more", signal="aer-fatal",
         source=Source.HOST, evidence="fatal 1, was 0", card="1323022085555",
     )  # fmt: skip
-    turn(portal, b, S.IN_REPAIR, 2 * DAY, "asked the vendor for another one", by="root", keeper="root")
-    turn(portal, c, S.SUSPECT, 4 * MINUTE, NASTY, signal="reported", by=BOB.user, source=Source.PERSON,
+    turn(portal, b, HealthState.IN_REPAIR, 2 * DAY, "asked the vendor for another one", by="root", keeper="root")
+    turn(portal, c, HealthState.SUSPECT, 4 * MINUTE, NASTY, signal="reported", by=BOB.user, source=Source.PERSON,
          evidence=NASTY, until=NOON + 6 * MINUTE, relapses=2)  # fmt: skip
-    turn(portal, d, S.QUARANTINED, 2 * MINUTE, "its reset failed", signal="scrub-failed", source=Source.SCRUB)
-    turn(portal, "gpu-3/0000:18:00.0", S.IN_USE, HOUR, "server x has it", asked=True)
-    portal.desk.store.hear(HostWord("gpu-3", NOON - 3 * HOUR))
+    turn(portal, d, HealthState.QUARANTINED, 2 * MINUTE, "its reset failed", signal="scrub-failed", source=Source.SCRUB)
+    turn(portal, "gpu-3/0000:18:00.0", HealthState.IN_USE, HOUR, "server x has it", asked=True)
+    portal.service.store.hear(HostContact("gpu-3", NOON - 3 * HOUR))

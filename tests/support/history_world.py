@@ -7,16 +7,15 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from gpuyard.history.lives import Deed, ServerLife
-from gpuyard.history.recorder import CloudSeen, GpuKey, Track, floor_of
-from gpuyard.history.records import Extent, Interval, Tenure, TrackState
-from gpuyard.history.store import HistoryStore, Which
 from gpuyard.model.booking import Booking
 from gpuyard.model.world import Server
+from gpuyard.usage.lives import Deed, ServerLife
+from gpuyard.usage.recorder import CloudSeen, GpuKey, Track, floor_of
+from gpuyard.usage.records import Extent, Interval, Tenure, TrackState
+from gpuyard.usage.store import HistoryStore, Which
 
 ZERO = datetime(2026, 10, 5, 8, 0, tzinfo=UTC)
 POOL = "t4"
-T = TrackState
 
 
 def at(second: int) -> datetime:
@@ -108,13 +107,13 @@ class SimCloud:
             server.deeds.append(("unshelve", self.second, None, False))
             self._later(takes, "unshelve_fails" if fails else "unshelved", server)
 
-    def resize(self, server: SimServer, takes: int) -> None:
+    def migrate(self, server: SimServer, takes: int) -> None:
         free = self.free()
         if server.uses and server.on and server.gpus == 1 and free and not self._busy(server):
             self.left[server.on[0]] = f"migration-{server.id}"
             server.on = (free[0],)
-            server.deeds.append(("resize", self.second, None, False))
-            self._later(takes, "resized", server)
+            server.deeds.append(("migrate", self.second, None, False))
+            self._later(takes, "migrated", server)
 
     def rescue(self, server: SimServer) -> None:
         """Moves launched_at, and nothing else."""
@@ -146,7 +145,7 @@ class SimCloud:
         self._end_deed(server, failed=True)
         server.on = ()
 
-    def _resized(self, server: SimServer) -> None:
+    def _migrated(self, server: SimServer) -> None:
         self._end_deed(server)
         server.launched = self.second
         server.deeds.append(("confirmResize", self.second, None, False))
@@ -175,20 +174,22 @@ class SimCloud:
         self, unnamed: frozenset[str] = frozenset(), hidden: frozenset[str] = frozenset()
     ) -> dict[GpuKey, Track]:
         """`unnamed`: servers that Nova does not tell of; `hidden`: those of which Placement does not."""
-        by_address = {address: one for one in self.servers.values() for address in one.on if one.id not in hidden}
+        by_address = {
+            address: server for server in self.servers.values() for address in server.on if server.id not in hidden
+        }
         return {("h", address, POOL): self._track(address, by_address.get(address), unnamed) for address in self.gpus}
 
     def _track(self, address: str, server: SimServer | None, unnamed: frozenset[str]) -> Track:
         if server is None and address in self.left:
-            return Track(T.STARTING, Tenure("allocated", server=self.left[address]))
+            return Track(TrackState.STARTING, Tenure("allocated", server=self.left[address]))
         if server is None:
-            return Track(T.FREE)
+            return Track(TrackState.FREE)
         offloaded = server.uses and server.uses[-1][1] is not None  # Nova calls it that until it is there again
         if server.id in unnamed or offloaded:
-            return Track(T.STARTING, Tenure("allocated", server=server.id))
+            return Track(TrackState.STARTING, Tenure("allocated", server=server.id))
         if server.launched is None:
-            return Track(T.STARTING, _tenure(server))
-        return Track(T.CLAIMED, _tenure(server), at(server.launched))
+            return Track(TrackState.STARTING, _tenure(server))
+        return Track(TrackState.CLAIMED, _tenure(server), at(server.launched))
 
     def seen(
         self,
@@ -204,13 +205,13 @@ class SimCloud:
         """What a look that began at `taken` and saw `tracks` makes of the cloud as it is by now. `unnoticed`: nothing
         says that servers are unnamed."""
         floor = floor_of(extent) if extent else taken
-        there = {one.id for one in self.servers.values() if one.terminated is None and one.on}
-        had = {one.tenure.server for one in store.open() if one.state is T.CLAIMED}
-        new = {track.tenure.server for track in tracks.values() if track.state is T.CLAIMED} - had
+        there = {server.id for server in self.servers.values() if server.terminated is None and server.on}
+        had = {one.tenure.server for one in store.open() if one.state is TrackState.CLAIMED}
+        new = {track.tenure.server for track in tracks.values() if track.state is TrackState.CLAIMED} - had
         lives = {
-            one.id: _life(one)
-            for one in self.servers.values()
-            if extent is not None and one.id not in unnamed and (at(one.updated) >= floor or one.id in new)
+            server.id: _life(server)
+            for server in self.servers.values()
+            if extent is not None and server.id not in unnamed and (at(server.updated) >= floor or server.id in new)
         }
         begins = {id: extent.first if extent and id in new else floor for id in lives}
         recorded = {id: store.intervals(begin, taken, Which(server=id)) for id, begin in begins.items()}
@@ -219,10 +220,10 @@ class SimCloud:
     def used(self, first: int, last: int) -> Counter[str]:
         """GPU-seconds of every server in [first, last)."""
         found: Counter[str] = Counter()
-        for one in self.servers.values():
-            for start, end in one.uses:
+        for server in self.servers.values():
+            for start, end in server.uses:
                 low, high = max(start, first), min(last if end is None else end, last)
-                found[one.id] += one.gpus * max(0, high - low)
+                found[server.id] += server.gpus * max(0, high - low)
         return +found
 
 
@@ -244,22 +245,22 @@ def _life(one: SimServer) -> ServerLife:
 def used_by(intervals: list[Interval], first: datetime, last: datetime) -> Counter[str]:
     """GPU-seconds of every server, as history has it."""
     found: Counter[str] = Counter()
-    for one in intervals:
-        if one.state is T.CLAIMED:
-            found[one.tenure.server] += one.seconds(first, last)
+    for interval in intervals:
+        if interval.state is TrackState.CLAIMED:
+            found[interval.tenure.server] += interval.seconds(first, last)
     return +found
 
 
 def partition_problems(intervals: list[Interval], first: datetime, last: datetime) -> list[str]:
     """What keeps the intervals of each GPU from being a partition of [first, last)."""
     found = []
-    by_gpu: dict[str, list[Interval]] = {}
+    by_gpu: dict[tuple[str, str], list[Interval]] = {}
     for one in intervals:
         if one.address:
-            by_gpu.setdefault(one.address, []).append(replace(one, end=one.end or last))
-    for address, mine in by_gpu.items():
+            by_gpu.setdefault((one.host, one.address), []).append(replace(one, end=one.end or last))
+    for gpu, mine in by_gpu.items():
         mine.sort(key=lambda one: one.start)
         ends = [first, *(one.end or last for one in mine)]
         starts = [*(one.start for one in mine), last]
-        found += [f"{address}: {a} then {b}" for a, b in zip(ends, starts, strict=True) if a != b]
+        found += [f"{gpu}: {a} then {b}" for a, b in zip(ends, starts, strict=True) if a != b]
     return found

@@ -6,8 +6,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from gpuyard.cli.main import run
-from gpuyard.keeper import runner_loops, runner_recovery
 from gpuyard.runners import progress
+from gpuyard.runners.controllers import runner_loops, runner_recovery
 
 if __name__ == "__main__":
     runner_loops.RECOVERY_PERIOD = 10.0

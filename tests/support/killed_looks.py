@@ -17,11 +17,11 @@ import time
 from contextlib import closing, suppress
 from datetime import timedelta
 
-from gpuyard.history.reckoning import one_tariff
-from gpuyard.history.recorder import plan_look
-from gpuyard.history.rolling import forget, sum_up
-from gpuyard.history.store import HistoryStore
-from gpuyard.store.engine import Database
+from gpuyard.database.engine import Database
+from gpuyard.usage.controllers.rolling import forget, sum_up
+from gpuyard.usage.reckoning import one_tariff
+from gpuyard.usage.recorder import plan_look
+from gpuyard.usage.store import HistoryStore
 from tests.support.history_world import SimCloud, at
 
 END = 5 * 86_400
@@ -33,7 +33,7 @@ ZONE = "UTC"
 def lives(cloud: SimCloud, chance: random.Random) -> None:
     """What happens at the second that it is."""
     servers = list(cloud.servers.values())
-    what = chance.choice(["create", "create", "delete", "offload", "unshelve", "resize", "rescue"])
+    what = chance.choice(["create", "create", "delete", "offload", "unshelve", "rescue"])
     if what == "create":
         cloud.create(chance.randint(1, 2), chance.randint(0, 20))
     elif servers:

@@ -24,6 +24,8 @@ from tests.support import uv
 # The collections that kolla-ansible needs come from the `ansible` wheel: same code, and one index less to reach.
 PACKAGES = ("kolla-ansible==22.0.0", "ansible-core==2.19.14")
 COLLECTIONS = ("ansible==12.3.0",)
+OLDER = ("20.6.0", "21.3.0")
+"""Further releases, of which variables, templates and filters are evaluated."""
 CACHE = "GPUYARD_TEST_KOLLA"
 KOLLA_USER = {"network_interface": "lo", "neutron_external_interface": "lo", "kolla_internal_vip_address": "127.0.0.1"}
 
@@ -67,9 +69,11 @@ class NoKolla(Exception):
 
 @dataclass(frozen=True)
 class Kolla:
-    """An installed kolla-ansible."""
+    """An installed kolla-ansible. One of OLDER has files alone, for the Ansible in `folder` to evaluate."""
 
     folder: Path
+    older: Path | None = None
+    """Where the files of another release are."""
 
     @property
     def program(self) -> Path:
@@ -78,7 +82,7 @@ class Kolla:
     @property
     def ansible(self) -> Path:
         """Its playbooks and roles."""
-        return self.folder / "share/kolla-ansible/ansible"
+        return (self.older or self.folder) / "share/kolla-ansible/ansible"
 
     def tasks(self, role: str) -> list[dict[str, Any]]:
         text = (self.ansible / f"roles/{role}/tasks/config.yml").read_text()
@@ -102,7 +106,9 @@ class Kolla:
 
     def environment(self, **variables: str) -> dict[str, str]:
         path = f"{self.folder}/bin:{os.environ['PATH']}"
-        return {**os.environ, "PATH": path, "ANSIBLE_NOCOLOR": "1", "LC_ALL": "C.UTF-8", **variables}
+        # Filters import the package kolla_ansible, which must be of the same release as they.
+        modules = {} if self.older is None else {"PYTHONPATH": str(self.older)}
+        return {**os.environ, "PATH": path, "ANSIBLE_NOCOLOR": "1", "LC_ALL": "C.UTF-8", **modules, **variables}
 
 
 def install() -> Kolla:
@@ -120,6 +126,20 @@ def install() -> Kolla:
             _install(folder, COLLECTIONS, "--no-deps")
             (folder / "complete").touch()
     return Kolla(folder)
+
+
+def install_older(version: str) -> Kolla:
+    """The files of one of OLDER, beside the newest one. Raises NoKolla when the index cannot be reached."""
+    newest = install()
+    folder = newest.folder.parent / f"kolla-ansible-{version}-files"
+    with (newest.folder.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            words = ["pip", "install", "--quiet", "--no-deps", "--python", str(newest.folder / "bin/python")]
+            _command([uv.program(), *words, "--target", str(folder), f"kolla-ansible=={version}"])
+            (folder / "complete").touch()
+    return Kolla(newest.folder, folder)
 
 
 def _install(folder: Path, packages: Sequence[str], *options: str) -> None:

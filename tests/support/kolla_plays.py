@@ -13,7 +13,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuyard.deploy.planner import CONTAINERS
+from gpuyard.deployment.planner import CONTAINERS
 from tests.support.kolla import Kolla
 
 GROUPS = {name: name.replace("_", "-") for name in CONTAINERS["control"]} | {"nova_compute": "compute"}
@@ -83,6 +83,7 @@ PROGRAM = """\
 case "$1" in
   bootstrap-servers|prechecks|deploy) exec {real} "$@" --playbook {folder}/$1.yml ;;
   install-deps)
+    rm -rf {collection}  # as ansible-galaxy does
     mkdir -p {collection}
     printf '%s\\n' 'namespace: openstack' 'name: kolla' 'version: 1.0.0' >{collection}/galaxy.yml
     ;;
@@ -124,7 +125,14 @@ def with_plays_replaced(
     that prechecks asks for."""
     (folder / "bin").mkdir(parents=True)
     (folder / "plays").mkdir()
-    for name in ("ansible-inventory", "ansible-galaxy", "ansible-playbook", "ansible", "kolla-genpwd"):
+    for name in (
+        "ansible-inventory",
+        "ansible-config",
+        "ansible-galaxy",
+        "ansible-playbook",
+        "ansible",
+        "kolla-genpwd",
+    ):
         os.symlink(kolla.folder / "bin" / name, folder / "bin" / name)
     os.symlink(kolla.folder / "share", folder / "share")
     made = PlayedKolla(folder, kolla)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from gpuyard.ledger.allowance import Allowance
-from gpuyard.ledger.ledger import Book, Ledger
-from gpuyard.ledger.records import Event
-from gpuyard.ledger.store import Store
+from gpuyard.bookings.allowance import Allowance
+from gpuyard.bookings.ledger.ledger import BookingSettings, Ledger
+from gpuyard.bookings.records import Event
+from gpuyard.bookings.store import Store
 from gpuyard.model.booking import Ask, Lane, Person, Rules
 
 NOON = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
@@ -75,7 +75,9 @@ def open_ledger(
     store.sync_lanes([(pool, host, addresses) for pool, slots in SITE.items() for host, addresses in slots])
     by_project = rules if isinstance(rules, dict) else {}
     default = rules if isinstance(rules, Rules) else Rules(most_active=100)
-    book = Book(tuple(SITE), lambda pool, project: by_project.get(project, default), zone, allowance=allowance)
+    book = BookingSettings(
+        tuple(SITE), lambda pool, project: by_project.get(project, default), zone, allowance=allowance
+    )
     return Ledger(store, book, clock or Clock(), Numbers())
 
 

@@ -1,24 +1,33 @@
 /* libnvidia-ml, as far as the agent needs it: what it says is in the file that MOCK_NVML names, read at each call.
  *
- * First line: the version of the driver, or `none` when there is none. Then one GPU a line:
- *   uuid address use used total temperature milliwatts ecc pending failed reasons
+ * First line: the version of the driver, `none` when there is none, or what a library does on a broken driver: `hangs` or
+ * `crashes`. Then one GPU a line:
+ *   uuid address use used total temperature milliwatts ecc pending failed reasons recovery
  * In place of the numbers: `lost`, a GPU that has fallen off the bus; `handleless`, one that cannot even be opened;
  * `old`, one of which only the temperature is known. A GPU that is not there is not counted.
- * Layouts and numbers of errors are those of NVIDIA's nvml.h.
+ * Layouts and numbers are those of NVIDIA's nvml.h, as pynvml of nvidia-ml-py 13.615.71 has them.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+enum { RECOVERY = 230, UNSIGNED_INT = 1 };
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NO_DRIVER = 9, LOST = 15, MOST = 64 };
 
 typedef struct {
     char uuid[97], address[32], word[16];
-    unsigned use, temperature, power, pending, failed;
+    unsigned use, temperature, power, pending, failed, recovery;
     unsigned long long used, total, ecc, reasons;
 } Gpu;
 typedef struct { unsigned gpu, memory; } Utilization;
 typedef struct { unsigned long long total, free, used; } Memory;
+typedef struct {
+    unsigned field, scope;
+    long long time, took;
+    unsigned kind, result;
+    union { double real; unsigned number; unsigned long long big; } value;
+} Field;
 typedef struct { char legacy[16]; unsigned domain, bus, device, ids, subsystem; char address[32]; } Pci;
 
 static Gpu gpus[MOST];
@@ -36,14 +45,16 @@ static void load(void) {
     while (count < MOST && fgets(line, sizeof line, file)) {
         Gpu *gpu = &gpus[count];
         memset(gpu, 0, sizeof *gpu);
-        int read = sscanf(line, "%96s %31s %u %llu %llu %u %u %llu %u %u %llu", gpu->uuid, gpu->address, &gpu->use,
+        int read = sscanf(line, "%96s %31s %u %llu %llu %u %u %llu %u %u %llu %u", gpu->uuid, gpu->address, &gpu->use,
                           &gpu->used, &gpu->total, &gpu->temperature, &gpu->power, &gpu->ecc, &gpu->pending,
-                          &gpu->failed, &gpu->reasons);
-        if (read != 11 && sscanf(line, "%96s %31s %15s %u", gpu->uuid, gpu->address, gpu->word, &gpu->temperature) < 3)
+                          &gpu->failed, &gpu->reasons, &gpu->recovery);
+        if (read != 12 && sscanf(line, "%96s %31s %15s %u", gpu->uuid, gpu->address, gpu->word, &gpu->temperature) < 3)
             continue;
         count++;
     }
     fclose(file);
+    while (!strcmp(driver, "hangs")) pause();
+    if (!strcmp(driver, "crashes")) abort();
 }
 
 /* A handle is the GPU's place, counted from one: it stays good when the file changes. */
@@ -66,6 +77,7 @@ static int of(void *handle, Gpu **gpu) {
 #define NEW (!*gpu->word)
 
 int nvmlInit_v2(void) { load(); begun = strcmp(driver, "none") != 0; return begun ? OK : NO_DRIVER; }
+int nvmlInitWithFlags(unsigned flags) { (void)flags; return nvmlInit_v2(); }
 int nvmlShutdown(void) { begun = 0; return OK; }
 int nvmlDeviceGetCount_v2(unsigned *number) {
     load();
@@ -102,4 +114,11 @@ int nvmlDeviceGetRemappedRows(void *handle, unsigned *correctable, unsigned *unc
 }
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long long *reasons) {
     READ(NEW, *reasons = gpu->reasons)
+}
+int nvmlDeviceGetFieldValues(void *handle, int many, Field *fields) {
+    READ(NEW, for (int n = 0; n < many; n++) {
+        fields[n].kind = UNSIGNED_INT;
+        fields[n].result = fields[n].field == RECOVERY ? OK : NOT_SUPPORTED;
+        fields[n].value.number = gpu->recovery;
+    })
 }

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpuyard.client.client import Client
-from gpuyard.cloud.booking_door import open_door
+from gpuyard.client.portal import open_door
 
 with warnings.catch_warnings():  # it warns about itself when it is imported
     warnings.simplefilter("ignore")

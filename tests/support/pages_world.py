@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from gpuyard.health.records import HostWord
-from gpuyard.history.records import NOBODY, Interval, Tenure, TrackState
-from gpuyard.history.store import HistoryStore
+from gpuyard.health.records import HostContact
+from gpuyard.health.web.host_checks import RecordedChecks
 from gpuyard.model.booking import Person
 from gpuyard.model.gpu import Gpu
 from gpuyard.model.host import HostFacts
-from gpuyard.model.watch import GpuLook, HostLook, LinkLook
-from gpuyard.portal.host_checks import RecordedChecks
+from gpuyard.model.host_report import GpuReport, HostReport, LinkReport
 from gpuyard.site.health_rules import SiteHealth
+from gpuyard.usage.records import NOBODY, Interval, Tenure, TrackState
+from gpuyard.usage.store import HistoryStore
 from tests.support.health_portals import HealthPortal, fill, health_portal, says, site_gpus
 from tests.support.ledgers import ADA, BOB, DAY, HOUR, NOON, ROOT, ask
 from tests.support.rooms import Knows, room_of
@@ -46,27 +46,29 @@ def whole_portal(folder: Path) -> HealthPortal:
     live(made)
     made.ledger.create(ask(1, 4, gpus=2, pool="t4", comment="for the poster"), ADA, wait=True)
     says(made, 0, minutes=75)
-    made.desk.store.hear(HostWord("gpu-1", NOON, json.dumps(host_look().as_dict())))
+    made.service.store.hear(HostContact("gpu-1", NOON, json.dumps(host_look().as_dict())))
     sources = made.app.state.feed._sources.runners
-    fill_runners(RunnerPortal(made.app, made.ledger, made.store, made.people, made.clock, sources.store, sources.yard))
+    fill_runners(
+        RunnerPortal(made.app, made.ledger, made.store, made.people, made.clock, sources.store, sources.overview)
+    )
     return made
 
 
-def host_look() -> HostLook:
+def host_look() -> HostReport:
     """What gpu-1 says: one link is not as wide as it should be."""
     mine = [gpu for gpu in site_gpus() if gpu.host == "gpu-1"]
     widths = [4, *(16 for _ in mine[1:])]
     seen = tuple(
-        GpuLook(gpu.address, ids=gpu.ids, driver="vfio-pci", group=gpu.group, link=LinkLook(8.0, width, 8.0, 16),
+        GpuReport(gpu.address, ids=gpu.ids, driver="vfio-pci", group=gpu.group, link=LinkReport(8.0, width, 8.0, 16),
                 power="D0")
         for gpu, width in zip(mine, widths, strict=True)
     )  # fmt: skip
-    return HostLook("gpu-1", "boot", 1, "2026-11-23T12:00:00Z", "6.12.9", "AMI 2.4", "8.2.2", seen)
+    return HostReport("gpu-1", "boot", 1, "2026-11-23T12:00:00Z", "6.12.9", "AMI 2.4", "8.2.2", seen)
 
 
 def furnish(portal: HealthPortal) -> None:
     """Bookings of two people, a hold of two pools' GPUs, a maintenance that is planned and one that is on."""
-    ledger, maintenance = portal.ledger, portal.desk.maintenance
+    ledger, maintenance = portal.ledger, portal.service.maintenance
     assert maintenance is not None
     ledger.create(ask(2, 5, comment="training, last run"), ADA)
     ledger.create(ask(30, 20, gpus=2, comment="students"), BOB)
@@ -77,7 +79,6 @@ def furnish(portal: HealthPortal) -> None:
 
 PAST = 40
 """Days."""
-T = TrackState
 
 
 def live(portal: HealthPortal, days: int = PAST) -> None:
@@ -99,11 +100,11 @@ def _life(gpu: Gpu, number: int, begin: datetime, days: int) -> Iterator[Interva
     who = (ADA, BOB)[number % 2]
     for day in range(days):
         start = begin + day * DAY
-        whole = {(3, 1): T.LOST, (5, 2): T.HELD, (6, 2): T.HELD}.get((day % 10, number))
+        whole = {(3, 1): TrackState.LOST, (5, 2): TrackState.HELD, (6, 2): TrackState.HELD}.get((day % 10, number))
         if day == days - 12:
-            whole = T.UNSEEN
+            whole = TrackState.UNSEEN
         if whole is not None:
-            yield _interval(gpu, whole, start, start + DAY, Tenure("odd") if whole is T.HELD else NOBODY)
+            yield _interval(gpu, whole, start, start + DAY, Tenure("odd") if whole is TrackState.HELD else NOBODY)
             continue
         kind = ("booking", "", "runner", "booking")[(day + number) % 4]
         own = Tenure(
@@ -111,14 +112,14 @@ def _life(gpu: Gpu, number: int, begin: datetime, days: int) -> Iterator[Interva
             who.project_id, who.project, "gpu.v100", "owner/name" if kind == "runner" else "",
         )  # fmt: skip
         hours = [2 + number % 3, 5, 6 + day % 5]
-        yield _interval(gpu, T.FREE, start, start + hours[0] * HOUR)
+        yield _interval(gpu, TrackState.FREE, start, start + hours[0] * HOUR)
         if kind == "booking":
             kept = _of(who, f"b{day}")
-            yield _interval(gpu, T.BOOKED, start + hours[0] * HOUR, start + hours[1] * HOUR, kept)
+            yield _interval(gpu, TrackState.BOOKED, start + hours[0] * HOUR, start + hours[1] * HOUR, kept)
         used = start + hours[1 if kind == "booking" else 0] * HOUR
-        yield _interval(gpu, T.STARTING, used, used + MINUTE, own)
-        yield _interval(gpu, T.CLAIMED, used + MINUTE, used + hours[2] * HOUR, own)
-        yield _interval(gpu, T.FREE, used + hours[2] * HOUR, start + DAY)
+        yield _interval(gpu, TrackState.STARTING, used, used + MINUTE, own)
+        yield _interval(gpu, TrackState.CLAIMED, used + MINUTE, used + hours[2] * HOUR, own)
+        yield _interval(gpu, TrackState.FREE, used + hours[2] * HOUR, start + DAY)
 
 
 def _of(who: Person, booking: str) -> Tenure:

@@ -7,9 +7,9 @@ from __future__ import annotations
 import sys
 from datetime import timedelta
 
-from gpuyard.app import serving
 from gpuyard.cli.main import run
-from gpuyard.history import recorder
+from gpuyard.server import serving
+from gpuyard.usage import recorder
 
 if __name__ == "__main__":
     serving.BOOKINGS_PERIOD = serving.HISTORY_PERIOD = 0.4

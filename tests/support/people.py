@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gpuyard.cloud.errors import CloudError
-from gpuyard.cloud.people import Account, KeystoneProject, LoginRefusedError, Membership, TokenFacts
 from gpuyard.model.booking import Person
+from gpuyard.openstack.errors import CloudError
+from gpuyard.openstack.people import Account, KeystoneProject, LoginRefusedError, Membership, TokenFacts
 from tests.support.ledgers import ADA, BOB, EVE, ROOT
 
 PASSWORD = "correct horse"  # noqa: S105 - of nobody

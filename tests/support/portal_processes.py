@@ -117,7 +117,7 @@ def keeper_of(portals: Sequence[Portal]) -> Portal:
     found: list[Portal] = []
 
     def somebody() -> bool:
-        found[:] = [one for one in portals if one.process is not None and one.keeps()]
+        found[:] = [portal for portal in portals if portal.process is not None and portal.keeps()]
         return bool(found)
 
     until(somebody)

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from gpuyard.history.reading import History
-from gpuyard.history.store import HistoryStore
-from gpuyard.keeper.bootable import AsksCapacity, BootableDesk
-from gpuyard.ledger.ledger import Ledger
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.diagnosis.controllers.capacity import AsksCapacity, CapacityService
 from gpuyard.model.booking import Person, Rules
-from gpuyard.portal.app import create_app
-from gpuyard.portal.settings import PortalSettings
-from gpuyard.portal.store import PortalStore
+from gpuyard.server.app import create_app
+from gpuyard.usage.controllers.reading import History
+from gpuyard.usage.store import HistoryStore
+from gpuyard.web.authenticator import Authenticator
+from gpuyard.web.settings import PortalSettings
+from gpuyard.web.store import PortalStore
+from tests.support.inventories import GPUS, driver, filled
 from tests.support.ledgers import Clock, open_ledger
 from tests.support.people import PASSWORD, InMemoryPeople, people, token_of
-from tests.support.yards import GPUS, driver, filled
 
-ROOMY = PortalSettings(login_tries=1000, address_tries=1000, reads=100_000, writes=100_000)
+ROOMY = PortalSettings(login_tries=1000, address_tries=1000, reads=100_000, writes=100_000, metrics_age=0)
 
 
 @dataclass
@@ -57,6 +60,11 @@ class Browser:
         self.client.headers["X-CSRF-Token"] = self.csrf
 
 
+def limits_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In portals that are made from now on nobody's limit fills up again, however slow the machine is."""
+    monkeypatch.setattr("gpuyard.server.app.Authenticator", partial(Authenticator, clock=lambda: 0.0))
+
+
 def booking_portal(
     folder: Path,
     rules: Rules | dict[str, Rules] | None = None,
@@ -72,7 +80,7 @@ def booking_portal(
     app = create_app(
         filled(), driver(), "test-site", GPUS, ["testserver"], clock,
         ledger=ledger, store=store, people=who, settings=settings,
-        bootable=BootableDesk(capacity, clock, ledger) if capacity else None,
+        bootable=CapacityService(capacity, clock, ledger) if capacity else None,
         history=History(HistoryStore(ledger.database), "UTC"),
     )  # fmt: skip
     return BookingPortal(app, ledger, store, who, clock)

@@ -33,6 +33,7 @@ def unknown(conf: Any, path: Path) -> list[str]:
 
 
 def main(folder: Path) -> dict[str, Any]:
+    import nova
     import nova.conf
     import oslo_limit.limit
     import placement.conf
@@ -44,6 +45,7 @@ def main(folder: Path) -> dict[str, Any]:
     from oslo_messaging import opts as messaging
 
     conf = nova.conf.CONF
+    libvirt = Path(nova.__file__).parent / "virt/libvirt/driver.py"
     for group, options in messaging.list_opts():
         conf.register_opts(options, group)
     objects.register_all()
@@ -61,7 +63,7 @@ def main(folder: Path) -> dict[str, Any]:
     asked = {}
     for name, specs in json.loads((folder / "flavors.json").read_text()).items():
         requests = request.get_pci_requests_from_flavor(objects.Flavor(extra_specs=specs)).requests
-        asked[name] = [(one.count, [spec.get("resource_class") for spec in one.spec]) for one in requests]
+        asked[name] = [(request.count, [spec.get("resource_class") for spec in request.spec]) for request in requests]
     return {
         "hosts": hosts,
         "unknown_placement": unknown(wide, folder / "placement.conf"),
@@ -71,6 +73,7 @@ def main(folder: Path) -> dict[str, Any]:
         "pci_quotas": "from_request_spec" in inspect.getsource(limits),
         "required_list": list(getattr(conf.quota, "unified_limits_resource_list", []))[:1] == ["servers"],
         "managed": "live_migratable" in inspect.getsource(devspec),
+        "several_vgpus": "for rp_uuid, alloc in vgpu_allocations.items()" in libvirt.read_text(),
         "limits_lookup": "services = list(" in inspect.getsource(oslo_limit.limit),
     }
 

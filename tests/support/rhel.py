@@ -8,8 +8,10 @@ the same name; /etc/default/grub may lose lines.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpuyard.host.local_host import CommandFailed
 from gpuyard.host.preparation.files import DRACUT_FILE
@@ -27,6 +29,25 @@ COMMAND_LINE = "etc/kernel/cmdline"
 BASE = "root=/dev/mapper/rl-root ro crashkernel=1G-4G:192M"
 KERNELS = ("5.14.0", "6.1.0")
 """The last one is the newest and runs."""
+OS_RELEASE = 'NAME="Rocky Linux"\nVERSION="9.5"\nID="rocky"\nID_LIKE="rhel centos fedora"\n'
+NO_PLUGIN = {
+    "dnf": (
+        1,
+        (
+            "No such command: needs-restarting. Please use /usr/bin/dnf --help\n"
+            "It could be a DNF plugin command, try: \"dnf install 'dnf-command(needs-restarting)'\"\n"
+        ),
+    ),
+    "dnf5": (
+        2,
+        (
+            'Unknown argument "needs-restarting" for command "dnf5". Add "--help" for more information about the '
+            "arguments.\n"
+            "It could be a command provided by a plugin, try: dnf5 install 'dnf5-command(needs-restarting)'\n"
+        ),
+    ),
+}
+"""Exit code and standard error where the plugin is not installed: as users quote dnf 4, and as dnf5 tests itself."""
 
 
 def entry(kernel: str) -> str:
@@ -150,6 +171,33 @@ class RhelHost(ModelHost):
         self.put(image(kernel), f"# run {len(self.commands)}\n" + "\n".join(inside))
 
 
+def dnf(path: Path, updated: Sequence[str] = (), version: str = "dnf", plugin: bool = True, error: str = "") -> str:
+    """A program that answers ``needs-restarting -r`` as dnf-plugins-core 4.x (plugins/needs_restarting.py) and dnf5
+    (needs_restarting.cpp) do: the packages that were updated since the boot, with exit code 1, which any `error` of
+    dnf's has, too. With a language set its text would be another one."""
+    if error or not plugin:
+        code, text = (1, f"{error}\n") if error else NO_PLUGIN[version]
+        answer = f"printf %s {shlex.quote(text)} >&2; exit {code}"
+    elif updated:
+        lines = [
+            "Core libraries or services have been updated since boot-up:",
+            *(f"  * {name}" for name in updated),
+            "",
+        ]
+        lines += ["Reboot is required to fully utilize these updates."]
+        lines += ["More information: https://access.redhat.com/solutions/27943", ""]
+        answer = f"printf %s {shlex.quote(chr(10).join(lines))}; {'echo Error: >&2; ' * (version == 'dnf')}exit 1"
+    else:
+        answer = (
+            "echo No core libraries or services have been updated since boot-up.; echo Reboot should not be necessary."
+        )
+    asked = '[ "$*" = "needs-restarting -r" ] || exit 64'
+    translated = '[ "$LC_ALL" = C.UTF-8 ] && [ -z "$LANGUAGE" ] || { echo Neustart erforderlich; exit 1; }'
+    path.write_text(f"#!/bin/sh\n{asked}\n{translated}\n{answer}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
 def update_args(words: Sequence[str], removed: Sequence[str], added: Sequence[str]) -> list[str]:
     """As grubby: ``NAME=VALUE`` takes that one out, and adding it takes out every value of NAME."""
     left = list(words)
@@ -197,6 +245,7 @@ def rhel(
     drivers = debian(Sysfs()).drivers
     nodes["var"]["lib"] = {"rpm": {"rpmdb.sqlite": ""}}
     host = RhelHost(nodes, drivers, groups=groups or {})
+    host.put("etc/os-release", OS_RELEASE)
     for program in ("grubby", "dracut"):
         host.put(f"usr/sbin/{program}", "")
     words = f"{BASE} {options}".strip()

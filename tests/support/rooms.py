@@ -7,32 +7,32 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from gpuyard.advice.bootable.facts import CloudRoom, FreeDevice, HostRoom
-from gpuyard.advice.bootable.reckon import Statuses
-from gpuyard.advice.why.causes import unmet
-from gpuyard.advice.why.facts import Asker, ComputeNode, HostStock, Limit
-from gpuyard.cloud.errors import CloudError
-from gpuyard.cloud.observe.scheduling import placement_decides, pools_of_classes, scheduling, site_aliases
+from gpuyard.diagnosis.capacity.facts import CloudResources, FreeDevice, HostResources
+from gpuyard.diagnosis.capacity.reckon import Statuses
+from gpuyard.diagnosis.why.causes import unmet
+from gpuyard.diagnosis.why.facts import Asker, ComputeNode, HostStock, Limit
+from gpuyard.diagnosis.why.read_scheduling import placement_decides, pools_of_classes, scheduling, site_aliases
 from gpuyard.model.gpu import Gpu, GpuState, GpuStatus
 from gpuyard.nova.request import NovaFlavor, Request
-from gpuyard.site.encoding import count_class, set_trait
+from gpuyard.openstack.errors import CloudError
+from gpuyard.site.encoding import count_class, slot_traits
 from gpuyard.site.load import LoadedSite
 from gpuyard.site.objects import site_trait
 
 NOON = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 
 
-def room_of(loaded: LoadedSite, **more: object) -> CloudRoom:
+def room_of(loaded: LoadedSite, **more: object) -> CloudResources:
     """Everything free."""
     compiled = loaded.compiled
-    found = CloudRoom(
+    found = CloudResources(
         taken_at=NOON,
         flavors=tuple(
             NovaFlavor(
-                one.name, one.name, one.vcpus, one.ram, one.disk, one.ephemeral, public=one.public,
-                projects=frozenset(f"p-{name}" for name in one.projects), extra_specs=one.extra_specs,
+                flavor.name, flavor.name, flavor.vcpus, flavor.ram, flavor.disk, flavor.ephemeral, public=flavor.public,
+                projects=frozenset(f"p-{name}" for name in flavor.projects), extra_specs=flavor.extra_specs,
             )
-            for one in compiled.flavors
+            for flavor in compiled.flavors
         ),
         hosts=tuple(_host(loaded, name) for name in loaded.site.hosts),
         gpus=compiled.gpus,
@@ -48,23 +48,23 @@ def room_of(loaded: LoadedSite, **more: object) -> CloudRoom:
     return replace(found, **more)  # type: ignore[arg-type]
 
 
-def _host(loaded: LoadedSite, name: str) -> HostRoom:
-    (has,) = [one for one in loaded.compiled.capacities if one.host == name]
+def _host(loaded: LoadedSite, name: str) -> HostResources:
+    (has,) = [capacity for capacity in loaded.compiled.capacities if capacity.host == name]
     config = loaded.compiled.provider_config_of(name)
     totals = {**has.total.classes, **config.inventories}
     plain = {"VCPU": has.total.vcpus, "MEMORY_MB": has.total.ram, "DISK_GB": has.total.disk}
     rooms = {one: HostStock(total) for one, total in {**totals, **plain}.items()}
     node = ComputeNode(name, f"id-{name}", name, hypervisor_type="QEMU", rooms=rooms, zone="nova", numa_nodes=2)
     devices = tuple(device_of(gpu) for gpu in loaded.compiled.gpus if gpu.host == name and not gpu.blocked)
-    return HostRoom(node, frozenset({*config.traits, site_trait(loaded.site.site)}), devices)
+    return HostResources(node, frozenset({*config.traits, site_trait(loaded.site.site)}), devices)
 
 
 def device_of(gpu: Gpu) -> FreeDevice:
-    traits = frozenset({set_trait(gpu.set_letter)}) if gpu.set_letter else frozenset[str]()
+    traits = slot_traits(gpu)
     return FreeDevice(gpu.provider_name, {gpu.resource_class: 1}, traits)
 
 
-def taken(room: CloudRoom, host: str, request: Request, rng: random.Random) -> CloudRoom | None:
+def taken(room: CloudResources, host: str, request: Request, rng: random.Random) -> CloudResources | None:
     """The room once a server is on a host, with devices by chance; None when Placement would not give them."""
     (old,) = [one for one in room.hosts if one.node.name == host]
     rooms = dict(old.node.rooms or {})
@@ -73,7 +73,7 @@ def taken(room: CloudRoom, host: str, request: Request, rng: random.Random) -> C
         if has is None or needs > min(has.free, has.max_unit):
             return None
         rooms[name] = replace(has, used=has.used + needs)
-    left = {one.provider: one for one in old.devices}
+    left = {device.provider: device for device in old.devices}
     ways = [
         [one.provider for one in left.values() if one.left.get(need.resource_class) and need.traits <= one.traits]
         for need in request.devices
@@ -86,11 +86,11 @@ def taken(room: CloudRoom, host: str, request: Request, rng: random.Random) -> C
             break
     for provider in chosen if ways else ():
         del left[provider]
-    new = HostRoom(replace(old.node, rooms=rooms), old.traits, tuple(left.values()))
-    return replace(room, hosts=tuple(new if one is old else one for one in room.hosts))
+    new = HostResources(replace(old.node, rooms=rooms), old.traits, tuple(left.values()))
+    return replace(room, hosts=tuple(new if host is old else host for host in room.hosts))
 
 
-def free_of(room: CloudRoom) -> Statuses:
+def free_of(room: CloudResources) -> Statuses:
     """What would be said of the GPUs."""
     free = {device.provider for host in room.hosts for device in host.devices}
     return {
@@ -103,13 +103,13 @@ def free_of(room: CloudRoom) -> Statuses:
 class Knows:
     """A cloud that says what a test wants, and counts how often it is asked."""
 
-    room: CloudRoom
+    room: CloudResources
     used: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Project's id -> resource -> what is left of its limit."""
     down: bool = False
     reads: int = 0
 
-    def read(self, now: datetime) -> CloudRoom:
+    def read(self, now: datetime) -> CloudResources:
         self.reads += 1
         self._answer()
         return replace(self.room, taken_at=now)

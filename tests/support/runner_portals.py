@@ -12,14 +12,8 @@ from pathlib import Path
 from random import Random
 from uuid import uuid4
 
-from gpuyard.history.reading import History
-from gpuyard.history.store import HistoryStore
-from gpuyard.portal.app import create_app
-from gpuyard.portal.settings import PortalSettings
-from gpuyard.portal.sources import RunnerSources
-from gpuyard.portal.store import PortalStore
-from gpuyard.runners.board import EnrolmentStatus, RunnerBoard, RunnerYard
 from gpuyard.runners.github.answers import CallCount
+from gpuyard.runners.overview import EnrolmentStatus, RunnerOverview, RunnerOverviewCache
 from gpuyard.runners.records import (
     Cause,
     Job,
@@ -34,11 +28,17 @@ from gpuyard.runners.records import (
 )
 from gpuyard.runners.store import RunnerStore
 from gpuyard.runners.view import QueuePlace
+from gpuyard.runners.web.runner_sources import RunnerSources
+from gpuyard.server.app import create_app
 from gpuyard.site.runner_rules import SiteRunners
+from gpuyard.usage.controllers.reading import History
+from gpuyard.usage.store import HistoryStore
+from gpuyard.web.settings import PortalSettings
+from gpuyard.web.store import PortalStore
+from tests.support.inventories import GPUS, driver, filled
 from tests.support.ledgers import HOUR, NOON, Clock, open_ledger
 from tests.support.people import people
 from tests.support.portals import ROOMY, BookingPortal
-from tests.support.yards import GPUS, driver, filled
 
 SECRET, OLD_SECRET = "correct horse", "battery staple"
 HOOK = "/v1/github/webhook"
@@ -48,7 +48,7 @@ MINUTE = timedelta(minutes=1)
 @dataclass
 class RunnerPortal(BookingPortal):
     runners: RunnerStore
-    yard: RunnerYard
+    overview: RunnerOverviewCache
 
 
 def site_runners(
@@ -77,15 +77,15 @@ def runner_portal(
     """Its database is in the folder, or at the URL. `rules`: more of the site's `runners`."""
     clock = Clock()
     ledger = open_ledger(url or folder, None, clock)
-    store, runners, yard = PortalStore(ledger.database), RunnerStore(ledger.database), RunnerYard()
+    store, runners, overview = PortalStore(ledger.database), RunnerStore(ledger.database), RunnerOverviewCache()
     who = people()
-    sources = RunnerSources(site_runners(folder, public, organizations, **rules), runners, yard, kept)
+    sources = RunnerSources(site_runners(folder, public, organizations, **rules), runners, overview, kept)
     app = create_app(
         filled(), driver(), "test-site", GPUS, ["testserver", "127.0.0.1"], clock,
         ledger=ledger, store=store, people=who, settings=settings, runners=sources,
         history=History(HistoryStore(ledger.database), "UTC"),
     )  # fmt: skip
-    return RunnerPortal(app, ledger, store, who, clock, runners, yard)
+    return RunnerPortal(app, ledger, store, who, clock, runners, overview)
 
 
 def signed(body: bytes, secret: str = SECRET, event: str = "workflow_job", guid: str = "") -> dict[str, str]:
@@ -167,7 +167,7 @@ ENDED = [
         ("gpuyard-v100-bad", Cause.GPU_CHECK, f"nvidia-smi: {EVIL}", RUNNING.id),
     )
 ]  # fmt: skip
-BOARD = RunnerBoard(
+BOARD = RunnerOverview(
     NOON,
     (WAITING, RUNNING, NASTY_JOB),
     (BUSY, IDLE, COMING),
@@ -175,7 +175,7 @@ BOARD = RunnerBoard(
         QueuePlace(WAITING.id, "v100", 0, "its runner gpuyard-v100-b00t boots"),
         QueuePlace(NASTY_JOB.id, "v100", 1, "all 6 GPUs of v100 are taken", NOON + 267 * MINUTE),
     ),
-    (ScaleSetState("acme", "gpuyard-v100", 7, 12, 2, NOON, "GitHub: 503"),),
+    (ScaleSetState("acme", "gpuyard-v100", 7, 12, 2, NOON, "GitHub: 503", 3),),
     (EnrolmentStatus("acme", CallCount(120, 80, 3, 1, 5000, 4880)),),
 )
 
@@ -197,4 +197,4 @@ def fill(portal: RunnerPortal) -> None:
     runners.put_log(BUSY.name, LOG, NOON)
     for state in BOARD.sets:
         runners.put_message(state)
-    portal.yard.publish(BOARD)
+    portal.overview.publish(BOARD)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from gpuyard.cloud.api import CloudApi, connect
+from gpuyard.openstack.api import CloudApi, connect
 
 PROJECT, USER = "github-runners", "gpuyard-runners"
 PASSWORD = "secret-of-the-runners"  # noqa: S105

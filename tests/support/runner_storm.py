@@ -35,7 +35,10 @@ def wronged(forge: Forge, store: RunnerStore) -> list[str]:
     runner, nor given up with a reason; those that broke off without their runner's saying why."""
     found = []
     for job in forge.jobs.values():
-        ours, tries = our_job(forge, store, job), [one for one in job.tries if one.runner.startswith(PREFIX)]
+        ours, tries = (
+            our_job(forge, store, job),
+            [attempt for attempt in job.tries if attempt.runner.startswith(PREFIX)],
+        )
         if len(tries) > 1:
             found.append(f"job {job.id} ran {len(tries)} times: {job}, {ours}")
         if not job.tries and job.conclusion != "cancelled" and not given_up(ours):

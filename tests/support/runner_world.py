@@ -12,9 +12,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gpuyard.ledger.admission import PoolLanes, find_place
-from gpuyard.ledger.leases import LaneRoom, PoolRoom, _gaps
-from gpuyard.ledger.timetable import Timetable
+from gpuyard.bookings.admission import PoolLanes, find_place
+from gpuyard.bookings.ledger.leases import LaneCapacity, PoolCapacity, _gaps
+from gpuyard.bookings.timetable import Timetable
+from gpuyard.database.times import moment, seconds
 from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState, Lane
 from gpuyard.runners.life import become
 from gpuyard.runners.placing import TEARDOWN
@@ -23,11 +24,9 @@ from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, S
 from gpuyard.runners.serving import serves
 from gpuyard.runners.view import ChangeLease, CreateRunner, DeleteRunner, FailJob, RunnerPlan, RunnerView
 from gpuyard.site.runner_rules import SiteRunners
-from gpuyard.store.times import moment, seconds
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 """A Monday."""
-S = RunnerState
 SCOPE = "acme"
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 V100 = ServerChoice("v100", "v100.1", "ubuntu")
@@ -47,7 +46,7 @@ def job(number: int | str, repository: str = "acme/a", queued: datetime = NOON, 
     return Job(id=f"github.com/{number}", repository=repository, queued=queued, **{**given, **values})
 
 
-def runner(name: str, state: RunnerState = S.IDLE, created: datetime = NOON, **values: Any) -> Runner:
+def runner(name: str, state: RunnerState = RunnerState.IDLE, created: datetime = NOON, **values: Any) -> Runner:
     """With a lease of its own name."""
     given = {
         "scope": SCOPE,
@@ -97,7 +96,7 @@ class RunnerWorld:
         self.site = site
         self.now = now
         self.hold = hold
-        self.lanes = {pool: [one for one in lanes if one.pool == pool] for pool in {lane.pool for lane in lanes}}
+        self.lanes = {pool: [lane for lane in lanes if lane.pool == pool] for pool in {lane.pool for lane in lanes}}
         self.tables = {pool: Timetable() for pool in self.lanes}
         self.bookings: list[tuple[str, int, datetime, datetime]] = []
         self.jobs: dict[str, Job] = {}
@@ -131,24 +130,28 @@ class RunnerWorld:
         self.jobs[job.id] = job
         self.lengths[job.id] = length
 
-    def rooms(self) -> dict[str, PoolRoom]:
+    def rooms(self) -> dict[str, PoolCapacity]:
         hold = int(self.hold.total_seconds())
         return {
-            pool: PoolRoom(
+            pool: PoolCapacity(
                 pool,
                 tuple(
-                    LaneRoom(one.size, tuple(_gaps(self.tables[pool], one.id, seconds(self.now), hold)), one.host)
-                    for one in lanes
+                    LaneCapacity(
+                        lane.size, tuple(_gaps(self.tables[pool], lane.id, seconds(self.now), hold)), lane.host
+                    )
+                    for lane in lanes
                 ),
             )
             for pool, lanes in self.lanes.items()
         }
 
     def view(self) -> RunnerView:
-        live = [one for one in self.runners.values() if one.state not in (S.GONE, S.FAILED)]
+        live = [
+            runner for runner in self.runners.values() if runner.state not in (RunnerState.GONE, RunnerState.FAILED)
+        ]
         named = {one.job for one in live} | {one.for_job for one in live}
         over = (JobState.COMPLETED, JobState.FAILED)
-        jobs = [one for one in self.jobs.values() if one.state not in over or one.id in named]
+        jobs = [job for job in self.jobs.values() if job.state not in over or job.id in named]
         return RunnerView(self.site, jobs, live, dict(self.leases), self.rooms(), since=self.since, **self.extra)
 
     def plan(self) -> RunnerPlan:
@@ -179,7 +182,7 @@ class RunnerWorld:
         name = f"r{self._number:05}"
         new = Runner(
             name=name,
-            state=S.REQUESTED,
+            state=RunnerState.REQUESTED,
             scope=step.scope,
             repository=step.repository,
             labels=step.labels,
@@ -216,9 +219,9 @@ class RunnerWorld:
         if able:
             return
         self.refused.append(step)
-        if runner.state is S.BUSY:
+        if runner.state is RunnerState.BUSY:
             self.runners[step.runner] = replace(runner, until=end - TEARDOWN)
-        elif runner.state is not S.DELETING:
+        elif runner.state is not RunnerState.DELETING:
             self.delete(step.runner, Cause.BOOKING)
 
     def release(self, name: str) -> None:
@@ -231,22 +234,22 @@ class RunnerWorld:
                 table.add(lane, begin, now)
 
     def delete(self, name: str, cause: Cause) -> None:
-        self.runners[name] = become(self.runners[name], S.DELETING, self.now, cause)
+        self.runners[name] = become(self.runners[name], RunnerState.DELETING, self.now, cause)
 
     def gone(self, name: str) -> None:
         self.release(name)
-        self.runners[name] = become(self.runners[name], S.GONE, self.now)
+        self.runners[name] = become(self.runners[name], RunnerState.GONE, self.now)
 
     def online(self, name: str) -> None:
-        one = replace(self.runners[name], state=S.CREATING)
-        self.runners[name] = become(one, S.IDLE, self.now)
+        one = replace(self.runners[name], state=RunnerState.CREATING)
+        self.runners[name] = become(one, RunnerState.IDLE, self.now)
 
     def give(self, job: Job, name: str) -> None:
         """GitHub gives a job to a runner."""
         self.ran[job.id] += 1
         assert self.ran[job.id] == 1, f"{job.id} runs twice"
         self.jobs[job.id] = replace(job, state=JobState.RUNNING, runner=name, started=self.now)
-        self.runners[name] = replace(become(self.runners[name], S.BUSY, self.now), job=job.id)
+        self.runners[name] = replace(become(self.runners[name], RunnerState.BUSY, self.now), job=job.id)
 
     def finish(self, name: str) -> None:
         one = self.runners[name]
@@ -258,15 +261,18 @@ class RunnerWorld:
         """Time passes, and everything that is due by then happens then."""
         self.now = to
         for name, one in list(self.runners.items()):
-            if one.state in (S.REQUESTED, S.CREATING, S.REGISTERING) and to >= one.created + boots:
+            if (
+                one.state in (RunnerState.REQUESTED, RunnerState.CREATING, RunnerState.REGISTERING)
+                and to >= one.created + boots
+            ):
                 self.online(name)
-            elif one.state is S.BUSY and one.busy is not None and one.until is not None:
+            elif one.state is RunnerState.BUSY and one.busy is not None and one.until is not None:
                 if to >= min(one.busy + self.lengths[one.job], one.until):
                     self.finish(name)
-            elif one.state is S.DELETING and to >= one.changed + deletes:
+            elif one.state is RunnerState.DELETING and to >= one.changed + deletes:
                 self.gone(name)
         for name, one in list(self.runners.items()):
-            if one.state is S.IDLE:
+            if one.state is RunnerState.IDLE:
                 able = [j for j in self.jobs.values() if j.state is JobState.QUEUED and serves(one, j)]
                 if able:
                     self.give(pick(able), name)

@@ -29,7 +29,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Told:
+class ScriptedAnswer:
     """An answer: JSON, bytes, or whatever is done with the socket."""
 
     status: int = 200
@@ -39,14 +39,14 @@ class Told:
     raw: Callable[[socket.socket], None] | None = None
 
 
-Script = Callable[[Asked], Told]
+Script = Callable[[Asked], ScriptedAnswer]
 
 
 class ScriptedHttp:
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         """With `tls` it is a server of https."""
         self.asked: list[Asked] = []
-        self._routes: dict[tuple[str, str], list[Told | Script]] = {}
+        self._routes: dict[tuple[str, str], list[ScriptedAnswer | Script]] = {}
         self._lock = threading.Lock()
         server = self
 
@@ -63,7 +63,7 @@ class ScriptedHttp:
 
             do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = answer  # noqa: N815 - the names that the library calls
 
-            def tell(self, told: Told) -> None:
+            def tell(self, told: ScriptedAnswer) -> None:
                 if told.raw:
                     told.raw(self.connection)
                     self.close_connection = True
@@ -97,17 +97,17 @@ class ScriptedHttp:
     def url(self) -> str:
         return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
 
-    def on(self, method: str, path: str, *told: Told | Script) -> None:
+    def on(self, method: str, path: str, *told: ScriptedAnswer | Script) -> None:
         """What comes for a path, one after the other; the last stays."""
         with self._lock:
             self._routes[method, path] = list(told)
 
-    def told(self, one: Asked) -> Told:
+    def told(self, one: Asked) -> ScriptedAnswer:
         with self._lock:
             self.asked.append(one)
             queue = self._routes.get((one.method, one.path))
             if not queue:
-                return Told(404, {"message": "Not Found"})
+                return ScriptedAnswer(404, {"message": "Not Found"})
             answer = queue.pop(0) if len(queue) > 1 else queue[0]
         return answer(one) if callable(answer) else answer
 

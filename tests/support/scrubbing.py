@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from gpuyard.host.checks.vfio import VfioProblem, VfioRefusedError
 from gpuyard.host.preparation.passthrough import LIST_FILE
@@ -45,7 +46,9 @@ class ModelFunction:
         if self.refuses:
             raise VfioRefusedError(VfioProblem.FAILED, f"{self.address}: its reset: Inappropriate ioctl", "dmesg")
         self.resets.append(how)
-        self.alive = self.alive and self.survives
+        if not self.survives:
+            self.alive = False
+            self.dies()
 
     def neighbours(self) -> list[Neighbour]:
         return [Neighbour(self.group, address) for address in self.bus]
@@ -57,11 +60,8 @@ class ModelFunction:
             function.memory = 0
 
     peers: list[ModelFunction] = field(default_factory=list)
-
-    def config(self, offset: int, size: int) -> bytes:
-        vendor, product = (int(part, 16) for part in self.ids.split(":"))
-        ids = vendor.to_bytes(2, "little") + product.to_bytes(2, "little")
-        return (ids if self.alive else b"\xff" * 4)[offset : offset + size]
+    dies: Callable[[], None] = lambda: None
+    """Is called when it does not come back from a reset: the bus answers 0xff in its place."""
 
     def memory_bars(self) -> list[int]:
         return list(self.bars)
@@ -100,7 +100,8 @@ class ScrubHost(ModelHost):
         for buses in ([LONE], [LEADER], [PEER], [CARD, AUDIO]):
             for address in buses:
                 self.functions[address].bus = list(buses)
-                self.functions[address].peers = [self.functions[one] for one in buses]
+                self.functions[address].peers = [self.functions[bus] for bus in buses]
+                self.functions[address].dies = partial(self.attribute, address, "config", "ff" * 64)
         self.give(*self.functions)
         self.busy: set[int] = set()
         """Groups that a VM has."""

@@ -11,18 +11,18 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from gpuyard.cloud.people import Account, KeystoneProject, LoginRefusedError, Membership, People, TokenFacts
-from gpuyard.keeper.bootable import AsksCapacity, BootableDesk
-from gpuyard.keeper.health_desk import HealthDesk
-from gpuyard.keeper.yard import Yard
-from gpuyard.ledger.ledger import Ledger
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.diagnosis.controllers.capacity import AsksCapacity, CapacityService
+from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.booking import Person
 from gpuyard.model.gpu import GpuStatus
-from gpuyard.portal.app import create_app
-from gpuyard.portal.server import bind, server_of, url_of
-from gpuyard.portal.store import PortalStore
+from gpuyard.openstack.people import Account, KeystoneProject, LoginRefusedError, Membership, People, TokenFacts
+from gpuyard.server.app import create_app
+from gpuyard.server.server import bind, server_of, url_of
+from gpuyard.web.store import PortalStore
+from tests.support.inventories import NOON, STATUSES, driver
 from tests.support.ledgers import Clock
-from tests.support.yards import NOON, STATUSES, driver
 
 
 class RealClock(Clock):
@@ -42,15 +42,15 @@ class Crowd:
         raise LoginRefusedError("nobody has a password here")
 
     def account(self, user_id: str) -> Account | None:
-        found = [one for one in self.persons if one.user_id == user_id]
+        found = [person for person in self.persons if person.user_id == user_id]
         memberships = [Membership(one.project_id, one.project, one.roles) for one in found]
         return Account(user_id, found[0].user, found[0].email, memberships) if found else None
 
     def token(self, token: str) -> TokenFacts | None:
-        for one in self.persons:
-            if one.user == token:
-                membership = Membership(one.project_id, one.project, one.roles)
-                return TokenFacts(one.user_id, one.user, datetime.now(UTC) + timedelta(hours=1), membership)
+        for person in self.persons:
+            if person.user == token:
+                membership = Membership(person.project_id, person.project, person.roles)
+                return TokenFacts(person.user_id, person.user, datetime.now(UTC) + timedelta(hours=1), membership)
         return None
 
     def spend(self, token: str) -> bool:
@@ -60,11 +60,15 @@ class Crowd:
         return {}
 
     def projects(self, name_or_id: str) -> Sequence[KeystoneProject]:
-        found = {one.project_id: one.project for one in self.persons if name_or_id in (one.project_id, one.project)}
+        found = {
+            person.project_id: person.project
+            for person in self.persons
+            if name_or_id in (person.project_id, person.project)
+        }
         return [KeystoneProject(id, name) for id, name in found.items()]
 
     def users(self, name_or_id: str) -> Sequence[str]:
-        return sorted({one.user_id for one in self.persons if name_or_id in (one.user_id, one.user)})
+        return sorted({person.user_id for person in self.persons if name_or_id in (person.user_id, person.user)})
 
 
 @contextmanager
@@ -72,16 +76,16 @@ def served(
     ledger: Ledger,
     people: Sequence[Person] | People,
     statuses: Sequence[GpuStatus] = STATUSES,
-    health: HealthDesk | None = None,
+    health: HealthService | None = None,
     capacity: AsksCapacity | None = None,
 ) -> Iterator[str]:
     """Gives the portal's address. `people`: a few, or where to ask for them. `health`: of a site that follows it.
     `capacity`: what could be started is asked there."""
-    yard = Yard()
-    yard.publish(NOON, statuses)
+    inventory = InventoryCache()
+    inventory.publish(NOON, statuses)
     known: People = Crowd(people) if isinstance(people, Sequence) else people
     app = create_app(
-        yard,
+        inventory,
         driver(),
         "test",
         [status.gpu for status in statuses],
@@ -91,7 +95,7 @@ def served(
         health=health,
         store=PortalStore(ledger.database),
         people=known,
-        bootable=BootableDesk(capacity, lambda: datetime.now(UTC), ledger) if capacity else None,
+        bootable=CapacityService(capacity, lambda: datetime.now(UTC), ledger) if capacity else None,
     )
     with serving(app) as url:
         yield url

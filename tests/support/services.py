@@ -16,10 +16,13 @@ os.environ.setdefault("OS_NOVA_DISABLE_EVENTLET_PATCHING", "1")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import nova.conf
+    import nova.exception as nova_exception
     import placement.conf
     from nova import objects
+    from nova.compute import utils as compute_utils
     from nova.compute.provider_config import get_provider_configs
     from nova.pci import request, whitelist
+    from nova.scheduler import utils as scheduler_utils
     from nova.virt.hardware import parse_cpu_spec as cpu_set
     from oslo_config import cfg
     from oslo_messaging import opts as messaging
@@ -29,13 +32,18 @@ with warnings.catch_warnings():
 for group, options in messaging.list_opts():  # the services register these when they begin to listen
     nova.conf.CONF.register_opts(options, group)
 
+nova_conf = nova.conf
 __all__ = [
+    "compute_utils",
     "cpu_set",
     "get_provider_configs",
+    "nova_conf",
     "nova_configuration",
+    "nova_exception",
     "objects",
     "placement_configuration",
     "request",
+    "scheduler_utils",
     "whitelist",
 ]
 

@@ -12,15 +12,19 @@ FLEX, V620, V620_VF = "8086:56c0", "1002:73a1", "1002:73ae"
 T4 = "10de:1eb8"
 
 TYPES = {
-    "nvidia-557": ("NVIDIA A40-2Q", 24),
-    "nvidia-558": ("NVIDIA A40-4Q", 12),
-    "nvidia-563": ("NVIDIA A40-48Q", 1),
-    "nvidia-230": ("GRID T4-4Q", 4),
-    "nvidia-233": ("GRID T4-16Q", 1),
+    "nvidia-558": ("NVIDIA A40-2Q", 24),
+    "nvidia-560": ("NVIDIA A40-4Q", 12),
+    "nvidia-566": ("NVIDIA A40-48Q", 1),
+    "nvidia-232": ("GRID T4-4Q", 4),
+    "nvidia-233": ("GRID T4-8Q", 2),
+    "nvidia-234": ("GRID T4-16Q", 1),
     "nvidia-474": ("GRID A100-1-5C", 7),
     "nvidia-478": ("GRID A100-7-40C", 1),
 }
-"""Name of an mdev type -> its title, and how many a card can have."""
+"""Name of an mdev type -> its title, and how many a card can have.
+
+Names and titles: NVIDIA's vgpuConfig.xml of driver 510.47.03, as a public guide to vGPUs tabulates it (A40, T4, A100);
+of the A40 also a listing of mdev_supported_types of a card, with how many of each it can have."""
 
 
 def mdev_types(machine: Sysfs, path: str, available: Mapping[str, int], made: Mapping[str, int]) -> None:
@@ -71,8 +75,8 @@ def a40_host() -> Sysfs:
     for bus, group in (("41", 40), ("81", 80)):
         card(machine, bus, A40, 16, group, driver="nvidia")
         for number in range(16):
-            made = {"nvidia-558": 1} if bus == "41" and number < 2 else {}
-            room = {"nvidia-558": 0 if made else 1, "nvidia-557": 0 if bus == "41" else 1}
+            made = {"nvidia-560": 1} if bus == "41" and number < 2 else {}
+            room = {"nvidia-560": 0 if made else 1, "nvidia-558": 0 if bus == "41" else 1}
             mdev_types(machine, path_of(vf(bus, number)), room, made)
     return machine
 
@@ -100,8 +104,8 @@ def h200_host(chosen: int = 3) -> Sysfs:
 def t4_host() -> Sysfs:
     """Two T4 of which one makes vGPUs, and has some, and the other one has some of another type."""
     machine = Sysfs()
-    classic(machine, "18:00.0", 1, {"nvidia-230": 1}, {"nvidia-230": 3, "nvidia-233": 0})
-    classic(machine, "3b:00.0", 2, {"nvidia-233": 1}, {"nvidia-230": 0, "nvidia-233": 0})
+    classic(machine, "18:00.0", 1, {"nvidia-232": 1}, {"nvidia-232": 3, "nvidia-234": 0})
+    classic(machine, "3b:00.0", 2, {"nvidia-234": 1}, {"nvidia-232": 0, "nvidia-234": 0})
     return machine
 
 

@@ -54,12 +54,13 @@ class OnTheLab:
 
 TYPE = 'typed() { eval "$2"; local code=$?; [ $code = "$1" ] || { echo "it ended with $code: $2" >&2; exit 1; }; }'
 ELSEWHERE = {
-    "gateway render": "tests/unit/test_gateway.py",
+    "gateway render": "tests/unit/deployment/test_gateway.py",
     "deploy plan": "tests/integration/test_deploy.py",
     "deploy run": "tests/integration/test_deploy.py",
     "host apply": "tests/virtual/test_prepare.py",
-    "host bundle": "tests/unit/test_host_watch.py",
+    "host bundle": "tests/unit/host/test_host_watch.py",
     "host campaign": "tests/integration/test_campaign.py",
+    "host maintenance allow": "tests/unit/health/test_maintenance_api.py",
     "host maintenance done gpu-3": "tests/integration/test_campaign.py",
     "host check": "tests/virtual/test_prepare.py",
     "host drain": "tests/integration/test_host_moves.py",
@@ -76,9 +77,9 @@ ELSEWHERE = {
     "image promote": "tests/integration/test_images.py",
     "image prune": "tests/integration/test_images.py",
     "image upload": "tests/integration/test_images.py",
-    "gpuyard.lab.github": "tests/unit/test_github_server.py",
-    "db restore": "tests/unit/test_db_command.py",
-    "db upgrade": "tests/unit/test_db_command.py",
+    "gpuyard.lab.github": "tests/unit/lab/test_github_server.py",
+    "db restore": "tests/unit/server/test_db_command.py",
+    "db upgrade": "tests/unit/server/test_db_command.py",
     "gpuyard serve": "tests/integration/test_serve.py",
     "lab exercise": "tests/integration/test_exercise.py",
     "site adopt": "tests/integration/test_adopt.py",
@@ -151,7 +152,8 @@ ON_THE_LAB = {
     "docs/how-to/maintain-a-host.md": OnTheLab(
         words={"gpu-1": "c4130"},
         before={
-            "gpuyard host maintenance done gpu-1 --comment '6.12 runs'": "gpuyard host maintenance start c4130",
+            "gpuyard host maintenance done gpu-1 --comment '6.12 runs'": "gpuyard host maintenance start c4130; until "
+            "gpuyard host maintenance list -f value -c State | grep -q 'in work'; do sleep 0.5; done",
         },
     ),
     "docs/how-to/monitor-with-prometheus.md": OnTheLab(),

@@ -19,27 +19,29 @@ from urllib.parse import urlsplit
 
 from ruamel.yaml import YAML
 
-from gpuyard.cloud.guarded_servers import GuardedServers
-from gpuyard.cloud.servers import ServerError, ServerProblem, ServerWish
-from gpuyard.keeper.runner_loops import Runners
-from gpuyard.keeper.runner_site import RunnerSite
-from gpuyard.keeper.runners import Doors
-from gpuyard.keeper.site_ledger import open_ledger
+from gpuyard.bookings.controllers.site_ledger import open_ledger
+from gpuyard.health.controllers.hold_check import HoldCheck
 from gpuyard.lab.github.faults import FaultRates, Faults
 from gpuyard.lab.github.forge import ForgeSettings
+from gpuyard.lab.github.guest import orders, refused
 from gpuyard.lab.github.records import COMPLETED, ForgeJob
 from gpuyard.lab.github.runner_standin import read_config
 from gpuyard.lab.github.standin import StandIn
 from gpuyard.lab.github.wire import ForgeRequest
 from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.model.errors import GpuyardError
+from gpuyard.nova.server_states import SeenServer
+from gpuyard.openstack.guarded_servers import GuardedServers
+from gpuyard.openstack.servers import ServerError, ServerProblem, ServerWish
+from gpuyard.runners.controllers.runner_loops import Runners
+from gpuyard.runners.controllers.runner_site import RunnerSite
+from gpuyard.runners.controllers.runners import RunnerPorts
 from gpuyard.runners.github.api import RestApi
 from gpuyard.runners.github.client import GitHubClient
 from gpuyard.runners.github.scale_sets import ScaleSetClient
-from gpuyard.runners.github.wire import WireAnswer, WireError
-from gpuyard.runners.progress import SeenServer
 from gpuyard.runners.records import HookDelivery, Job
 from gpuyard.runners.store import RunnerStore
+from gpuyard.runtime.http import HttpClientError, WireAnswer
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 from gpuyard.site.runner_rules import Enrolment
@@ -146,28 +148,29 @@ class SimNova:
         server = SimServer(id, wish, self.clock(), self.mishaps.boot * self.rng.uniform(0.5, 2))
         pool, gpus = self.flavors[wish.flavor]
         used = self.used(pool)
-        if self.rng.random() < self.mishaps.no_host or used + gpus > self.gpus[pool]:
+        if self.rng.random() < self.mishaps.no_host or used + gpus > self.gpus.get(pool, 0):
             server.status, server.fault = "ERROR", "No valid host was found. There are not enough hosts available."
         elif self.rng.random() < self.mishaps.error:
             server.fault = "Build of instance aborted"
         server.lives = self.rng.random() >= self.mishaps.silent
         server.bad = self.rng.random() < self.mishaps.bad_gpu
         self.servers[id] = server
-        self.most[pool] = max(self.most.get(pool, 0), self.used(pool))
+        if gpus:
+            self.most[pool] = max(self.most.get(pool, 0), self.used(pool))
         self._lose()
         return id
 
     def used(self, pool: str) -> int:
         """GPUs that servers have: those in ERROR without a host have none."""
         return sum(
-            self.flavors[one.wish.flavor][1]
-            for one in self.servers.values()
-            if self.flavors[one.wish.flavor][0] == pool and "No valid host" not in one.fault
+            self.flavors[server.wish.flavor][1]
+            for server in self.servers.values()
+            if self.flavors[server.wish.flavor][0] == pool and "No valid host" not in server.fault
         )
 
     def ours(self) -> list[SeenServer]:
         self._refuse()
-        return [self._seen(one) for one in self.servers.values() if one.tagged]
+        return [self._seen(server) for server in self.servers.values() if server.tagged]
 
     def get(self, server_id: str) -> SeenServer | None:
         self._refuse()
@@ -213,6 +216,8 @@ class Guests:
 
     def __init__(self, nova: SimNova, standin: StandIn, clock: Clock) -> None:
         self.nova, self.standin, self.clock = nova, standin, clock
+        self.ran: list[int] = []
+        """Jobs of which a step has run."""
 
     def tick(self) -> None:
         for one in [*self.nova.servers.values()]:
@@ -232,6 +237,10 @@ class Guests:
                 if status == 204:
                     one.job, one.until = job, now + timedelta(seconds=job["seconds"])
                     self._say(one, "job started")
+                    if refused(orders(one.wish.user_data).rules, job):
+                        one.job, one.until = {**job, "result": "failure"}, now
+                    else:
+                        self.ran.append(job["jobId"])
             elif status == 401:
                 self._off(one)
         else:
@@ -290,7 +299,7 @@ class Guests:
 
 
 class StandInWire:
-    """In place of `HttpWire`."""
+    """In place of `HttpClient`."""
 
     def __init__(self, standin: StandIn, between: Callable[[str], None]) -> None:
         self.standin, self.between = standin, between
@@ -304,7 +313,7 @@ class StandInWire:
         answer = self.standin.handle(ForgeRequest.of(method, target, headers, body or b""))
         self.between(f"after {method} {split.path}")
         if answer.cut:
-            raise WireError("the answer broke off")
+            raise HttpClientError("the answer broke off")
         lower = {name.lower(): value for name, value in answer.headers.items()}
         return WireAnswer(answer.status, {"content-type": "application/json", **lower}, answer.encoded())
 
@@ -342,12 +351,17 @@ class SimulatedRunners:
     runners_rules: Mapping[str, Any] = field(default_factory=dict)
     between: Callable[[str], None] = lambda what: None
     sets: bool = True
+    requests_an_hour: int = 100_000
+    holds: Callable[[SimulatedRunners], HoldCheck | None] = lambda world: None
+    """Made anew by each process."""
+    in_slots: bool = False
+    """Whether Placement knows which GPUs are alone in their groups."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.clock = Clock()
         faults = Faults(self.seed, self.rates, late_s=120)
-        settings = ForgeSettings(poll_s=0, requests_an_hour=100_000)
+        settings = ForgeSettings(poll_s=0, requests_an_hour=self.requests_an_hour)
         self.github = StandIn(self.clock, faults, settings, "https://github.test")
         self.github.forge.personal_tokens[TOKEN] = "yard"
         self.compiled = runner_site(self.folder, self.runners_rules, sets=self.sets)
@@ -355,7 +369,7 @@ class SimulatedRunners:
         for gpu in self.compiled.gpus:
             if not gpu.blocked:
                 pools[gpu.pool] = pools.get(gpu.pool, 0) + 1
-        flavors = {one.name: (one.pool or "", one.gpus) for one in self.compiled.flavors}
+        flavors = {flavor.name: (flavor.pool or "", flavor.gpus) for flavor in self.compiled.flavors}
         self.nova = SimNova(self.clock, self.rng, self.mishaps, pools, flavors)
         self.guests = Guests(self.nova, self.github, self.clock)
         self.url = self.url or f"sqlite:///{self.folder / 'ledger.db'}"
@@ -367,14 +381,17 @@ class SimulatedRunners:
         """A process begins."""
         self.ledger = open_ledger(self.compiled, self.url, self.clock)
         self.store = RunnerStore(self.ledger.database)
-        clients = {one.name: self._client(one) for one in self._site.enrolments}
+        clients = {enrolment.name: self._client(enrolment) for enrolment in self._site.enrolments}
         sets = {name: ScaleSetClient(one) for name, one in clients.items()}
         guarded = GuardedServers(KillableServers(self.nova, self._between), self.clock.steady, self.clock.sleep)
         letters = "".join
         site = RunnerSite(
             self.compiled, "p-runners", lambda: letters(self.rng.choices("abcdefghijkmnpqrstuvwxyz23456789", k=8))
         )
-        doors = Doors(self._killable_store(), self.ledger, guarded, clients, sets)
+        doors = RunnerPorts(
+            self._killable_store(), self.ledger, guarded, clients, sets, holds=self.holds(self),
+            in_slots=lambda pool: self.in_slots,
+        )  # fmt: skip
         self.runners = Runners(site, doors, self.clock, lambda name, many: Inline(), late=timedelta(seconds=30))
         self._due: dict[str, datetime] = {}
 
@@ -444,6 +461,7 @@ class SimulatedRunners:
         yield "consoles", 5, keeper.look_at_consoles
         yield "github", 60, runners.look_at_github
         yield "recover", 120, runners.recover
+        yield "unclaimed", 15, runners.ask_of_unclaimed
         yield "main", 5, keeper.run
         yield "intake again", 5, runners.take_in
         yield "main again", 5, keeper.run
@@ -484,11 +502,11 @@ class SimulatedRunners:
         """Everything that should not be there when no job is."""
         forge = self.github.forge
         return [
-            *(f"server {one.id} {one.wish.name} {one.status}" for one in self.nova.servers.values()),
-            *(f"registration {one.name}" for one in forge.runners.values() if one.name.startswith("gpuyard-")),
+            *(f"server {server.id} {server.wish.name} {server.status}" for server in self.nova.servers.values()),
+            *(f"registration {runner.name}" for runner in forge.runners.values() if runner.name.startswith("gpuyard-")),
             *(f"lease {one.id} of {one.server}" for one in self.ledger.leases.current()),
-            *(f"runner {one.name} {one.state.value}" for one in self.store.runners()),
-            *(f"job {one.id} {one.state.value} {one.reason}" for one in self.store.jobs()),
+            *(f"runner {runner.name} {runner.state.value}" for runner in self.store.runners()),
+            *(f"job {job.id} {job.state.value} {job.reason}" for job in self.store.jobs()),
         ]
 
     def report(self) -> str:

@@ -8,8 +8,8 @@ from keystoneauth1.adapter import Adapter
 from keystoneauth1.session import Session
 from keystoneauth1.token_endpoint import Token
 
-from gpuyard.cloud.api import CloudApi
-from gpuyard.cloud.calls import CloudCalls
+from gpuyard.openstack.api import CloudApi
+from gpuyard.openstack.calls import CloudCalls
 
 
 def cloud_at(url: str, counted: CloudCalls | None = None) -> CloudApi:

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from gpuyard.advice.drift.facts import DeviceSeen, HostSeen, ServerSeen, World
-from gpuyard.advice.rollout import Stage, staged
+from gpuyard.diagnosis.drift.facts import DeviceSeen, HostSeen, ServerSeen, World
+from gpuyard.diagnosis.rollout import Stage, staged
 from gpuyard.model.world import HostService, Stock
 from gpuyard.site.capacity import shared_cpus
-from gpuyard.site.encoding import set_trait
+from gpuyard.site.encoding import slot_traits
 from gpuyard.site.load import LoadedSite
 from gpuyard.site.objects import SeenAggregate, SeenFlavor, SeenImage, SeenLimit, SeenObjects, site_trait
 from gpuyard.site.plan import flavor_id
@@ -28,11 +28,11 @@ def world_of(loaded: LoadedSite) -> World:
             reported[name] = reported.get(name, frozenset()) | {config.host}
     return World(
         objects=SeenObjects(
-            flavors=tuple(SeenFlavor(flavor_id(one.name), one) for one in compiled.flavors),
+            flavors=tuple(SeenFlavor(flavor_id(flavor.name), flavor) for flavor in compiled.flavors),
             limits=tuple(SeenLimit(f"limit-{n}", one) for n, one in enumerate(compiled.limits)),
             projects={name: f"id-{name}" for name in ("demo", "other")},
             aggregates=tuple(SeenAggregate(str(n), one) for n, one in enumerate(compiled.aggregates)),
-            images=tuple(SeenImage(one.name, one) for one in compiled.images),
+            images=tuple(SeenImage(image.name, image) for image in compiled.images),
             hosts=frozenset(hosts),
             reported=reported,
         ),
@@ -40,7 +40,7 @@ def world_of(loaded: LoadedSite) -> World:
         devices=devices_of(loaded, Stage(loaded.site.pci_in_placement)),
         servers={},
         services={name: HostService(name, True, True) for name in hosts},
-        mirrored={one.name: one.hosts for one in compiled.aggregates},
+        mirrored={aggregate.name: aggregate.hosts for aggregate in compiled.aggregates},
         microversion="2.104",
     )
 
@@ -74,7 +74,8 @@ def devices_of(loaded: LoadedSite, stage: Stage) -> dict[str, DeviceSeen]:
     return {
         gpu.provider_name: DeviceSeen(
             gpu.provider_name, f"id-{gpu.provider_name}", gpu.host, frozenset({gpu.resource_class}),
-            frozenset({set_trait(gpu.set_letter)} if gpu.set_letter else ()), {}, True,
+            slot_traits(gpu), {}, True,
+            one_time_use=loaded.site.pools[gpu.pool].one_time_use,
         )
         for gpu in staged(loaded.site, loaded.inventories, stage).gpus
     }  # fmt: skip

@@ -49,7 +49,7 @@ SITE: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Yard:
+class Harness:
     """The machines, Kolla, a site file, and the command that deploys it."""
 
     folder: Path
@@ -113,7 +113,7 @@ class Yard:
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
+def inventory(tmp_path: Path) -> Iterator[Harness]:
     if why := sshd.missing():
         pytest.skip(why)
     try:
@@ -141,10 +141,10 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
             for name in (CONTROL, *GPUS)
         }
         configuration = ssh_configuration(list(machines.values()), keys)
-        yard = Yard(tmp_path, machines, configuration, PlayedKolla(tmp_path / "played", kolla))
+        inventory = Harness(tmp_path, machines, configuration, PlayedKolla(tmp_path / "played", kolla))
         for name in machines:
-            yard.wait(name)
-        (interface,) = (one for one in yard.ssh(CONTROL, "ls /sys/class/net").split() if one != "lo")
+            inventory.wait(name)
+        (interface,) = (one for one in inventory.ssh(CONTROL, "ls /sys/class/net").split() if one != "lo")
         with_plays_replaced(kolla, tmp_path / "played", "", interface, "lo")
         deploy = {
             "base": "debian",
@@ -157,11 +157,11 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
             },
         }
         (tmp_path / "site.yaml").write_text(json.dumps({**SITE, "deploy": deploy}))
-        yield yard
+        yield inventory
 
 
-def test_three_bare_machines_killed_in_the_middle_of_a_reboot_and_of_a_deployment(yard: Yard) -> None:
-    planned = yard.run("plan")
+def test_three_bare_machines_killed_in_the_middle_of_a_reboot_and_of_a_deployment(inventory: Harness) -> None:
+    planned = inventory.run("plan")
     assert planned.returncode == 0, planned.stdout + planned.stderr
     assert "+  prepare gpu1: to do" in planned.stdout
     assert "+ create file /etc/gpuyard/passthrough" in planned.stdout
@@ -169,31 +169,33 @@ def test_three_bare_machines_killed_in_the_middle_of_a_reboot_and_of_a_deploymen
     assert "     kernel option iommu=pt" in planned.stdout
 
     # gpu1 is down already and on its way up; of gpu2 nobody knows.
-    yard.killed("[3/14] reboot gpu1, gpu2: started", yard.folder / "gpu1/console-2")
+    inventory.killed("[3/14] reboot gpu1, gpu2: started", inventory.folder / "gpu1/console-2")
 
-    yard.played.hold.touch()
-    yard.killed("[13/14] deploy: started", yard.folder / "played/hold.reached")
-    assert "keystone" in yard.ssh(CONTROL, f"cat /{CONTAINERS_FILE}")
-    assert yard.ssh("gpu1", f"cat /{CONTAINERS_FILE}") == ""
-    yard.played.hold.unlink()
-    with (yard.folder / "state/test.journal").open() as journal:  # Ansible goes on until it has something to say
+    inventory.played.hold.touch()
+    inventory.killed("[13/14] deploy: started", inventory.folder / "played/hold.reached")
+    assert "keystone" in inventory.ssh(CONTROL, f"cat /{CONTAINERS_FILE}")
+    assert inventory.ssh("gpu1", f"cat /{CONTAINERS_FILE}") == ""
+    inventory.played.hold.unlink()
+    with (inventory.folder / "state/test.journal").open() as journal:  # Ansible goes on until it has something to say
         fcntl.flock(journal, fcntl.LOCK_EX)
 
-    done = yard.run("run", "--yes")
+    done = inventory.run("run", "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[13/14] deploy: done after" in done.stdout
     assert "[2/14]" not in done.stdout
 
     for name in GPUS:
-        assert "iommu=pt" in yard.ssh(name, "cat /proc/cmdline").split()
-        drivers = yard.ssh(name, "cd /sys/bus/pci/devices; readlink 0000:18:00.?/driver 0000:86:00.?/driver").split()
+        assert "iommu=pt" in inventory.ssh(name, "cat /proc/cmdline").split()
+        drivers = inventory.ssh(
+            name, "cd /sys/bus/pci/devices; readlink 0000:18:00.?/driver 0000:86:00.?/driver"
+        ).split()
         assert [path.rpartition("/")[2] for path in drivers] == ["vfio-pci"] * 4
-    assert [yard.machines[name].boots for name in (CONTROL, *GPUS)] == [2, 3, 3]
-    assert all(yard.ssh(name, f"ls /{READY_FILE}") for name in yard.machines)
-    clouds = YAML(typ="safe").load((yard.kolla / "clouds.yaml").read_text())["clouds"]
+    assert [inventory.machines[name].boots for name in (CONTROL, *GPUS)] == [2, 3, 3]
+    assert all(inventory.ssh(name, f"ls /{READY_FILE}") for name in inventory.machines)
+    clouds = YAML(typ="safe").load((inventory.kolla / "clouds.yaml").read_text())["clouds"]
     assert clouds["kolla-admin"]["auth"]["auth_url"] == "http://192.0.2.250:5000"
-    specs = (yard.kolla / "config/nova/gpu1/nova-compute.conf").read_text()
+    specs = (inventory.kolla / "config/nova/gpu1/nova-compute.conf").read_text()
     assert "0000:18:00.0" in specs
     assert "0000:86:00.0" in specs
 
-    assert yard.run("run", "--yes").stdout == "Nothing to do: all is as the site file says.\n"
+    assert inventory.run("run", "--yes").stdout == "Nothing to do: all is as the site file says.\n"

@@ -21,6 +21,7 @@ from gpuyard.runners.console import Console, GpuVerdict, JobProgress
 from gpuyard.runners.github.client import GitHubClient
 from gpuyard.runners.user_data import user_data
 from gpuyard.site.runner_rules import Enrolment
+from tests.support.guest_rules import ANY_JOB
 from tests.support.on_request import only_by
 from tests.virtual_hypervisor import testing
 from tests.virtual_hypervisor.cloud_image import Baked
@@ -82,7 +83,7 @@ class GitHub:
     def job(self, name: str) -> tuple[str, str]:
         """Conclusion, and who had it."""
         with self.server.standin.forge.lock:
-            (found,) = [one for one in self.server.standin.forge.jobs.values() if one.order.labels == (name,)]
+            (found,) = [job for job in self.server.standin.forge.jobs.values() if job.order.labels == (name,)]
             return found.conclusion, found.runner_name
 
 
@@ -109,7 +110,7 @@ def servers(github: GitHub, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     }
 
     def boot(name: str, folder: Path) -> CloudServer:
-        told = user_data(name, github.client.jit(name, (name,), REPOSITORY).encoded, gpus=1)
+        told = user_data(name, github.client.jit(name, (name,), REPOSITORY).encoded, 1, ANY_JOB)
         drive = testing.drive(folder, name, told, {"gpuyard_runner": name})
         seen = {"opt/actions-runner/user-data": (0o644, told.encode())}  # for cloud-init's own opinion of it
         kind, image, has = kinds[name]

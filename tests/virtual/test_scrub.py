@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import gpuyard
-from gpuyard.health.looks import judge, look_of
+from gpuyard.health.host_reports import judge, look_of
 from gpuyard.health.records import GpuHealth, HealthState
 from tests.virtual.scrub_host import CARD, DYING, GIVEN, LONE, PAIR, scrub_host
 from tests.virtual_hypervisor import machine

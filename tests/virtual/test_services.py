@@ -16,30 +16,30 @@ from pathlib import Path
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gpuyard import agent
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.guest import agent
+from gpuyard.health.controllers.agent_service import ENROL, AgentService
+from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.scrubs import ScrubService
 from gpuyard.health.records import HealthToken
 from gpuyard.health.store import HealthStore
 from gpuyard.health.store.guests import GuestStore
 from gpuyard.health.tokens import new_token
 from gpuyard.host import bundle
 from gpuyard.host.units import SCRUB_TOKEN, WATCH_TOKEN, ZIPAPP, scrub_unit, watch_unit
-from gpuyard.keeper.agent_desk import ENROL, AgentDesk
-from gpuyard.keeper.health_desk import HealthDesk
-from gpuyard.keeper.scrubs import ScrubDesk
-from gpuyard.ledger.ledger import Ledger
 from gpuyard.model.gpu import Gpu, GpuRole
 from gpuyard.model.world import Server, Snapshot
-from gpuyard.portal.app import create_app
-from gpuyard.portal.store import PortalStore
+from gpuyard.server.app import create_app
 from gpuyard.site.health_rules import SiteHealth
+from gpuyard.web.store import PortalStore
 from tests.support.certificates import certificate
+from tests.support.inventories import driver, filled
 from tests.support.ledgers import open_ledger
 from tests.support.on_request import only_by
 from tests.support.people import people
-from tests.support.scripted_http import Told, scripted_http
+from tests.support.scripted_http import ScriptedAnswer, scripted_http
 from tests.support.served import RealClock, serving
 from tests.support.tls_gateway import tls_gateway
-from tests.support.yards import driver, filled
 from tests.virtual_hypervisor import testing
 from tests.virtual_hypervisor.build import Build
 from tests.virtual_hypervisor.cloud_server import GATEWAY, CloudServer
@@ -106,7 +106,7 @@ class Watched:
     server: CloudServer
     heard: Counter[str]
     store: HealthStore
-    agents: AgentDesk
+    agents: AgentService
 
 
 @pytest.fixture(scope="module")
@@ -117,17 +117,19 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     clock = RealClock()
     ledger = open_ledger(folder, None, clock)
     rules = SiteHealth.model_validate({"agent": {"projects": ["physics"], "period": 1}})
-    health = HealthDesk(HealthStore(ledger.database), ledger, rules, clock)
-    health.scrubs = ScrubDesk(health, ledger, [GPU], {"v100"})
+    health = HealthService(HealthStore(ledger.database), ledger, rules, clock)
+    health.scrubs = ScrubService(health, ledger, [GPU], {"v100"})
     server = Server(UUID, "training", "ACTIVE", HOST, "physics", "ada", "gpu", user_id="u", project_id="p-physics")
     snapshot = Snapshot(clock(), {}, frozenset(), {GPU.provider_name: UUID}, frozenset(), {}, {UUID: server})
-    agents = AgentDesk(health, GuestStore(ledger.database), [GPU], lambda: snapshot, rules, clock)
+    agents = AgentService(health, GuestStore(ledger.database), [GPU], lambda: snapshot, rules, clock)
     heard: Counter[str] = Counter()
     with served(ledger, health, agents, folder, heard) as port, scripted_http() as http:
         http.on(
             "GET",
             "/done",
-            lambda _: Told(body=b"done" if all(heard[path] >= least for path, least in HEARD.items()) else b""),
+            lambda _: ScriptedAnswer(
+                body=b"done" if all(heard[path] >= least for path, least in HEARD.items()) else b""
+            ),
         )
         yield Watched(boot(folder, build, image, port, http.url, health.store), heard, health.store, agents)
     ledger.close()
@@ -138,7 +140,9 @@ def unheard(heard: Counter[str]) -> set[str]:
 
 
 @contextmanager
-def served(ledger: Ledger, health: HealthDesk, agents: AgentDesk, folder: Path, heard: Counter[str]) -> Iterator[int]:
+def served(
+    ledger: Ledger, health: HealthService, agents: AgentService, folder: Path, heard: Counter[str]
+) -> Iterator[int]:
     """The portal's port, with TLS."""
     app = create_app(
         filled(), driver(), "test-site", [GPU], [GATEWAY], RealClock(),

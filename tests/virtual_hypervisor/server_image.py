@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import tarfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -30,6 +31,10 @@ from tests.virtual_hypervisor.runner import RUNNER
 
 NAME = "tiny"
 """The lab's image: what is built here can be promoted there."""
+DRIVER_NAME, DRIVER_BRANCH = "driver", "535"
+"""An image with the driver that Debian 12 has."""
+MODELS = ("10de:1db4",)
+"""The GPUs that images are for: a V100."""
 DAY = date(2026, 11, 22)
 MIRROR_URL, RELEASE = MIRROR.split()[1:3]
 BASE = {
@@ -81,14 +86,25 @@ def definition(folder: Path) -> ImageBuild:
 
 def image(install: bool = False) -> BuiltImage:
     """The image. The first call takes some minutes. Raises Missing."""
+    return _built(NAME, definition, install)
+
+
+def driver_image(install: bool = False) -> BuiltImage:
+    """One with NVIDIA's driver as Debian has it. The first call takes six minutes. Raises Missing."""
+    build = ImageBuild.model_validate({"base": BASE, "driver": {"branch": DRIVER_BRANCH}})
+    return _built(DRIVER_NAME, lambda folder: build, install)
+
+
+def _built(name: str, definition: Callable[[Path], ImageBuild], install: bool) -> BuiltImage:
+    """All images have one cache, as somebody's own have."""
     building.need_root("an image")
     building.need_commands(NEEDED, install)
     home = building.default_folder() / "images"
     built = home / "built"
     built.mkdir(parents=True, exist_ok=True)
     with building.only_one(built):
-        plan = plan_build(NAME, definition(built), own_elements(), DAY)
-        for old in built.glob(f"{NAME}-*"):
+        plan = plan_build(name, definition(built), own_elements(), DAY, MODELS)
+        for old in built.glob(f"{name}-*"):
             if not old.name.startswith(f"{plan.name}."):
                 old.unlink()
         return BuiltImage(built, build_image(plan, built, home, print, built))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -58,11 +58,12 @@ def drive(folder: Path, name: str, user_data: str, metadata: Mapping[str, str]) 
         _skip_or_raise(error, must)
 
 
-def server_image() -> BuiltImage:
-    """The image of servers that gpuyard has built, or the test is skipped with the reason, as above."""
+def server_image(build: Callable[[bool], BuiltImage] = built_image.image) -> BuiltImage:
+    """An image of servers that gpuyard has built, or the test is skipped with the reason, as above. `build` is told
+    whether to install what it needs."""
     must = _must()
     try:
-        return built_image.image(install=must)
+        return build(must)
     except Missing as error:
         _skip_or_raise(error, must)
 

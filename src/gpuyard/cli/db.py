@@ -8,21 +8,10 @@ from typing import Annotated
 
 import typer
 
-from gpuyard.cli.options import DEFAULT_SITE, SiteOption
-from gpuyard.cli.output import ColumnOption, Format, FormatOption, print_list
+from gpuyard.console.options import DEFAULT_SITE, DatabaseOption, SiteOption
+from gpuyard.console.output import ColumnOption, Format, FormatOption, print_list
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
 
-DatabaseOption = Annotated[
-    str,
-    typer.Option(
-        "--database",
-        envvar="GPUYARD_DATABASE",
-        metavar="URL",
-        help="As of gpuyard serve: sqlite:///FILE or postgresql+psycopg://... A URL with a password belongs in the "
-        "variable, not on the command line.",
-        show_default="SITE.db in $STATE_DIRECTORY or $XDG_STATE_HOME/gpuyard",
-    ),
-]
 COLUMNS = ("Room", "At", "This release", "Upgrade")
 
 app = typer.Typer(
@@ -35,7 +24,7 @@ def _where(database: str, site: Path) -> tuple[str, str]:
     """URL of the database, and the site's name."""
     import os
 
-    from gpuyard.app.database import database_url
+    from gpuyard.bookings.controllers.site_ledger import database_url
     from gpuyard.site.load import load_site
 
     name = load_site(site).site.site
@@ -58,7 +47,7 @@ def backup(
 
     A backup is one SQLite file, of PostgreSQL too; either database can be restored from it.
     """
-    from gpuyard.app.database import make_backup
+    from gpuyard.server.database import make_backup
 
     url, name = _where(database, site)
     path = make_backup(url, name, target, datetime.now(UTC), keep)
@@ -76,8 +65,8 @@ def restore(
 
     No portal may serve meanwhile. What was there is kept in a file beside the backup.
     """
-    from gpuyard.app.database import prepared
-    from gpuyard.app.database import restore as carry_out
+    from gpuyard.server.database import prepared
+    from gpuyard.server.database import restore as carry_out
 
     url, _ = _where(database, site)
     now = datetime.now(UTC)
@@ -101,7 +90,7 @@ def _confirm(question: str) -> None:
 @app.command()
 def upgrade(site: SiteOption = DEFAULT_SITE, database: DatabaseOption = "") -> None:
     """Bring the tables to this release, as gpuyard serve does when it starts without --no-upgrade."""
-    from gpuyard.app.database import upgrade as carry_out
+    from gpuyard.server.database import upgrade as carry_out
 
     url, _ = _where(database, site)
     carry_out(url, print)
@@ -113,7 +102,7 @@ def check(site: SiteOption = DEFAULT_SITE, database: DatabaseOption = "") -> Non
 
     Exit code 1 when something is broken, 3 when its tables only wait for an upgrade.
     """
-    from gpuyard.app.database import checked
+    from gpuyard.server.database import checked
 
     url, _ = _where(database, site)
     broken, due = checked(url)
@@ -134,12 +123,23 @@ def version(
     columns: ColumnOption = None,
 ) -> None:
     """Show which release the tables are of, by room: whoever keeps something there has tables of its own."""
-    from gpuyard.app.database import site_versions
+    from gpuyard.server.database import site_versions
 
     url, _ = _where(database, site)
     rows = [
-        dict(zip(COLUMNS, (one.room, one.at, one.newest, _upgrade(one.known, one.due)), strict=True))
-        for one in site_versions(url)
+        dict(
+            zip(
+                COLUMNS,
+                (
+                    site_version.room,
+                    site_version.at,
+                    site_version.newest,
+                    _upgrade(site_version.known, site_version.due),
+                ),
+                strict=True,
+            )
+        )
+        for site_version in site_versions(url)
     ]
     print_list(rows, COLUMNS, format_, columns)
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuyard.cli import campaign, host_moves, maintenance, prepare
-from gpuyard.cli.booking_options import UrlOption, client_of
-from gpuyard.cli.options import CloudOption
-from gpuyard.cli.output import Format, print_yaml
+from gpuyard.console import prepare
+from gpuyard.console.options import CloudOption
+from gpuyard.console.output import Format, print_yaml
+from gpuyard.console.portal_options import UrlOption, client_of
+from gpuyard.drain.cli import campaign, host_moves
+from gpuyard.health.cli import maintenance
 
 if TYPE_CHECKING:
     from gpuyard.host.tree import Tree

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuyard.cli.output import ColumnOption, Format, FormatOption, print_list
+from gpuyard.console.output import ColumnOption, Format, FormatOption, print_list
 from gpuyard.lab.host_trees import Fault
 from gpuyard.model.text import counted
 
@@ -182,11 +182,11 @@ def exercise(state: StateOption = None, format_: FormatOption = Format.TABLE, co
     """
     from dataclasses import asdict
 
-    from gpuyard.cloud.api import connect
     from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
     from gpuyard.lab.errors import LabError
     from gpuyard.lab.exercise import Exercise, choose, prove
     from gpuyard.lab.settings import remembered
+    from gpuyard.openstack.api import connect
     from gpuyard.site.load import load_site
 
     settings = _settings(state)
@@ -311,7 +311,7 @@ def _played(state: Path | None, name: str) -> tuple[Path, str]:
 def _admin(clouds_file: Path, url: str = "") -> Client:
     """The lab's portal as its admin; where the catalogue says that it is, or at an address."""
     from gpuyard.client.client import Client
-    from gpuyard.cloud.booking_door import open_door
+    from gpuyard.client.portal import open_door
     from gpuyard.lab.clients import ADMIN_CLOUD
 
     return Client(open_door(ADMIN_CLOUD, url, clouds_file))
@@ -334,7 +334,7 @@ def _gpu_of(clouds_file: Path, server: str) -> str:
 def _refuse_booked(clouds_file: Path, host: str) -> None:
     """Raise BlockedError when bookings keep GPUs of the host: the exercise would wait for them in vain."""
     from gpuyard.client.client import Client
-    from gpuyard.cloud.booking_door import NoPortalError, PortalUnreachableError, open_door
+    from gpuyard.client.portal import NoPortalError, PortalUnreachableError, open_door
     from gpuyard.lab.clients import ADMIN_CLOUD
     from gpuyard.model.errors import BlockedError
 

@@ -12,10 +12,16 @@ import sys
 import typer
 
 from gpuyard import __version__
-from gpuyard.app.credentials import adopt
-from gpuyard.cli import booking, db, deployment, flavor, gateway, gpu, host, image, lab, runner, serve, site, usage
+from gpuyard.bookings.cli import booking
+from gpuyard.cli import db, gpu, host, lab, serve, site
+from gpuyard.deployment.cli import deployment, gateway
+from gpuyard.diagnosis.cli import flavor
+from gpuyard.images.cli import image
 from gpuyard.model.errors import GpuyardError, UsageError, how_to_install
 from gpuyard.model.text import printable_lines
+from gpuyard.runners.cli import runner
+from gpuyard.server.credentials import adopt
+from gpuyard.usage.cli import usage
 
 INTERRUPTED = 130
 PARTS = {"nova": "lab", "keystone": "lab", "placement": "lab", "osc_lib": "openstackclient", "psycopg": "postgresql"}

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
+from gpuyard.console.options import DEFAULT_SITE, CloudOption, SiteOption
 from gpuyard.logs.lines import LogFormat, LogLevel, set_up
 
 
@@ -93,15 +93,15 @@ def serve(
     A site file that has changed is read again after 'gpuyard site apply', or on SIGHUP.
     """
     if unit:
-        from gpuyard.app.units import portal_unit
+        from gpuyard.server.units import portal_unit
 
         print(portal_unit(Path(sys.argv[0])), end="")
         return
-    from gpuyard.app import serving
-    from gpuyard.app.checking import check_serving
-    from gpuyard.cloud.api import connect
-    from gpuyard.portal.settings import OthersShown, PortalSettings
+    from gpuyard.openstack.api import connect
+    from gpuyard.server import serving
+    from gpuyard.server.checking import check_serving
     from gpuyard.site.load import load_site
+    from gpuyard.web.settings import OthersShown, PortalSettings
 
     set_up(log_format, log_level)
     loaded, api = load_site(site), connect(cloud)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuyard.cli import adopt, bootstrap, deploy, drift, lint, render, rollout
-from gpuyard.cli.booking_options import UrlOption, client_of
-from gpuyard.cli.findings import FindingFormat, FindingFormatOption, print_findings
-from gpuyard.cli.options import DEFAULT_SITE, CloudOption, SiteOption
-from gpuyard.cli.output import ColumnOption
+from gpuyard.console.findings import FindingFormat, FindingFormatOption, print_findings
+from gpuyard.console.options import DEFAULT_SITE, CloudOption, SiteOption
+from gpuyard.console.output import ColumnOption
+from gpuyard.console.portal_options import UrlOption, client_of
+from gpuyard.console.prompts import confirmed, say_where
+from gpuyard.deployment.cli import deploy, render
+from gpuyard.diagnosis.cli import adopt, drift, lint, rollout
+from gpuyard.provisioning.cli import bootstrap
 
 if TYPE_CHECKING:
     from gpuyard.site.steps import SitePlan
@@ -51,7 +53,7 @@ def check(site: SiteOption = DEFAULT_SITE) -> None:
         if compiled.site.hosts[host.host].reserve is not None:
             print(*(f"  {line}" for line in host.lines()), sep="\n")
     if "release" not in compiled.site.model_fields_set:
-        print(f"  note: no 'release' is said; {compiled.site.release} is assumed")
+        print(f"  note: no 'release' is given; {compiled.site.release} is assumed")
     for note in compiled.notes:
         print(f"  note: {note}")
 
@@ -69,7 +71,7 @@ def bookings(
     For admins; changes nothing. Ask before the file is that of 'gpuyard serve', which compares it with its own. Exit
     code 3 when there are any.
     """
-    from gpuyard.keeper.site_ledger import book_of
+    from gpuyard.bookings.controllers.site_ledger import book_of
     from gpuyard.model.errors import BlockedError, UsageError
     from gpuyard.model.finding import Finding
     from gpuyard.site.booking_rules import BookingRules
@@ -118,9 +120,9 @@ def plan(
     ] = None,
 ) -> None:
     """Show what differs between the site file, the cloud and the rendered configuration. Changes nothing."""
-    from gpuyard.cloud.api import connect
-    from gpuyard.cloud.observe.objects import read_objects
     from gpuyard.model.errors import BlockedError
+    from gpuyard.openstack.api import connect
+    from gpuyard.provisioning.read import read_objects
     from gpuyard.site.load import load_site
     from gpuyard.site.plan import plan_site
     from gpuyard.site.stored_plan import render_plan, store_plan
@@ -153,10 +155,10 @@ def apply(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Make the cloud's flavors, limits, aggregates and images what the site file wants."""
-    from gpuyard.cloud.api import connect
-    from gpuyard.cloud.apply import apply_plan
-    from gpuyard.cloud.observe.objects import read_objects
     from gpuyard.model.errors import UsageError
+    from gpuyard.openstack.api import connect
+    from gpuyard.provisioning.apply import apply_plan
+    from gpuyard.provisioning.read import read_objects
     from gpuyard.site.load import load_site
     from gpuyard.site.plan import plan_site
     from gpuyard.site.stored_plan import parse_plan, require_same, store_plan
@@ -183,11 +185,6 @@ def apply(
     print(f"{len(steps.steps)} steps done; the cloud is as the site file says{waits}.")
 
 
-def say_where(name: str, path: Path, cloud: str) -> None:
-    """GPUYARD_SITE and OS_CLOUD of a shell that has been open for long may not be what its user thinks of."""
-    print(f"Site {name} ({path}) on cloud {cloud}:", file=sys.stderr)
-
-
 def _read(path: Path) -> str:
     from gpuyard.model.errors import UsageError
 
@@ -206,19 +203,9 @@ def _write(path: Path, text: str) -> None:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def confirmed(question: str) -> bool:
-    """What a person answers. Raises UsageError when there is nobody to ask."""
-    from gpuyard.model.errors import UsageError
-
-    try:
-        return typer.confirm(question)
-    except typer.Abort:
-        raise UsageError("nobody answered, so nothing was changed; --yes carries a plan out without asking") from None
-
-
 def show_plan(steps: SitePlan, files: int = 0) -> None:
     """Print a plan; `files` rendered ones differ besides. Raises BlockedError when it must not be applied."""
-    from gpuyard.cli.plan_output import plan_lines
+    from gpuyard.console.plan_output import plan_lines
     from gpuyard.model.errors import BlockedError
 
     for line in plan_lines(steps):

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gpuyard.client.errors import error_of
-from gpuyard.cloud.booking_door import Door, PortalUnreachableError, Reply
+from gpuyard.client.portal import PortalSession, PortalUnreachableError, Reply
 from gpuyard.model.errors import BlockedError, UsageError
 
 Row = dict[str, Any]
@@ -41,7 +41,7 @@ class Client:
 
     def __init__(
         self,
-        door: Door,
+        door: PortalSession,
         *,
         sleep: Callable[[float], None] = time.sleep,
         new_key: Callable[[], str] = lambda: str(uuid.uuid4()),
@@ -195,9 +195,13 @@ class Client:
     def quarantine(self, gpu: str, comment: str) -> Row:
         return self._row("POST", f"{_gpu_path(gpu)}/quarantine", {"comment": comment})
 
-    def accept(self, targets: Sequence[str], *, canary: bool = True) -> Row:
-        """Have GPUs accepted by servers: what is tried now, and what is not and why."""
-        return self._row("POST", "/v1/acceptances", {"targets": list(targets), "canary": canary})
+    def accept(self, targets: Sequence[str], *, canary: bool = True, fresh: bool = False) -> Row:
+        """Have GPUs accepted by servers: what is tried now, and what is not and why. `fresh`: what they show becomes
+        their baseline."""
+        body = {"targets": list(targets), "canary": canary}
+        return self._row(
+            "POST", "/v1/acceptances", body | ({"fresh": True} if fresh else {})
+        )  # older portals refuse it
 
     def acceptances(self) -> list[Row]:
         """The last try of every slot that ever had one."""
@@ -234,7 +238,7 @@ class Client:
         return self._row("POST", "/v1/maintenances", body)
 
     def maintenance_step(self, id: str, step: str, body: Mapping[str, Any]) -> Row:
-        """`step`: ``start``, ``done``, ``extend``, ``cancel``."""
+        """`step`: ``start``, ``allow``, ``done``, ``extend``, ``cancel``."""
         return self._row("POST", f"/v1/maintenances/{quote(id, safe='')}/{step}", body)
 
     # Runners for GitHub jobs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuyard.cloud.booking_door import Reply
+from gpuyard.client.portal import Reply
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
 
 

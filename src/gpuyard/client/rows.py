@@ -8,10 +8,9 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from gpuyard.client.times import show_api_time
-from gpuyard.ledger.state import FOREIGN, Keeping, LedgerWords
 from gpuyard.model.booking import RULES, QuietHours, rule_text
 from gpuyard.model.errors import UsageError
-from gpuyard.model.gpu import GpuState, provider_name
+from gpuyard.model.gpu import FOREIGN, GpuState, Keeping, LedgerWords, provider_name
 
 Row = Mapping[str, Any]
 

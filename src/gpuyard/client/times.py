@@ -70,7 +70,7 @@ def localize(naive: datetime, zone: ZoneInfo) -> datetime:
     if first.utcoffset() == second.utcoffset():
         return first.astimezone(UTC)
     readings = sorted((one.astimezone(UTC).astimezone(zone) for one in (first, second)), key=datetime.timestamp)
-    shown = " or ".join(repr(show_time(one, zone)) for one in readings)
+    shown = " or ".join(repr(show_time(reading, zone)) for reading in readings)
     what = "comes twice" if first.astimezone(UTC).astimezone(zone).replace(tzinfo=None) == naive else "does not exist"
     raise UsageError(f"{naive.isoformat(' ', 'minutes')} {what} in {zone.key}, where clocks change; say {shown}")
 

@@ -49,7 +49,8 @@ if [ "$nvidia" -gt 0 ]; then
     [ "$((seen + amd_driven))" -ge "$wanted" ] || refuse "nvidia-smi sees $seen GPUs, and $wanted are wanted"
     broken=$(echo "$found" | awk -F ', *' '$3 + 0 > 0 { print $2 " has " $3 " uncorrected ECC errors"; exit }')
     [ -z "$broken" ] || refuse "$broken"
-    xid=$(${GPUYARD_DMESG:-dmesg} 2>/dev/null | sed -n 's/.*\(NVRM: Xid.*\)/\1/p' | tail -n 1)
+    # Xid 45 cleans up after a program that was ended, or after another Xid.
+    xid=$(${GPUYARD_DMESG:-dmesg} 2>/dev/null | sed -n '/Xid ([^)]*): 45,/d; s/.*\(NVRM: Xid.*\)/\1/p' | tail -n 1)
     [ -z "$xid" ] || refuse "the kernel log has $xid"
     echo "$found" | awk -F ', *' '{ printf "%s%s at %s", sep, $1, $2; sep = "; " } END { print "" }'
     exit 0

@@ -10,12 +10,13 @@ reason: a person tries again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from gpuyard.health.acceptance_guest import GuestVerdict, Said
+from gpuyard.health.acceptance_guest import AcceptanceOutput, GuestVerdict
+from gpuyard.health.baseline import Facts, facts_words
 
 LATE = timedelta(seconds=60)
 """A server that Nova was asked for, and of which nothing is known, would be there after this time."""
@@ -29,7 +30,8 @@ class TryState(StrEnum):
     """Where a try is."""
 
     WAITING = "waiting"
-    """For its turn: for the canary's host, or for another one of its pool."""
+    """For its turn: for the canary's host, or for another one of its pool; or, as its cause says then, for the server
+    that still has its GPU."""
     LENT = "lent"
     """Its GPU is lent, and is being released for its server alone."""
     CREATING = "creating"
@@ -45,10 +47,9 @@ class TryState(StrEnum):
     """Something else is to blame."""
 
 
-S = TryState
-OVER = frozenset({S.PASSED, S.FAILED, S.GIVEN_UP})
-OPEN = frozenset(S) - OVER
-TAKES_TURN = frozenset({S.LENT, S.CREATING})
+OVER = frozenset({TryState.PASSED, TryState.FAILED, TryState.GIVEN_UP})
+OPEN = frozenset(TryState) - OVER
+TAKES_TURN = frozenset({TryState.LENT, TryState.CREATING})
 """While a GPU is released nobody else in its pool is let in: one at a time."""
 
 
@@ -84,8 +85,12 @@ class Try:
     outcome: TryState | None = None
     """Once it is known, before the server is deleted."""
     cause: str = ""
-    """What was seen, or what went wrong."""
+    """What was seen, or what went wrong; of one that waits for a server to go, that."""
     driver: str = ""
+    facts: Facts = field(default_factory=dict)
+    """What its GPUs showed in its server; of several the worst."""
+    fresh: bool = False
+    """What its GPUs show is their baseline, also where it is worse than what they were accepted with before."""
     fine: bool = False
     """Nothing was known against its GPUs before: when nothing comes of it, they are as they were."""
     version: int = 0
@@ -102,11 +107,11 @@ class Try:
         return tuple(f"{self.host}/{address}" for address in self.gpus)
 
 
-NOTHING = Said()
+NOTHING = AcceptanceOutput()
 
 
 @dataclass(frozen=True)
-class TrySight:
+class TryObservation:
     """What is seen of a try that has begun."""
 
     lent: bool = False
@@ -122,7 +127,9 @@ class TrySight:
     fault: str = ""
     gone: bool = False
     """Nova was asked, and has no such server: neither by its name, nor by its id."""
-    said: Said = NOTHING
+    said: AcceptanceOutput = NOTHING
+    against: str = ""
+    """Why it fails although its server found nothing wrong; empty: nothing."""
 
 
 def first_host(slots: Sequence[tuple[str, str]], canary: bool) -> str:
@@ -131,81 +138,102 @@ def first_host(slots: Sequence[tuple[str, str]], canary: bool) -> str:
     return hosts[0] if canary and len(hosts) > 1 else ""
 
 
-def turns(tries: Iterable[Try], now: datetime) -> tuple[list[Try], list[Try]]:
+def turns(tries: Iterable[Try], now: datetime, held: Collection[str] = ()) -> tuple[list[Try], list[Try]]:
     """Those that wait: whose turn it is, and those that are not tried any more, as they are then. `tries`: of every
-    batch that has an open one, all."""
+    batch that has an open one, all. `held`: ids of those whose GPU is not free yet; they keep no other one back."""
     known = list(tries)
     busy = {one.pool for one in known if one.state in TAKES_TURN}
     go: list[Try] = []
     skipped: list[Try] = []
     for one in sorted(known, key=lambda one: (one.begun, one.batch, not one.canary, one.number)):
-        if one.state is not S.WAITING:
+        if one.state is not TryState.WAITING:
             continue
         canaries = [other for other in known if other.batch == one.batch and other.canary]
-        bad = next((other for other in canaries if other.state in OVER and other.state is not S.PASSED), None)
+        bad = next((other for other in canaries if other.state in OVER and other.state is not TryState.PASSED), None)
         if bad is not None and not one.canary:
             why = f"not tried: {bad.gpu}, which was tried first, {_became(bad)}"
-            skipped.append(ended(replace(one, outcome=S.GIVEN_UP, cause=why[:WORDS]), now))
+            skipped.append(ended(replace(one, outcome=TryState.GIVEN_UP, cause=why[:WORDS]), now))
         elif one.pool not in busy and (one.canary or all(other.state in OVER for other in canaries)):
-            busy.add(one.pool)
+            busy |= {one.pool} if one.id not in held else set()
             go.append(one)
     return go, skipped
 
 
+def waited(one: Try, why: str, within: timedelta, now: datetime) -> Try:
+    """A try whose turn it is and whose GPU is not free yet: it waits, with `since` from now on, or has waited too
+    long."""
+    if not one.cause or one.since > now:
+        return replace(one, since=now, cause=why[:WORDS])
+    if now - one.since < within:
+        return replace(one, cause=why[:WORDS])
+    minutes = round(within.total_seconds() / 60)
+    return with_outcome(one, TryState.GIVEN_UP, f"{why}, and that did not change within {minutes} minutes", now)
+
+
 def _became(one: Try) -> str:
-    return f"{'failed' if one.state is S.FAILED else 'could not be tried'}: {one.cause}"
+    return f"{'failed' if one.state is TryState.FAILED else 'could not be tried'}: {one.cause}"
 
 
-def judged(one: Try, sight: TrySight, within: timedelta, now: datetime) -> Try:
+def judged(one: Try, sight: TryObservation, within: timedelta, now: datetime) -> Try:
     """The try as it is next: the same, on its way, or with its outcome. Time counts by `since`, which a clock that has
     gone back makes new."""
     if one.since > now:
         return replace(one, since=now, deadline=min(one.deadline, now + within) if one.deadline else None)
-    if one.state not in (S.LENT, S.CREATING, S.RUNNING):
+    if one.state not in (TryState.LENT, TryState.CREATING, TryState.RUNNING):
         return one
     if sight.spoiled:
-        return with_outcome(one, S.GIVEN_UP, sight.spoiled, now)
-    if sight.said.verdict is not GuestVerdict.NONE and one.state is S.RUNNING:
-        return _by_verdict(one, sight.said, now)
+        return with_outcome(one, TryState.GIVEN_UP, sight.spoiled, now)
+    if sight.said.verdict is not GuestVerdict.NONE and one.state is TryState.RUNNING:
+        return _by_verdict(one, sight, now)
     if not sight.lent:
-        return with_outcome(one, S.GIVEN_UP, "its GPU is not lent to it any more", now)
-    if one.state is S.LENT:
+        return with_outcome(one, TryState.GIVEN_UP, "its GPU is not lent to it any more", now)
+    if one.state is TryState.LENT:
         if now - one.since > within:
             text = (
                 "its pool could not be closed for it in time: somebody else's GPUs were released, or something keeps it"
             )
-            return with_outcome(one, S.GIVEN_UP, text, now)
+            return with_outcome(one, TryState.GIVEN_UP, text, now)
         return one
     return _with_server(one, sight, now)
 
 
-def _with_server(one: Try, sight: TrySight, now: datetime) -> Try:
+def _with_server(one: Try, sight: TryObservation, now: datetime) -> Try:
     if sight.status == ERROR:
-        blamed = S.FAILED if sight.claimed or one.state is S.RUNNING else S.GIVEN_UP
+        blamed = TryState.FAILED if sight.claimed or one.state is TryState.RUNNING else TryState.GIVEN_UP
         return with_outcome(
             one, blamed, f"Nova could not start a server on it: {sight.fault or 'no reason given'}", now
         )
-    if one.state is S.CREATING and sight.claimed:
-        return replace(one, state=S.RUNNING, since=now)
+    if one.state is TryState.CREATING and sight.claimed:
+        return replace(one, state=TryState.RUNNING, since=now)
     if sight.gone and now - one.since > LATE:
         text = "its server is gone" if one.server else "Nova was asked for its server, and has none"
-        return with_outcome(one, S.GIVEN_UP, f"{text}: nobody knows what came of it", now)
+        return with_outcome(one, TryState.GIVEN_UP, f"{text}: nobody knows what came of it", now)
     if one.deadline is not None and now >= one.deadline:
         if sight.said.begun:
-            return with_outcome(one, S.FAILED, "the checks in its server have not ended in time", now)
+            return with_outcome(one, TryState.FAILED, "the checks in its server have not ended in time", now)
         text = f"its server (Nova: {sight.status or 'unknown'}) has not begun its checks in time: is there cloud-init?"
-        return with_outcome(one, S.GIVEN_UP, text, now)
+        return with_outcome(one, TryState.GIVEN_UP, text, now)
     return one
 
 
-def _by_verdict(one: Try, said: Said, now: datetime) -> Try:
-    outcome = {GuestVerdict.OK: S.PASSED, GuestVerdict.FAILED: S.FAILED, GuestVerdict.UNABLE: S.GIVEN_UP}[said.verdict]
-    return replace(with_outcome(one, outcome, said.words or "its server gave no reason", now), driver=said.driver)
+def _by_verdict(one: Try, sight: TryObservation, now: datetime) -> Try:
+    said = sight.said
+    outcome = {
+        GuestVerdict.OK: TryState.PASSED,
+        GuestVerdict.FAILED: TryState.FAILED,
+        GuestVerdict.UNABLE: TryState.GIVEN_UP,
+    }[said.verdict]
+    words = said.words or "its server gave no reason"
+    if outcome is TryState.PASSED and sight.against:
+        outcome, words = TryState.FAILED, sight.against
+    elif outcome is TryState.PASSED and said.facts:
+        words = f"{words}; {facts_words(said.facts)}"
+    return replace(with_outcome(one, outcome, words, now), driver=said.driver, facts=said.facts)
 
 
 def with_outcome(one: Try, outcome: TryState, cause: str, now: datetime) -> Try:
     """It is known what came of it; its server is still to be deleted."""
-    return replace(one, state=S.DELETING, since=now, outcome=outcome, cause=cause[:WORDS])
+    return replace(one, state=TryState.DELETING, since=now, outcome=outcome, cause=cause[:WORDS])
 
 
 def ended(one: Try, now: datetime) -> Try:
@@ -218,5 +246,7 @@ def told(one: Try) -> str:
     """``its acceptance: running, server gpuyard-accept-k2m9``: for everybody who looks at the GPU."""
     if one.state in OVER:
         return f"{one.state.value}: {one.cause}"
-    server = f", server {one.name}" if one.state in (S.CREATING, S.RUNNING, S.DELETING) else ""
+    if one.state is TryState.WAITING and one.cause:
+        return f"{one.state.value}: {one.cause}"
+    server = f", server {one.name}" if one.state in (TryState.CREATING, TryState.RUNNING, TryState.DELETING) else ""
     return f"{one.state.value}{server}"

@@ -8,18 +8,23 @@ is taken for a verdict. The first verdict counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpuyard.guest.cloud_config import FOLDER, GPU_CHECK, cloud_config, guest_file, script
 from gpuyard.guest.console import plain_lines
+from gpuyard.health.baseline import FACTS, Facts, is_worse
 
 PREFIX = "gpuyard-accept: "
 MOST_WORDS = 300
 """Characters of a reason."""
 NONCE = re.compile(r"[0-9a-f]{32}", re.ASCII)
 IDS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}", re.ASCII)
+NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,6})?)"
+FACT = re.compile(rf"fact ([a-z-]{{1,40}}) {NUMBER}(?: of {NUMBER})?", re.ASCII)
+"""``fact link-width 8``: one of baseline.FACTS, of one GPU. ``fact link-width 8 of 16``: and what both ends of its link
+can."""
 CHECK_SECONDS, BURN_SECONDS = 90, 30
 
 
@@ -36,7 +41,7 @@ class GuestVerdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Said:
+class AcceptanceOutput:
     """What the console says."""
 
     begun: bool = False
@@ -46,6 +51,10 @@ class Said:
     """What GPUs there are, or what is wrong."""
     driver: str = ""
     """Version of the driver in the guest."""
+    facts: Facts = field(default_factory=dict)
+    """What its GPUs show of what does not change by itself; of several the worst."""
+    short: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """What is less than both ends of a link can: name of a fact -> (value, what they can); of several the worst."""
 
 
 def accept_data(nonce: str, gpus: int, ids: Collection[str]) -> str:
@@ -69,11 +78,13 @@ def accept_data(nonce: str, gpus: int, ids: Collection[str]) -> str:
     )
 
 
-def read_console(text: str, nonce: str, gpus: int) -> Said:
+def read_console(text: str, nonce: str, gpus: int) -> AcceptanceOutput:
     """Takes any text, in a time that is proportional to its length. An ``ok`` that does not name as many GPUs as the
     server has is no ``ok``."""
     mark = f"{PREFIX}{nonce} "
     begun, verdict, words, driver = False, GuestVerdict.NONE, "", ""
+    facts: dict[str, float] = {}
+    short: dict[str, tuple[float, float]] = {}
     for line in plain_lines(text):
         if not line.startswith(mark):
             continue
@@ -81,6 +92,12 @@ def read_console(text: str, nonce: str, gpus: int) -> Said:
         begun = True
         if word == "driver" and not driver:
             driver = rest[:60]
+        elif (fact := FACT.fullmatch(line[len(mark) :])) and fact[1] in FACTS and verdict is GuestVerdict.NONE:
+            name, value = fact[1], float(fact[2])
+            if name not in facts or is_worse(name, value, facts[name]):
+                facts[name] = value
+            if fact[3] and is_worse(name, value, most := float(fact[3])) and value < short.get(name, (most, most))[0]:
+                short[name] = (value, most)
         elif word in ("ok", "failed", "unable") and verdict is GuestVerdict.NONE:
             verdict, words = GuestVerdict(word), rest[:MOST_WORDS]
             if verdict is GuestVerdict.OK:
@@ -90,4 +107,4 @@ def read_console(text: str, nonce: str, gpus: int) -> Said:
                         GuestVerdict.FAILED,
                         f"the server says that it has {count[:20]} GPUs, and has {gpus}",
                     )
-    return Said(begun, verdict, words, driver)
+    return AcceptanceOutput(begun, verdict, words, driver, facts, short)

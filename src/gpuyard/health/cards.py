@@ -95,7 +95,7 @@ def _narrowed(known: Mapping[str, CardSeen], found: Mapping[str, CardSeen]) -> d
     """What changes when a place whose card is known is no other card's: again and again, until nothing more follows."""
     cards = {**known, **found}
     several = {card for card, one in cards.items() if len(one.places) > 1}
-    taken = {one.place for one in cards.values() if one.place}
+    taken = {card.place for card in cards.values() if card.place}
     changed = dict(found)
     news: set[Place | None] = {one.place for one in found.values()}
     todo = several & found.keys()

@@ -5,19 +5,27 @@ A guest is believed of its own GPUs only: what it says is observed of GPUs that 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from gpuyard.health.baseline import ROWS_FAILED as ROWS_ACCEPTED
 from gpuyard.health.cards import Place
 from gpuyard.health.records import Observation
 from gpuyard.health.samples import ROWS_FAILED, AgentReport, Sample, SampleRow
-from gpuyard.health.xid import signal_of, words_of
+from gpuyard.health.xid import DRIVER_REBOOT, RECOVERY_NAMES, recovery_signal, signal_of, words_of
+from gpuyard.model.signals import SIGNALS
 
 EARLIER_BOOTS = 8
 HARDWARE_SLOW = 0x8 | 0x40 | 0x80
 """NVML's reasons that the hardware has: slowdown, heat, power brake."""
-XID_RESTART, XID_RESET = "xid-restart", "xid-reset"
+UNSURE = {"xid-restart": "xid-reset", "xid-replace": "xid-reset", DRIVER_REBOOT: "driver-reset"}
+"""What is observed of each of several GPUs, where it is not known which of them it is: not all of a server's GPUs are
+quarantined for what one of them did."""
+
+
+ALARM_LEFT = "alarm-left"
+"""The signal that an alarm goes with the GPU, and not with the server that has lost it."""
 
 
 class ReplayError(ValueError):
@@ -36,7 +44,7 @@ class AgentState:
     ecc: tuple[tuple[str, int], ...] = ()
     """Card, and its errors."""
     alarms: frozenset[tuple[str, str]] = frozenset()
-    """(code, card or address) of what goes on and was observed."""
+    """(code, ``host/address``) of what went on in the last report."""
     earlier: tuple[str, ...] = ()
     """Boots before this one, the last first."""
 
@@ -58,32 +66,67 @@ def follow(
     has: Collection[Place],
     cards: Mapping[str, Place],
     now: datetime,
+    is_accepted: Callable[[Place, str], bool] = lambda place, fact: False,
 ) -> Followed:
-    """`has`: the GPUs of the server; `cards`: those of which it is known where they are. Raises ReplayError."""
+    """`has`: the GPUs of the server; `cards`: those of which it is known where they are. `is_accepted`: whether the GPU
+    in a place was accepted with a fact of baseline.FACTS. Raises ReplayError."""
     state, fresh = _next(state, report)
-    seen = _Report(report, server, frozenset(has), cards, now)
+    seen = _Report(report, server, frozenset(has), cards, now, is_accepted)
     found = [*seen.xids(state.xid), *seen.errors(dict(state.ecc))]
     alarms = {}
     for observation in seen.lasting():
         alarms[observation.code, observation.gpu] = observation
     found += [one for key, one in alarms.items() if key not in state.alarms]
     last = report.samples[-1].rows
-    ecc = {card: row.ecc for card, row in zip(report.cards, last, strict=True) if row is not None and row.ecc}
+    ecc = {
+        card: row.ecc for card, row in zip(report.cards, last, strict=True) if row is not None and row.ecc is not None
+    }
     ecc = {**{card: count for card, count in state.ecc if card in report.cards}, **ecc}
     state = replace(
         state,
         number=report.samples[-1].number,
-        xid=max(state.xid, *(one.number for one in report.xids)) if report.xids else state.xid,
+        xid=max(state.xid, *(xid.number for xid in report.xids)) if report.xids else state.xid,
         ecc=tuple(sorted(ecc.items())),
-        alarms=frozenset(alarms),
+        alarms=frozenset(alarms) | (state.alarms if report.stuck else frozenset()),
     )
     return Followed(state, found, fresh)
+
+
+def standing(
+    state: AgentState, server: str, has: Collection[Place], now: datetime, is_note: Callable[[Place, str], bool]
+) -> list[Observation]:
+    """Observe again what was wrong in a server's last report, of the GPUs that it still has. `follow` observes an alarm
+    when it begins; until a report says that it is over it stands, also while the agent says nothing. Notes are not
+    repeated. `is_note`: whether a signal of the GPU in a place is no more."""
+    names = {f"{host}/{address}": (host, address) for host, address in has}
+    return [
+        Observation(*names[gpu], code, now, "it was so in the last report of its agent", server)
+        for code, gpu in sorted(state.alarms)
+        if gpu in names and code in SIGNALS and not is_note(names[gpu], code)
+    ]
+
+
+def left_behind(state: AgentState, has: Collection[Place], is_note: Callable[[Place, str], bool]) -> dict[Place, str]:
+    """What was wrong, by a server's last report, with GPUs that it has no more: GPU -> signals that are no notes."""
+    names = {f"{host}/{address}" for host, address in has}
+    found: dict[Place, list[str]] = {}
+    for code, gpu in sorted(state.alarms):
+        host, _, address = gpu.rpartition("/")
+        if gpu not in names and code in SIGNALS and not is_note((host, address), code):
+            found.setdefault((host, address), []).append(code)
+    return {place: ", ".join(codes) for place, codes in found.items()}
+
+
+def without_alarms(state: AgentState, places: Collection[Place]) -> AgentState:
+    """Where an agent stands when nothing is remembered of these GPUs' alarms."""
+    names = {f"{host}/{address}" for host, address in places}
+    return replace(state, alarms=frozenset(alarm for alarm in state.alarms if alarm[1] not in names))
 
 
 def _next(state: AgentState, report: AgentReport) -> tuple[AgentState, tuple[Sample, ...]]:
     """The state to go on from, anew with another boot, and what is new of the report. Raises ReplayError."""
     if report.boot == state.boot:
-        fresh = tuple(one for one in report.samples if one.number > state.number)
+        fresh = tuple(sample for sample in report.samples if sample.number > state.number)
         if not fresh:
             raise ReplayError("this report, or a later one, was here already")
         return state, fresh
@@ -100,23 +143,24 @@ class _Report:
     has: frozenset[Place]
     cards: Mapping[str, Place]
     now: datetime
+    is_accepted: Callable[[Place, str], bool]
 
     def xids(self, known: int) -> Iterator[Observation]:
         for xid in self.report.xids:
-            code = signal_of(xid.code) if xid.number > known else ""
+            code = signal_of(xid.code, xid.detail) if xid.number > known else ""
             if not code:
                 continue
-            places = self._where(self.report.cards[xid.card] if xid.card >= 0 else "")
-            words = words_of(xid.code)
+            places = self._where(xid.card)
+            words = words_of(xid.code, xid.detail)
             if len(places) > 1:
-                # Not all of a server's GPUs are quarantined for what one of them did.
-                code = XID_RESET if code == XID_RESTART else code
+                code = UNSURE.get(code, code)
                 words += f", on one of the {len(places)} GPUs of this server; which one is not known yet"
             yield from self._of(places, code, words)
 
     def errors(self, before: Mapping[str, int]) -> Iterator[Observation]:
+        """The driver counts from zero when it is loaded, so a lower count than before is of new errors."""
         for card, row in self._last():
-            if row is not None and row.ecc is not None and row.ecc > before.get(card, 0):
+            if row is not None and row.ecc and row.ecc != before.get(card, 0):
                 words = f"{row.ecc} uncorrectable ECC errors since the driver was loaded"
                 yield from self._of(self._where(card), "ecc", words)
 
@@ -124,10 +168,18 @@ class _Report:
         """What goes on until it is well again."""
         for card, row in self._last():
             if row is not None and row.rows == ROWS_FAILED:
-                yield from self._of(self._where(card), "rows", "a row remapping failed")
+                wrong = [place for place in self._where(card) if not self.is_accepted(place, ROWS_ACCEPTED)]
+                yield from self._of(wrong, "rows", "a row remapping failed")
             if row is not None and row.slow is not None and row.slow & HARDWARE_SLOW:
                 yield from self._of(self._where(card), "throttled", _slow(row))
-        yield from self._lost()
+            if row is not None and (code := recovery_signal(row.recovery)):
+                places = self._where(card)
+                words = f"the driver asks for: {RECOVERY_NAMES.get(row.recovery or 0, 'something new')}"
+                yield from self._of(places, code if len(places) == 1 else UNSURE.get(code, code), words)
+        if self.report.stuck:  # nothing is known of the cards, neither good nor bad
+            yield from self._of(self.has, "driver-stuck", "the driver did not answer the agent")
+        else:
+            yield from self._lost()
 
     def _lost(self) -> Iterator[Observation]:
         """With a driver the cards that answer count, without the GPUs on the guest's bus: having no driver is not a

@@ -46,7 +46,7 @@ def after(idle: Idleness, time: datetime, use: int | None, below: int) -> Idlene
 
 def is_idle(gpus: Iterable[Idleness], rules: IdleRules, now: datetime) -> bool:
     """Whether a server does nothing with any of its GPUs, and has not for as long as the rules say."""
-    found = [one.lasts(now) for one in gpus]
+    found = [gpu.lasts(now) for gpu in gpus]
     return bool(found) and min(found) >= rules.after
 
 

@@ -5,51 +5,79 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from gpuyard.health.records import GpuHealth, HealthEvent, HealthState, Source
+from gpuyard.health.baseline import for_card
+from gpuyard.health.records import UUIDS, GpuHealth, HealthEvent, HealthState
 from gpuyard.model.errors import BlockedError
-
-S = HealthState
+from gpuyard.model.signals import Source
 
 TRANSITIONS: dict[tuple[HealthState, HealthState], str] = {
-    (S.FINE, S.IN_USE): "a server got it",
-    (S.FINE, S.RETURNED): "Nova keeps it reserved after a use",
-    (S.IN_USE, S.RETURNED): "its server is gone",
-    (S.RETURNED, S.SCRUBBING): "its host was asked to reset it",
-    (S.RETURNED, S.FINE): "it is not used once only, and its host sees nothing wrong with it",
-    (S.RETURNED, S.IN_USE): "a server got it: it is not used once only",
-    (S.SCRUBBING, S.CHECKED): "it was reset, and came back clean",
-    (S.SCRUBBING, S.RETURNED): "nobody knows what came of the reset: it is asked for again",
-    (S.SCRUBBING, S.IN_USE): "somebody else released it, and a server got it",
-    (S.CHECKED, S.IN_USE): "a server got it",
-    (S.CHECKED, S.FINE): "Placement gives it away again",
-    (S.CHECKED, S.RETURNED): "it was reserved anew before it was released",
-    (S.SUSPECT, S.FINE): "nothing more was seen for as long as it was to wait",
-    (S.SUSPECT, S.RETURNED): "nothing more was seen, and it was not clean yet",
-    (S.QUARANTINED, S.IN_REPAIR): "somebody looks after it",
-    (S.QUARANTINED, S.TO_ACCEPT): "somebody says that it is well",
-    (S.QUARANTINED, S.FINE): "somebody says that it is well, and nothing is to be accepted here",
-    (S.IN_REPAIR, S.TO_ACCEPT): "it was repaired",
-    (S.IN_REPAIR, S.FINE): "it was repaired, and nothing is to be accepted here",
-    (S.IN_REPAIR, S.QUARANTINED): "nobody looks after it any more",
-    (S.TO_ACCEPT, S.FINE): "somebody has accepted it",
+    (HealthState.FINE, HealthState.IN_USE): "a server got it",
+    (HealthState.FINE, HealthState.RETURNED): "Nova keeps it reserved after a use",
+    (HealthState.IN_USE, HealthState.RETURNED): "its server is gone",
+    (HealthState.RETURNED, HealthState.SCRUBBING): "its host was asked to reset it",
+    (HealthState.RETURNED, HealthState.FINE): "it is not used once only, and its host sees nothing wrong with it",
+    (HealthState.RETURNED, HealthState.IN_USE): "a server got it: it is not used once only",
+    (HealthState.SCRUBBING, HealthState.CHECKED): "it was reset, and came back clean",
+    (HealthState.SCRUBBING, HealthState.RETURNED): "nobody knows what came of the reset: it is asked for again",
+    (HealthState.SCRUBBING, HealthState.IN_USE): "somebody else released it, and a server got it",
+    (HealthState.CHECKED, HealthState.IN_USE): "a server got it",
+    (HealthState.CHECKED, HealthState.FINE): "Placement gives it away again",
+    (HealthState.CHECKED, HealthState.RETURNED): "it was reserved anew before it was released",
+    (HealthState.SUSPECT, HealthState.FINE): "nothing more was seen for as long as it was to wait",
+    (HealthState.SUSPECT, HealthState.RETURNED): "nothing more was seen, and it was not clean yet",
+    (HealthState.SUSPECT, HealthState.TO_ACCEPT): "its server lost it while an alarm of its guest stood",
+    (HealthState.QUARANTINED, HealthState.IN_REPAIR): "somebody looks after it",
+    (HealthState.QUARANTINED, HealthState.TO_ACCEPT): "somebody says that it is well",
+    (HealthState.QUARANTINED, HealthState.FINE): "somebody says that it is well, and nothing is to be accepted here",
+    (HealthState.IN_REPAIR, HealthState.TO_ACCEPT): "it was repaired",
+    (HealthState.IN_REPAIR, HealthState.FINE): "it was repaired, and nothing is to be accepted here",
+    (HealthState.IN_REPAIR, HealthState.QUARANTINED): "nobody looks after it any more",
+    (HealthState.TO_ACCEPT, HealthState.FINE): "somebody has accepted it",
+    (
+        HealthState.TO_ACCEPT,
+        HealthState.RETURNED,
+    ): "Nova keeps it reserved after a use: it is scrubbed before it is accepted",
+    (HealthState.SCRUBBING, HealthState.TO_ACCEPT): "it came back clean, and is still to be accepted",
     **{
-        (state, S.SUSPECT): "something was seen that may pass"
-        for state in (S.FINE, S.IN_USE, S.RETURNED, S.SCRUBBING, S.CHECKED)
+        (state, HealthState.SUSPECT): "something was seen that may pass"
+        for state in (
+            HealthState.FINE,
+            HealthState.IN_USE,
+            HealthState.RETURNED,
+            HealthState.SCRUBBING,
+            HealthState.CHECKED,
+        )
     },
     **{
-        (state, S.QUARANTINED): "something was seen that does not pass, or too often"
-        for state in (S.FINE, S.IN_USE, S.RETURNED, S.SCRUBBING, S.CHECKED, S.SUSPECT, S.TO_ACCEPT)
+        (state, HealthState.QUARANTINED): "something was seen that does not pass, or too often"
+        for state in (
+            HealthState.FINE,
+            HealthState.IN_USE,
+            HealthState.RETURNED,
+            HealthState.SCRUBBING,
+            HealthState.CHECKED,
+            HealthState.SUSPECT,
+            HealthState.TO_ACCEPT,
+        )
     },
     **{
-        (state, S.TO_ACCEPT): "it is new, or its host has changed since it was accepted"
-        for state in (S.FINE, S.RETURNED, S.CHECKED)
+        (state, HealthState.TO_ACCEPT): "it is new, or its host has changed since it was accepted"
+        for state in (HealthState.FINE, HealthState.RETURNED, HealthState.CHECKED)
     },
-}  # fmt: skip
+}
 """From, to: what makes it happen."""
 
 
 class HealthLifeError(BlockedError):
     """A GPU cannot go where it was asked to."""
+
+
+def with_card(gpu: GpuHealth, card: str) -> GpuHealth:
+    """The GPU with this card in its slot. What another card was accepted with says nothing of this one. A serial number
+    after a UUID, or a UUID after a serial number, is another name and no other card."""
+    if gpu.card and gpu.card != card and gpu.card.startswith(UUIDS) == card.startswith(UUIDS):
+        return replace(gpu, card=card, shown={}, baseline=None)
+    return replace(gpu, card=card, baseline=for_card(gpu.baseline, card))
 
 
 def become(

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
-from gpuyard.health.looks import judge
-from gpuyard.health.records import GpuHealth, HealthState, Judgement, Observation, Software
-from gpuyard.health.signals import SIGNALS
+from gpuyard.health.host_reports import judge
+from gpuyard.health.records import GpuHealth, HealthState, Observation, Software
+from gpuyard.health.verdicts import BUILT_IN, SignalVerdicts
 from gpuyard.model.errors import BlockedError
-from gpuyard.model.watch import HostLook
+from gpuyard.model.host_report import HostReport
+from gpuyard.model.signals import SIGNALS, Judgement
 
 
 class MaintenanceState(StrEnum):
@@ -25,30 +26,36 @@ class MaintenanceState(StrEnum):
     PLANNED = "planned"
     """Its time has not come; nobody can book the host in it."""
     DRAINING = "draining"
-    """Nobody new gets a GPU there, and servers are still on it."""
+    """Nobody new gets in, and servers are still on it, with GPUs or without."""
     IN_WORK = "in work"
-    """No server is left: somebody works on it."""
+    """No server is left but those that may go down: somebody works on it."""
     CHECKING = "checking"
     """The work is said to be done; it is not given back before its GPUs were looked at."""
     BACK = "back"
     CANCELLED = "cancelled"
 
 
-M = MaintenanceState
-OVER = frozenset({M.BACK, M.CANCELLED})
-ON = frozenset({M.DRAINING, M.IN_WORK, M.CHECKING})
+EMPTY = "no server is on the host any more that may not go down"
+OVER = frozenset({MaintenanceState.BACK, MaintenanceState.CANCELLED})
+ON = frozenset({MaintenanceState.DRAINING, MaintenanceState.IN_WORK, MaintenanceState.CHECKING})
 """Nobody gets a GPU of the host."""
 
 TURNS: dict[tuple[MaintenanceState, MaintenanceState], str] = {
-    (M.PLANNED, M.DRAINING): "its time has come, or somebody begins it earlier",
-    (M.PLANNED, M.CANCELLED): "it is not needed",
-    (M.DRAINING, M.IN_WORK): "no server has a GPU of the host any more",
-    (M.DRAINING, M.CANCELLED): "it is not needed",
-    (M.DRAINING, M.CHECKING): "somebody says that the work is done",
-    (M.IN_WORK, M.CHECKING): "somebody says that the work is done",
-    (M.CHECKING, M.IN_WORK): "somebody works on it again",
-    (M.CHECKING, M.BACK): "its host was heard of, and its GPUs are well",
-    **{(state, M.BACK): "somebody answers for it without a check" for state in (M.DRAINING, M.IN_WORK)},
+    (MaintenanceState.PLANNED, MaintenanceState.DRAINING): "its time has come, or somebody begins it earlier",
+    (MaintenanceState.PLANNED, MaintenanceState.CANCELLED): "it is not needed",
+    (MaintenanceState.DRAINING, MaintenanceState.IN_WORK): EMPTY,
+    (MaintenanceState.DRAINING, MaintenanceState.CANCELLED): "it is not needed",
+    (MaintenanceState.DRAINING, MaintenanceState.CHECKING): "somebody says that the work is done",
+    (MaintenanceState.IN_WORK, MaintenanceState.CHECKING): "somebody says that the work is done",
+    (
+        MaintenanceState.CHECKING,
+        MaintenanceState.DRAINING,
+    ): "somebody works on it again, once it is empty: servers may have come for the check",
+    (MaintenanceState.CHECKING, MaintenanceState.BACK): "its host was heard of, and its GPUs are well",
+    **{
+        (state, MaintenanceState.BACK): "somebody answers for it without a check"
+        for state in (MaintenanceState.DRAINING, MaintenanceState.IN_WORK)
+    },
 }
 """From, to: what makes it happen."""
 
@@ -85,9 +92,15 @@ class Maintenance:
     software: Software = field(default_factory=Software)
     """What the host ran when it began, as far as that was heard."""
     problems: tuple[str, ...] = ()
-    """What speaks against giving it back, as of the last check."""
+    """While it is drained: what keeps work from beginning, beside the servers. While it is checked: what speaks against
+    giving it back."""
+    may_go_down: tuple[str, ...] = ()
+    """Ids of servers that may be on the host while somebody works on it: somebody has named each."""
     holds: bool = True
     """The ledger may have holds of it."""
+    due: datetime | None = None
+    """When a person has said last that it is back by; `until` goes on by itself when it is not. None: it was planned
+    before that was kept."""
     version: int = 0
     """Of the record in the store: a write of an older one is refused."""
 
@@ -98,6 +111,11 @@ class Maintenance:
     @property
     def open(self) -> bool:
         return self.state not in OVER
+
+    @property
+    def promised(self) -> datetime:
+        """When a person has said that it is back by, as far as that is known."""
+        return self.due or self.until
 
     @property
     def title(self) -> str:
@@ -115,14 +133,16 @@ class HostNow:
     """What is known of a host at one moment."""
 
     servers: Collection[str] | None = None
-    """Names of servers that have GPUs there; None: the cloud is out of sight."""
+    """Ids of all servers on it that may not go down, with GPUs or without; None: it is not known which."""
+    waits: Sequence[str] = ()
+    """What else keeps work from beginning: it is open for new servers, one is on its way, Nova does not answer."""
     cloud: tuple[str, ...] = ()
     """What is wrong with it in Nova."""
     missing: Collection[str] = ()
     """Addresses of its GPUs that Placement does not have."""
     heard: datetime | None = None
     """When the host itself was heard of last."""
-    look: HostLook | None = None
+    look: HostReport | None = None
     """What it said then."""
     gpus: Sequence[GpuHealth] = ()
     """Its own."""
@@ -130,6 +150,13 @@ class HostNow:
     """Open ones of its GPUs."""
     stale: Collection[str] = field(default_factory=tuple)
     """Signals after which a GPU is to be accepted, by the rules of the site."""
+    verdicts: SignalVerdicts = BUILT_IN
+    """What follows from signals there."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is known that work on it disturbs nobody who has not been asked."""
+        return self.servers is not None and not self.servers and not self.waits
 
 
 @dataclass(frozen=True)
@@ -152,8 +179,8 @@ def turn(one: Maintenance, to: MaintenanceState, now: datetime) -> Maintenance:
     if (one.state, to) not in TURNS:
         raise MaintenanceError(f"the maintenance of {one.host} is {one.state.value} and cannot become {to.value}")
     new = replace(one, state=to, since=now, problems=())
-    if to is M.DRAINING:
-        new = replace(new, begun=now, start=min(one.start, now))
+    if to is MaintenanceState.DRAINING:
+        new = replace(new, begun=one.begun or now, start=min(one.start, now))
     return new
 
 
@@ -161,17 +188,19 @@ def next_step(one: Maintenance, host: HostNow, now: datetime) -> tuple[Maintenan
     """What becomes of it now, and why; None: nothing. An empty why is no news for the records."""
     if not one.open:
         return None
-    if one.state is M.PLANNED:
+    if one.state is MaintenanceState.PLANNED:
         if now < one.start:
             return None
-        return replace(turn(one, M.DRAINING, now), software=software_of(host.look)), "its time has come"
+        return replace(turn(one, MaintenanceState.DRAINING, now), software=software_of(host.look)), "its time has come"
     scrubbed = any(gpu.state is HealthState.SCRUBBING for gpu in host.gpus)
-    if one.state is M.DRAINING and host.servers is not None and not host.servers and not scrubbed:
-        return turn(one, M.IN_WORK, now), "no server has a GPU of the host any more"
-    if one.state is M.CHECKING:
+    if one.state is MaintenanceState.DRAINING and host.is_empty and not scrubbed:
+        return turn(one, MaintenanceState.IN_WORK, now), EMPTY
+    if one.state is MaintenanceState.DRAINING and (waits := tuple(host.waits)[:MOST_PROBLEMS]) != one.problems:
+        return replace(one, problems=waits), ""
+    if one.state is MaintenanceState.CHECKING:
         problems = what_is_wrong(one, host)
         if not problems:
-            return turn(one, M.BACK, now), _well(one, host)
+            return turn(one, MaintenanceState.BACK, now), _well(one, host)
         if problems != one.problems:
             return replace(one, problems=problems), ""
     if now >= one.until - SOON:
@@ -191,11 +220,22 @@ def what_is_wrong(one: Maintenance, host: HostNow) -> tuple[str, ...]:
         found.append(f"{one.host} has not been heard from since the work was done, {moment_text(done)}")
         shown: list[Observation] = []
     else:
-        shown, _ = judge(None, host.look, {gpu.address: gpu for gpu in host.gpus}, host.heard)
-    bad = {
-        (seen.address, seen.code)
+        shown, _ = judge(None, host.look, {gpu.address: gpu for gpu in host.gpus}, host.heard, host.verdicts)
+    pools = {gpu.address: gpu.pool for gpu in host.gpus}
+    judged = [
+        (seen, host.verdicts.of(seen.code, seen.gpu, pools.get(seen.address, "")))
         for seen in (*shown, *host.observations)
-        if _judged(seen.code) in (Judgement.BAD, Judgement.SUSPECT)
+        if seen.code in SIGNALS
+    ]
+    bad = {
+        (seen.address, seen.code): verdict.cause
+        for seen, verdict in judged
+        if verdict.in_force in (Judgement.BAD, Judgement.SUSPECT)
+    }
+    stale = {
+        seen.address
+        for seen, verdict in judged
+        if verdict.in_force is Judgement.STALE and seen.code in host.stale and seen in host.observations
     }
     for gpu in host.gpus:
         if _set_aside(gpu, one):
@@ -204,15 +244,14 @@ def what_is_wrong(one: Maintenance, host: HostNow) -> tuple[str, ...]:
             found.append(f"{gpu.address} is {gpu.state.value}: {gpu.cause}")
             continue
         found += [
-            f"{gpu.address}: {SIGNALS[code].threshold} ({code})"
-            for address, code in sorted(bad)
+            f"{gpu.address}: {cause} ({code})"
+            for (address, code), cause in sorted(bad.items())
             if address == gpu.address
         ]
         if gpu.address in host.missing:
             found.append(f"{gpu.address}: Placement does not have it")
         # What is stale is said of the GPU before others get it: there must be no moment in between.
-        waits = any(s.address == gpu.address and s.code in host.stale for s in host.observations)
-        if waits and gpu.state in (HealthState.FINE, HealthState.CHECKED):
+        if gpu.address in stale and gpu.state in (HealthState.FINE, HealthState.CHECKED):
             found.append(f"{gpu.address} is about to be accepted anew: its host has changed")
     return tuple(found[:MOST_PROBLEMS])
 
@@ -220,13 +259,16 @@ def what_is_wrong(one: Maintenance, host: HostNow) -> tuple[str, ...]:
 def works(maintenances: Iterable[Maintenance]) -> dict[str, HostWork]:
     """By host, of those that are on."""
     return {
-        one.host: HostWork(one.done if one.state is M.CHECKING else None, one.done_by or one.by)
-        for one in maintenances
-        if one.on
+        maintenance.host: HostWork(
+            maintenance.done if maintenance.state is MaintenanceState.CHECKING else None,
+            maintenance.done_by or maintenance.by,
+        )
+        for maintenance in maintenances
+        if maintenance.on
     }
 
 
-def software_of(look: HostLook | None) -> Software:
+def software_of(look: HostReport | None) -> Software:
     return Software(look.kernel, look.firmware, look.qemu) if look else Software()
 
 
@@ -247,10 +289,6 @@ def _set_aside(gpu: GpuHealth, one: Maintenance) -> bool:
         return True
     out = gpu.state in (HealthState.QUARANTINED, HealthState.SUSPECT)
     return out and gpu.since < (one.begun or one.start)
-
-
-def _judged(code: str) -> Judgement | None:
-    return SIGNALS[code].judgement if code in SIGNALS else None
 
 
 def _well(one: Maintenance, host: HostNow) -> str:

@@ -10,56 +10,41 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from gpuyard.health.baseline import facts_words
+from gpuyard.health.guests import ALARM_LEFT
 from gpuyard.health.life import TRANSITIONS, become
+from gpuyard.health.limits import PoolLimits, SitePlace, is_infrastructure
 from gpuyard.health.maintenance import HostWork
-from gpuyard.health.records import (
-    KEPT_BACK,
-    GpuHealth,
-    HealthEvent,
-    HealthState,
-    Judgement,
-    Observation,
-    Source,
-)
-from gpuyard.health.signals import SIGNALS
+from gpuyard.health.records import KEPT_BACK, GpuHealth, HealthEvent, HealthState, Observation, Trial
+from gpuyard.health.verdicts import SignalVerdict, SignalVerdicts
+from gpuyard.model.signals import SIGNALS, Judgement, Source
 from gpuyard.site.health_rules import SiteHealth
 
-S = HealthState
 LONGEST_WAIT = timedelta(days=1)
 """Of a suspect. One that was seen again and again for as long is quarantined."""
 LATELY = timedelta(days=7)
 """Relapses are counted over so long."""
 QUIET = timedelta(hours=1)
 """What is only noted is noted once in so long, for each GPU and signal."""
-STALE_MEANS = {"changed": "new"}
+CHANGED = "changed"
+"""The signal that another card is in the slot."""
+STALE_MEANS = {CHANGED: "new"}
 """Signals of what is stale -> what the site calls it under `required`, where that is another word."""
 
-
-@dataclass(frozen=True)
-class SitePlace:
-    """A GPU that the site has."""
-
-    host: str
-    address: str
-    pool: str
-    slot: str
-    """Those with the same one are kept back together."""
-    once: bool = False
-    """Its pool has one_time_use: Nova keeps it reserved after a use."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.host}/{self.address}"
+SERVER, MIGRATION = "server ", "migration "
+UNSCRUBBED = "unscrubbed"
 
 
 @dataclass(frozen=True)
-class GpuSight:
+class GpuObservation:
     """What the cloud says of a GPU."""
 
     server: str = ""
     """Id of the server, or other consumer, that has it."""
     reserved: bool = False
     """In Placement, by somebody else than the ledger."""
+    is_moved: bool = False
+    """Nova has given it from a server to the migration that resizes or moves it, which holds it until that is over."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +52,7 @@ class Circumstances:
     """What is known besides the GPUs' own records."""
 
     now: datetime
-    sights: Mapping[str, GpuSight] = field(default_factory=dict)
+    sights: Mapping[str, GpuObservation] = field(default_factory=dict)
     """By name; of a GPU that is not here nothing is known."""
     looked: datetime | None = None
     """When that was seen; None: now."""
@@ -79,6 +64,8 @@ class Circumstances:
     """(GPU, signal) -> when it was last noted."""
     works: Mapping[str, HostWork] = field(default_factory=dict)
     """By host: somebody works on it, or its work is being checked."""
+    lent: Collection[str] = ()
+    """GPUs that are lent: servers of whoever has the loan come and go on them."""
     left: Mapping[str, HealthState] = field(default_factory=dict)
     """GPU that has no record now -> what it was when it left the site file."""
 
@@ -112,29 +99,34 @@ def plan_health(
     around: Circumstances,
 ) -> HealthPlan:
     """What to write next. Once it is written there is nothing more to do until something is seen, or time passes."""
-    known = {one.name: one for one in records}
+    known = {record.name: record for record in records}
     seen: dict[str, list[Observation]] = {}
     for one in observations:
         if one.code in SIGNALS:
             seen.setdefault(one.gpu, []).append(one)
     names = {place.name for place in places}
-    pools = _Pools(places, known.values(), rules)
+    verdicts = SignalVerdicts(rules)
+    pools = PoolLimits(places, known.values(), rules, verdicts)
     changes: list[HealthChange] = []
     asked: list[str] = []
-    for place in sorted(places, key=lambda one: _worst_first(known.get(one.name), seen.get(one.name, ()))):
-        work = _Work(place, known.get(place.name), rules, around, pools)
+    for place in sorted(places, key=lambda one: _worst_first(one, seen.get(one.name, ()), verdicts)):
+        work = _Work(place, known.get(place.name), rules, around, pools, verdicts)
         work.observed(seen.get(place.name, ()))
         change = work.result()
         changes += [change] if change else []
         asked += [place.name] if work.gpu.asked else []
     changes += [_left(one, around.now) for name, one in sorted(known.items()) if name not in names]
-    strangers = tuple(one.id for one in observations if one.gpu not in names or one.code not in SIGNALS)
+    strangers = tuple(
+        observation.id
+        for observation in observations
+        if observation.gpu not in names or observation.code not in SIGNALS
+    )
     return HealthPlan(tuple(changes), strangers, tuple(sorted(asked)))
 
 
 def kept_back(records: Iterable[GpuHealth]) -> dict[tuple[str, str], str]:
     """(host, address) of GPUs that nobody is to get, each with why, in words for everybody."""
-    return {(one.host, one.address): words(one) for one in records if one.state in KEPT_BACK}
+    return {(record.host, record.address): words(record) for record in records if record.state in KEPT_BACK}
 
 
 def words(gpu: GpuHealth) -> str:
@@ -156,55 +148,19 @@ def wait(rules: SiteHealth, relapses: int) -> timedelta:
     return min(LONGEST_WAIT, doubled)
 
 
-class _Pools:
-    """How much of each pool is kept back without a person, as it changes while a plan is made."""
-
-    def __init__(self, places: Sequence[SitePlace], records: Iterable[GpuHealth], rules: SiteHealth) -> None:
-        self._slots: dict[str, list[str]] = {}
-        self._pool_of: dict[str, str] = {}
-        sizes: dict[str, int] = {}
-        for place in places:
-            self._slots.setdefault(place.slot, []).append(place.name)
-            self._pool_of[place.slot] = place.pool
-            sizes[place.pool] = sizes.get(place.pool, 0) + 1
-        self._most = {pool: size * rules.quarantine // 100 for pool, size in sizes.items()}
-        self._slot_of = {name: slot for slot, names in self._slots.items() for name in names}
-        self._ours: set[str] = set()
-        self._theirs: set[str] = set()
-        """Slots that are out of use anyhow: somebody has said so."""
-        for one in records:
-            self.follow(one)
-
-    def follow(self, gpu: GpuHealth) -> None:
-        """As it is now. A slot that was counted stays so until the next plan: what is let go makes room then."""
-        slot = self._slot_of.get(gpu.name)
-        if slot is not None and gpu.state in KEPT_BACK:
-            (self._ours if by_rule(gpu) else self._theirs).add(slot)
-
-    def room_for(self, gpu: str) -> bool:
-        """Whether its slot may be kept back without a person."""
-        slot = self._slot_of[gpu]
-        if slot in self._ours or slot in self._theirs:
-            return True
-        pool = self._pool_of[slot]
-        out = sum(len(self._slots[one]) for one in self._ours - self._theirs if self._pool_of[one] == pool)
-        return out == 0 or out + len(self._slots[slot]) <= self._most[pool]
-
-
-def by_rule(gpu: GpuHealth) -> bool:
-    """Whether a GPU that is kept back is so by a rule and what was seen, not by a person or because it is new."""
-    return not gpu.by and bool(gpu.signal)
-
-
 class _Work:
     """One GPU: what is known of it, and what becomes of that, step by step."""
 
     def __init__(
-        self, place: SitePlace, known: GpuHealth | None, rules: SiteHealth, around: Circumstances, pools: _Pools
-    ) -> None:
+        self, place: SitePlace, known: GpuHealth | None, rules: SiteHealth, around: Circumstances, pools: PoolLimits,
+        verdicts: SignalVerdicts,
+    ) -> None:  # fmt: skip
+        self._verdicts = verdicts
         self._place, self._known, self._rules, self._around, self._pools = place, known, rules, around, pools
         self._events: list[HealthEvent] = []
         self._settles: list[int] = []
+        self._waits = False
+        """Time alone ends no suspicion now."""
         self._sight = around.sights.get(place.name)
         self.gpu = known or self._first_seen()
         if self.gpu.pool != place.pool:
@@ -222,21 +178,42 @@ class _Work:
     def observed(self, observations: Sequence[Observation]) -> None:
         """All of it: who has it, what was seen, what time does."""
         self._follow_server()
-        # The worst first: what is quarantined need not be suspect before.
-        for one in sorted(observations, key=lambda one: (_ORDER[SIGNALS[one.code].judgement], one.id)):
-            match SIGNALS[one.code].judgement:
+        for one in sorted(observations, key=lambda one: _by_weight(one, self._verdict(one.code))):
+            if one.code == CHANGED:
+                self._end_baseline(one)
+            verdict = self._verdict(one.code)
+            match verdict.judgement:
+                case None:
+                    self._settles.append(one.id)
                 case _ if self._at_work(one):
                     self._while_worked_on(one)
+                case Judgement.SUSPECT | Judgement.BAD | Judgement.STALE if verdict.trial:
+                    self._try_out(one, verdict)
                 case Judgement.NOTE:
                     self._note(one)
                 case Judgement.STALE:
                     self._stale(one)
                 case Judgement.SUSPECT:
                     self._suspect(one)
+                case Judgement.BAD if one.code == ALARM_LEFT:
+                    self._alarm_left(one, verdict.cause)
                 case Judgement.BAD:
-                    self._bad(one, SIGNALS[one.code].threshold)
+                    self._bad(one, verdict.cause)
         self._time()
         self._follow_server()
+
+    def _verdict(self, code: str) -> SignalVerdict:
+        return self._verdicts.of(code, self._place.name, self._place.pool)
+
+    def _end_baseline(self, seen: Observation) -> None:
+        """It was another card's, unless it was taken since."""
+        gpu = self.gpu
+        if gpu.baseline is not None and gpu.baseline.taken < seen.seen:
+            self.gpu = replace(gpu, shown={}, baseline=None)
+            text = f"its baseline has ended, {facts_words(gpu.baseline.facts)}: another card is there"
+            self._events.append(
+                HealthEvent(gpu.host, gpu.address, gpu.card, self._around.now, gpu.state, gpu.state, text)
+            )
 
     # Who has it
 
@@ -245,14 +222,14 @@ class _Work:
         was = self._around.left.get(place.name)
         if was in KEPT_BACK:  # whoever looked after it is not known any more
             state, cause = (
-                S.QUARANTINED if was is S.IN_REPAIR else was,
+                HealthState.QUARANTINED if was is HealthState.IN_REPAIR else was,
                 f"it was {was.value} when it left the site file",
             )
         elif self._required("new"):
-            state, cause = S.TO_ACCEPT, "it is new"
+            state, cause = HealthState.TO_ACCEPT, "it is new"
         else:
-            state, cause = S.FINE, "nothing is known against it"
-        until = now + wait(self._rules, 0) if state is S.SUSPECT else None
+            state, cause = HealthState.FINE, "nothing is known against it"
+        until = now + wait(self._rules, 0) if state is HealthState.SUSPECT else None
         gpu = GpuHealth(place.host, place.address, place.pool, state, now, cause, until=until)
         event = HealthEvent(gpu.host, gpu.address, gpu.card, now, gpu.state, gpu.state, f"first seen: {gpu.cause}")
         self._events.append(event)
@@ -260,20 +237,62 @@ class _Work:
 
     def _follow_server(self) -> None:
         sight, state = self._sight, self.gpu.state
+        if sight is not None and state is HealthState.TO_ACCEPT and self._needs_scrub(sight):
+            self._become(
+                HealthState.RETURNED, "Nova keeps it reserved after a use: it is scrubbed before it is accepted"
+            )
+            return
         if sight is None or state in KEPT_BACK:
             return
         if sight.server:
-            cause = f"server {sight.server} has it"
-            if state is S.IN_USE and self.gpu.cause != cause:  # it changed hands between two looks
-                self._become(S.RETURNED, "its server is gone")
-            if self.gpu.state is not S.IN_USE:
-                self._become(S.IN_USE, cause)
-        elif state is S.IN_USE:
-            self._become(S.RETURNED, "its server is gone")
-        elif state is S.FINE and self._place.once and sight.reserved and self._looked_since():
-            self._become(S.RETURNED, "Nova keeps it reserved after a use")
-        if self.gpu.state is S.RETURNED and not sight.server and not self._place.once and self._heard_since():
-            self._become(S.FINE, "its host has looked since, and nothing is known against it")
+            cause = f"{MIGRATION if sight.is_moved else SERVER}{sight.server} has it"
+            self._given_on(sight)
+            if state is HealthState.IN_USE and self.gpu.cause != cause:  # it changed hands between two looks
+                self._become(HealthState.RETURNED, "its server is gone")
+            if self.gpu.state is not HealthState.IN_USE:
+                self._become(HealthState.IN_USE, cause)
+        elif state is HealthState.IN_USE:
+            self._become(HealthState.RETURNED, "its server is gone")
+        elif state is HealthState.FINE and self._place.once and sight.reserved and self._looked_since():
+            self._become(HealthState.RETURNED, "Nova keeps it reserved after a use")
+        if (
+            self.gpu.state is HealthState.RETURNED
+            and not sight.server
+            and not self._place.once
+            and self._heard_since(self.gpu.since)
+        ):
+            self._become(HealthState.FINE, "its host has looked since, and nothing is known against it")
+
+    def _given_on(self, sight: GpuObservation) -> None:
+        """Note that a server got the GPU as another one left it. It is too late to keep it back: the server has it."""
+        gpu = self.gpu
+        was_used = gpu.state in (HealthState.RETURNED, HealthState.SCRUBBING) or (
+            gpu.state is HealthState.IN_USE
+            and gpu.cause.startswith(SERVER)
+            and gpu.cause != f"{SERVER}{sight.server} has it"
+        )
+        verdict = self._verdict(UNSCRUBBED)
+        if not self._place.once or sight.is_moved or not was_used or verdict.judgement is None:
+            return
+        self._events.append(
+            HealthEvent(
+                gpu.host, gpu.address, gpu.card, self._around.now, gpu.state, gpu.state,
+                verdict.cause, UNSCRUBBED, f"server {sight.server}; before: {gpu.cause}",
+                source=Source.NOVA,
+            )
+        )  # fmt: skip
+
+    def _needs_scrub(self, sight: GpuObservation) -> bool:
+        """Whether a GPU that is to be accepted is as its last tenant left it. One with a generation came back clean,
+        and is about to become a hold of the ledger's."""
+        return (
+            self._place.once
+            and sight.reserved
+            and not sight.server
+            and self.gpu.generation is None
+            and self.gpu.name not in self._around.lent
+            and self._looked_since()
+        )
 
     # What was seen
 
@@ -284,9 +303,9 @@ class _Work:
         if last is not None and self._around.now - last < QUIET:
             return
         source = SIGNALS[seen.code].source
-        if any(one.signal == seen.code and one.source is source for one in self._events):
+        if any(event.signal == seen.code and event.source is source for event in self._events):
             return
-        gpu, cause = self.gpu, text or SIGNALS[seen.code].threshold
+        gpu, cause = self.gpu, text or self._verdict(seen.code).cause
         self._events.append(
             HealthEvent(
                 gpu.host, gpu.address, gpu.card, self._around.now, gpu.state, gpu.state, cause, seen.code,
@@ -301,15 +320,15 @@ class _Work:
 
     def _while_worked_on(self, seen: Observation) -> None:
         """It is written down, and nothing follows. That the host has changed is looked at when the work is done."""
-        signal, work = SIGNALS[seen.code], self._around.works[self._place.host]
-        if signal.judgement is not Judgement.STALE:
-            self._note(seen, f"{signal.threshold}; its host is in maintenance")
+        verdict, work = self._verdict(seen.code), self._around.works[self._place.host]
+        if verdict.in_force is not Judgement.STALE:
+            self._note(seen, f"{verdict.cause}; its host is in maintenance")
         elif work.done is not None:
             self._stale(seen)
 
     def _suspect(self, seen: Observation) -> None:
         gpu, now = self.gpu, self._around.now
-        if gpu.state is S.SUSPECT:
+        if gpu.state is HealthState.SUSPECT:
             if now - gpu.since >= LONGEST_WAIT:
                 self._bad(seen, "it was seen for a day, and did not pass")
                 return
@@ -322,46 +341,107 @@ class _Work:
             return
         times = self._around.suspected.get(gpu.name, 0) + 1
         if times >= self._rules.relapses:
-            self._bad(seen, f"suspect for the {_nth(times)} time within a week: {SIGNALS[seen.code].threshold}")
+            self._bad(seen, f"suspect for the {_nth(times)} time within a week: {self._verdict(seen.code).cause}")
         elif self._may_keep_back(seen):
-            self._become(S.SUSPECT, SIGNALS[seen.code].threshold, seen)
+            self._become(HealthState.SUSPECT, self._verdict(seen.code).cause, seen)
             self.gpu = replace(self.gpu, until=now + wait(self._rules, times - 1), relapses=times)
 
     def _bad(self, seen: Observation, cause: str) -> None:
-        if self.gpu.state in (S.QUARANTINED, S.IN_REPAIR):
+        if self.gpu.state in (HealthState.QUARANTINED, HealthState.IN_REPAIR):
             self._note(seen)
         elif self._may_keep_back(seen):
-            self._become(S.QUARANTINED, cause, seen)
+            self._become(HealthState.QUARANTINED, cause, seen)
             self.gpu = replace(self.gpu, until=None)
+
+    def _alarm_left(self, seen: Observation, cause: str) -> None:
+        """What a guest said to be wrong with a GPU that its server has no more: time alone does not mend that. It is
+        accepted where the site has acceptance, scrubbed where Nova keeps it reserved, else quarantined. While nobody
+        knows who gets it, it waits."""
+        sight = self._sight
+        if sight is None or sight.is_moved:
+            self._waits = True
+        elif sight.server == seen.by:
+            self._note(seen, f"{cause}, and has it again")
+        elif self._rules.acceptance is not None and self.gpu.state is HealthState.SUSPECT and not sight.server:
+            if self._may_keep_back(seen):
+                self._become(HealthState.TO_ACCEPT, cause, seen)
+        elif self.gpu.state is HealthState.TO_ACCEPT:
+            self._note(seen)
+        elif self._place.once and sight.reserved and not sight.server:
+            self._note(seen, f"{cause}: its scrub says whether it is well")
+        else:
+            self._bad(seen, cause)
 
     def _stale(self, seen: Observation) -> None:
         """What is in use, out of use, or waits for a scrub, becomes to be accepted when that is over: it stays open
         until then."""
-        if not is_required(seen.code, self._rules) or self.gpu.state is S.TO_ACCEPT:
+        if not is_required(seen.code, self._rules) or self.gpu.state is HealthState.TO_ACCEPT:
             self._note(seen)
             return
         if self.gpu.state in KEPT_BACK:
             return
-        held = self._sight is None or bool(self._sight.server) or (self._place.once and self._sight.reserved)
-        if (self.gpu.state, S.TO_ACCEPT) not in TRANSITIONS or held:
+        if not self._can_be_accepted():
             return
         work = self._around.works.get(self._place.host)
         if work is not None:  # no bad rule: somebody has changed the host, and keeps its GPUs back
-            self._become(S.TO_ACCEPT, SIGNALS[seen.code].threshold, seen, work.by)
+            self._become(HealthState.TO_ACCEPT, self._verdict(seen.code).cause, seen, work.by)
         elif self._may_keep_back(seen):
-            self._become(S.TO_ACCEPT, SIGNALS[seen.code].threshold, seen)
+            self._become(HealthState.TO_ACCEPT, self._verdict(seen.code).cause, seen)
+
+    def _can_be_accepted(self) -> bool:
+        """Whether no server has it, nor Nova keeps it reserved after one."""
+        held = self._sight is None or bool(self._sight.server) or (self._place.once and self._sight.reserved)
+        return (self.gpu.state, HealthState.TO_ACCEPT) in TRANSITIONS and not held
+
+    def _try_out(self, seen: Observation, verdict: SignalVerdict) -> None:
+        """Write down what a signal on trial would have made of it. The limit of its pool is not asked about: how many
+        would be kept back is what a trial is to show."""
+        self._settles.append(seen.id)
+        now, old = self._around.now, self.gpu.trial
+        new = after_trial(old, seen.code, verdict, self._rules, now, waits=self._can_be_accepted())
+        if new is None or new == old:
+            return
+        self.gpu = replace(self.gpu, trial=new)
+        if old is None or new.state is not old.state:
+            self._tell_of_trial(f"trial: it would be {new.state.value}: {new.cause}", seen)
+
+    def _tell_of_trial(self, text: str, seen: Observation | None = None) -> None:
+        gpu = self.gpu
+        self._events.append(
+            HealthEvent(
+                gpu.host, gpu.address, gpu.card, self._around.now, gpu.state, gpu.state, text,
+                seen.code if seen else "", seen.evidence if seen else "", seen.by if seen else "",
+                SIGNALS[seen.code].source if seen else None,
+            )
+        )  # fmt: skip
+
+    def _time_of_trial(self) -> None:
+        """It passes when nothing more is seen, and ends with the trial of its signal."""
+        trial, now = self.gpu.trial, self._around.now
+        if trial is None:
+            return
+        if trial.signal not in SIGNALS or not self._verdict(trial.signal).trial:
+            self.gpu = replace(self.gpu, trial=None)
+        elif trial.state is HealthState.FINE:
+            if all(now - at >= LATELY for at in trial.suspicions):
+                self.gpu = replace(self.gpu, trial=None)
+        elif now >= trial.until and (not self._is_watched(trial.signal) or self._heard_since(trial.since)):
+            self.gpu = replace(self.gpu, trial=replace(trial, state=HealthState.FINE, since=now))
+            self._tell_of_trial(
+                f"trial: it would be fine again, and was {trial.state.value} since {trial.since:%Y-%m-%d %H:%M} UTC"
+            )
 
     def _may_keep_back(self, seen: Observation) -> bool:
         """Else a person is asked, and the observation stays open; one that said no to this very signal is not asked
         again as long as the GPU is in its state."""
-        if self._pools.room_for(self.gpu.name):
+        if self._pools.room_for(self.gpu.name, seen.code):
             return True
         if self.gpu.by and self.gpu.signal == seen.code:
             self._note(seen)
         elif not self.gpu.asked:
-            signal = SIGNALS[seen.code]
+            signal, verdict = SIGNALS[seen.code], self._verdict(seen.code)
             text = (
-                f"{signal.threshold}: it should be kept back, and too much of pool {self._place.pool} is so already; "
+                f"{verdict.cause}: it should be kept back, and too much of pool {self._place.pool} is so already; "
                 "somebody must say what is to be done"
             )
             gpu = self.gpu = replace(self.gpu, asked=True)
@@ -376,18 +456,18 @@ class _Work:
     # What time does
 
     def _time(self) -> None:
+        self._time_of_trial()
         gpu, now = self.gpu, self._around.now
-        if gpu.state is not S.SUSPECT or gpu.until is None or now < gpu.until:
+        if gpu.state is not HealthState.SUSPECT or gpu.until is None or now < gpu.until or self._waits:
             return
-        signal = SIGNALS.get(gpu.signal)
-        if signal is not None and signal.source is Source.HOST and not self._heard_since():
+        if self._is_watched(gpu.signal) and not self._heard_since(gpu.since):
             return  # nothing was seen because nobody has looked
         sight = self._sight
         if sight is None:
             return
-        to = S.FINE
+        to = HealthState.FINE
         if self._place.once and sight.reserved and not sight.server:
-            to = S.RETURNED
+            to = HealthState.RETURNED
         self._become(to, "nothing more was seen for as long as it was to wait")
 
     # How
@@ -398,10 +478,15 @@ class _Work:
         looked = self._around.looked
         return looked is None or looked >= self.gpu.since + timedelta(seconds=1)
 
-    def _heard_since(self) -> bool:
-        """Whether its host has looked since it came to its state, and lately."""
+    def _is_watched(self, code: str) -> bool:
+        """Whether its host sees that what was seen is over."""
+        source = SIGNALS[code].source if code in SIGNALS else None
+        return source is Source.HOST or (source is Source.GUEST and self._place.host in self._around.heard)
+
+    def _heard_since(self, since: datetime) -> bool:
+        """Whether its host has looked since then, and lately."""
         heard = self._around.heard.get(self._place.host)
-        return heard is not None and heard > self.gpu.since and abs(self._around.now - heard) <= self._rules.silence
+        return heard is not None and heard > since and abs(self._around.now - heard) <= self._rules.silence
 
     def _required(self, what: str) -> bool:
         return is_required(what, self._rules)
@@ -423,10 +508,66 @@ class _Work:
 _ORDER = {Judgement.BAD: 0, Judgement.SUSPECT: 1, Judgement.STALE: 2, Judgement.NOTE: 3}
 
 
-def _worst_first(gpu: GpuHealth | None, seen: Collection[Observation]) -> tuple[int, int, str]:
-    """In which order GPUs are worked on, where there is not room to keep all of them back."""
-    worst = min((_ORDER[SIGNALS[one.code].judgement] for one in seen), default=len(_ORDER))
-    return worst, min((one.id for one in seen), default=0), gpu.name if gpu else ""
+def after_trial(
+    old: Trial | None, code: str, verdict: SignalVerdict, rules: SiteHealth, now: datetime, *, waits: bool
+) -> Trial | None:
+    """What a signal on trial would have made of a GPU of which trials had made `old`. `waits`: whether it could become
+    to be accepted now. None: nothing."""
+    suspicions = tuple(at for at in (old.suspicions if old else ()) if now - at < LATELY)
+    state = old.state if old is not None else HealthState.FINE
+    judgement = verdict.judgement
+    if judgement is None or judgement not in _ON_TRIAL:
+        return old
+    if judgement is Judgement.STALE and not (waits and is_required(code, rules)) and state is HealthState.FINE:
+        return old
+    to, cause = _ON_TRIAL[judgement], verdict.cause
+    if to is HealthState.SUSPECT and state is HealthState.FINE:
+        suspicions = (*suspicions, now)
+        if len(suspicions) >= rules.relapses:
+            to, cause = HealthState.QUARANTINED, f"suspect for the {_nth(len(suspicions))} time within a week: {cause}"
+    elif (
+        to is HealthState.SUSPECT
+        and old is not None
+        and state is HealthState.SUSPECT
+        and now - old.since >= LONGEST_WAIT
+    ):
+        to, cause = HealthState.QUARANTINED, f"it was seen for a day, and did not pass: {cause}"
+    lasts = wait(rules, max(0, len(suspicions) - 1)) if to is HealthState.SUSPECT else LONGEST_WAIT
+    if old is None or _TRIAL_ORDER[to] > _TRIAL_ORDER[state]:
+        return Trial(to, code, cause, now, now + lasts, suspicions)
+    if (
+        state is not HealthState.SUSPECT and old.until - now > LONGEST_WAIT - QUIET
+    ):  # it need not be written at each look
+        return old
+    return replace(old, until=max(old.until, now + (lasts if state is HealthState.SUSPECT else LONGEST_WAIT)))
+
+
+_ON_TRIAL = {
+    Judgement.SUSPECT: HealthState.SUSPECT,
+    Judgement.BAD: HealthState.QUARANTINED,
+    Judgement.STALE: HealthState.TO_ACCEPT,
+}
+_TRIAL_ORDER = {HealthState.FINE: 0, HealthState.SUSPECT: 1, HealthState.TO_ACCEPT: 2, HealthState.QUARANTINED: 3}
+
+
+def _by_weight(one: Observation, verdict: SignalVerdict) -> tuple[bool, int, int]:
+    """The worst first: what is quarantined need not be suspect before. Infrastructure before all, since there may be no
+    room left for what guests say."""
+    return not is_infrastructure(one.code), _order(verdict), one.id
+
+
+def _order(verdict: SignalVerdict) -> int:
+    return _ORDER[verdict.in_force] if verdict.in_force else len(_ORDER)
+
+
+def _worst_first(
+    place: SitePlace, seen: Collection[Observation], verdicts: SignalVerdicts
+) -> tuple[bool, int, int, str]:
+    """In which order GPUs are worked on, where there is not room to keep all of them back. What infrastructure says
+    comes first: a slot that is out for that is so for what guests say, too."""
+    guests = not any(is_infrastructure(one.code) for one in seen)
+    worst = min((_order(verdicts.of(one.code, place.name, place.pool)) for one in seen), default=len(_ORDER))
+    return guests, worst, min((one.id for one in seen), default=0), place.name
 
 
 def _left(gpu: GpuHealth, now: datetime) -> HealthChange:

@@ -6,9 +6,12 @@ once somebody has seen one. Plain data; times are UTC.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+
+from gpuyard.health.baseline import Baseline, Facts
+from gpuyard.model.signals import Source
 
 
 class HealthState(StrEnum):
@@ -38,29 +41,6 @@ KEPT_BACK = frozenset({HealthState.SUSPECT, HealthState.QUARANTINED, HealthState
 
 UUIDS = ("GPU-", "AMD-")
 """Beginnings of cards' names that guests know; the serial number that a host knows counts more."""
-
-
-class Source(StrEnum):
-    """Who saw something."""
-
-    HOST = "host"
-    GUEST = "guest"
-    PERSON = "person"
-    JOB = "job"
-    NOVA = "nova"
-    SCRUB = "scrub"
-
-
-class Judgement(StrEnum):
-    """What one observation means."""
-
-    NOTE = "note"
-    """Written down and shown; nothing follows."""
-    SUSPECT = "suspect"
-    BAD = "bad"
-    """Quarantine."""
-    STALE = "stale"
-    """Its acceptance does not hold any more."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +77,21 @@ class Software:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """What signals on trial would have made of a GPU."""
+
+    state: HealthState
+    """FINE: nothing any more."""
+    signal: str
+    cause: str
+    since: datetime
+    until: datetime
+    """It is fine again then, if nothing more is seen."""
+    suspicions: tuple[datetime, ...] = ()
+    """When it would have become suspect lately."""
+
+
+@dataclass(frozen=True)
 class GpuHealth:
     """A GPU's state now."""
 
@@ -127,6 +122,12 @@ class GpuHealth:
     software: Software = Software()
     keeper: str = ""
     """Who looks after it while it is in repair."""
+    shown: Facts = field(default_factory=dict)
+    """What its host has seen of it last, of what does not change by itself."""
+    baseline: Baseline | None = None
+    """What it was accepted with of that; None: nothing."""
+    trial: Trial | None = None
+    """What signals on trial would have made of it; None: nothing."""
     version: int = 0
     """Of the record in the store: a write of an older one is refused."""
 
@@ -156,14 +157,14 @@ class HealthEvent:
 
 
 @dataclass(frozen=True)
-class HostWord:
+class HostContact:
     """The last that was heard of a host."""
 
     host: str
     heard: datetime
     """By our clock."""
     look: str = ""
-    """What it said, as JSON of a HostLook."""
+    """What it said, as JSON of a HostReport."""
 
 
 @dataclass(frozen=True)

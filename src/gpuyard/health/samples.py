@@ -1,10 +1,15 @@
 """What an agent in a guest sends, read strictly: whoever has the guest can send anything. Pure.
 
-A report is JSON: ``{"v": 1, "boot": ..., "driver": ..., "seen": GPUs on the guest's bus, "cards": [UUIDs], "samples":
-[[number, [a row per card]]], "xids": [[number, index of the card or -1, Xid]]}``. A row is null for a card that does
-not answer, else ``[use, memory, temperature, power, ECC errors, remapped rows, slow]``, each of them null when it is
-not known. The number of a sample is the tenths of a second since the guest's boot. What is out of range refuses the
-whole report.
+A report is JSON: ``{"v": 2, "boot": ..., "driver": ..., "seen": GPUs on the guest's bus, "cards": [UUIDs], "samples":
+[[number, [a row per card]]], "stuck": true, "xids": [[number, card, Xid, detail]]}``. A row is null for a card that
+does not answer, else ``[use, memory, temperature, power, ECC errors, remapped rows, slow, recovery]``, each of them
+null when it is not known. The number of a sample is the tenths of a second since the guest's boot. `stuck` is there
+when the driver did not answer; the rows of the last sample are null then. An Xid's card is its UUID, or its address
+on the guest's bus where no UUID is known; its detail is a number of health/xid.py, or null. What is out of range
+refuses the whole report.
+
+Agents of version 1 are in images that were built before: their rows have no recovery, and their Xids are
+``[number, index of the card or -1, Xid]``.
 """
 
 from __future__ import annotations
@@ -15,20 +20,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-VERSION = 1
+VERSIONS = 1, 2
 MOST_BYTES = 64 * 1024
 MOST_SAMPLES = 60
 MOST_CARDS = 64
-MOST_XIDS = 50
+MOST_XIDS = 200
 LONGEST = 60 * 3600 * 10
 """Tenths of a second between the first and the last sample of a report."""
 BIGGEST = 2**53 - 1
 BOOT = re.compile(r"[0-9a-f]{16}")
 CARD = re.compile(r"[A-Za-z0-9-]{0,64}")
+CARD_OR_ADDRESS = re.compile(r"[A-Za-z0-9:.-]{0,64}")
 DRIVER = re.compile(r"[A-Za-z0-9.+~_-]{0,40}")
-RANGES = ((0, 100), (0, 100), (-50, 250), (0, 5000), (0, BIGGEST), (0, 2), (0, 255))
-"""Of the numbers of a row: percent, percent, degrees C, W, errors, Rows, bits of NVML."""
-KEYS = frozenset({"v", "boot", "driver", "seen", "cards", "samples", "xids"})
+RANGES = ((0, 100), (0, 100), (-50, 250), (0, 5000), (0, BIGGEST), (0, 2), (0, 255), (0, 255))
+"""Of the numbers of a row: percent, percent, degrees C, W, errors, Rows, bits of NVML, action of NVML."""
+KEYS = frozenset({"v", "boot", "driver", "seen", "cards", "samples", "stuck", "xids"})
 ROWS_FAILED = 2
 
 
@@ -53,6 +59,8 @@ class SampleRow(NamedTuple):
     """0: no row was remapped; 1: some wait for a reset; ROWS_FAILED: a remapping failed."""
     slow: int | None
     """Bits of NVML's clocks event reasons: what slows it down."""
+    recovery: int | None = None
+    """NVML's recovery action: what the driver wants done with it. 0: nothing."""
 
 
 class Sample(NamedTuple):
@@ -65,9 +73,11 @@ class Sample(NamedTuple):
 class Xid(NamedTuple):
     number: int
     """Of the line in the kernel's log: rises within a boot."""
-    card: int
-    """Index; -1 when it is none of the cards."""
+    card: str
+    """UUID, or address on the guest's bus; empty when it is none of the cards."""
     code: int
+    detail: int | None = None
+    """What else the message says, as a number (health/xid.py)."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,8 @@ class AgentReport:
     samples: tuple[Sample, ...]
     """The oldest first; at least one."""
     xids: tuple[Xid, ...] = ()
+    stuck: bool = False
+    """The driver did not answer: nothing is known of the cards at its last sample."""
 
 
 def report_of(body: bytes) -> AgentReport:
@@ -93,15 +105,18 @@ def report_of(body: bytes) -> AgentReport:
         raise SampleError("a report is JSON") from None
     if not isinstance(told, dict) or not told.keys() <= KEYS:
         raise SampleError(f"a report is an object with {', '.join(sorted(KEYS))}")
-    _whole(told.get("v"), VERSION, VERSION, "v, the version of the form,")
+    version = _whole(told.get("v"), *VERSIONS, "v, the version of the form,")
     cards = _cards(told)
+    if not isinstance(told.get("stuck", False), bool):
+        raise SampleError("stuck is true or false")
     return AgentReport(
         boot=_text(told, "boot", BOOT),
         driver=_text(told, "driver", DRIVER),
         seen=_whole(told.get("seen"), 0, MOST_CARDS, "seen"),
         cards=cards,
-        samples=_samples(told, len(cards)),
-        xids=_xids(told, len(cards)),
+        samples=_samples(told, len(cards), version),
+        xids=_xids(told, cards, version),
+        stuck=told.get("stuck", False),
     )
 
 
@@ -116,7 +131,7 @@ def _cards(told: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(cards)
 
 
-def _samples(told: Mapping[str, Any], cards: int) -> tuple[Sample, ...]:
+def _samples(told: Mapping[str, Any], cards: int, version: int) -> tuple[Sample, ...]:
     found: list[Sample] = []
     for one in _list(told.get("samples"), MOST_SAMPLES, "samples"):
         if not isinstance(one, list) or len(one) != 2 or not isinstance(one[1], list) or len(one[1]) != cards:
@@ -124,7 +139,7 @@ def _samples(told: Mapping[str, Any], cards: int) -> tuple[Sample, ...]:
         number = _whole(one[0], 0, BIGGEST, "the number of a sample")
         if found and number <= found[-1].number:
             raise SampleError("the numbers of samples rise")
-        found.append(Sample(number, tuple(None if row is None else _row(row) for row in one[1])))
+        found.append(Sample(number, tuple(None if row is None else _row(row, version) for row in one[1])))
     if not found:
         raise SampleError("a report has a sample")
     if found[-1].number - found[0].number > LONGEST:
@@ -132,25 +147,38 @@ def _samples(told: Mapping[str, Any], cards: int) -> tuple[Sample, ...]:
     return tuple(found)
 
 
-def _row(row: Any) -> SampleRow:
-    if not isinstance(row, list) or len(row) != len(RANGES):
-        raise SampleError(f"a row has {len(RANGES)} numbers")
-    for value, (least, most), name in zip(row, RANGES, SampleRow._fields, strict=True):
+def _row(row: Any, version: int) -> SampleRow:
+    numbers = len(RANGES) if version > 1 else len(RANGES) - 1
+    if not isinstance(row, list) or len(row) != numbers:
+        raise SampleError(f"a row has {numbers} numbers")
+    for value, (least, most), name in zip(row, RANGES, SampleRow._fields, strict=False):
         if value is not None:
             _whole(value, least, most, name)
     return SampleRow(*row)
 
 
-def _xids(told: Mapping[str, Any], cards: int) -> tuple[Xid, ...]:
+def _xids(told: Mapping[str, Any], cards: tuple[str, ...], version: int) -> tuple[Xid, ...]:
     found: list[Xid] = []
     for one in _list(told.get("xids", []), MOST_XIDS, "xids"):
-        if not isinstance(one, list) or len(one) != 3:
-            raise SampleError("an Xid is its number in the log, a card and a code")
+        if not isinstance(one, list) or len(one) != (4 if version > 1 else 3):
+            raise SampleError("an Xid is its number in the log, a card, a code and a detail")
         number = _whole(one[0], 0, BIGGEST, "the number of an Xid in the log")
         if found and number <= found[-1].number:
             raise SampleError("the numbers of Xids in the log rise")
-        found.append(Xid(number, _whole(one[1], -1, cards - 1, "a card"), _whole(one[2], 0, 9999, "an Xid")))
+        code, detail = _whole(one[2], 0, 9999, "an Xid"), one[3] if version > 1 else None
+        if detail is not None:
+            _whole(detail, 0, 255, "the detail of an Xid")
+        found.append(Xid(number, _card(one[1], cards, version), code, detail))
     return tuple(found)
+
+
+def _card(card: Any, cards: tuple[str, ...], version: int) -> str:
+    if version == 1:
+        index = _whole(card, -1, len(cards) - 1, "a card")
+        return cards[index] if index >= 0 else ""
+    if not isinstance(card, str) or not CARD_OR_ADDRESS.fullmatch(card):
+        raise SampleError("the card of an Xid is a UUID or an address")
+    return card
 
 
 def _list(value: Any, most: int, name: str) -> list[Any]:

@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from gpuyard.health.life import become
-from gpuyard.health.records import GpuHealth, HealthEvent, HealthState, Observation, Source
+from gpuyard.health.records import GpuHealth, HealthEvent, HealthState, Observation
 from gpuyard.model.scrub import ScrubOrder, ScrubOutcome, ScrubResult
+from gpuyard.model.signals import Source
+from gpuyard.nova.device_spec import ONE_TIME_USE
 from gpuyard.site.health_rules import ScrubRules
 
-S = HealthState
 PAUSE = timedelta(seconds=10)
 """After a scrub that came to nothing, before the next one; twice as long each time."""
 EVIDENCE = 500
-LOST, FAILED = "scrub-lost", "scrub-failed"
+LOST, FAILED, NOT_RESERVED = "scrub-lost", "scrub-failed", "not-reserved"
 
 
 @dataclass(frozen=True)
@@ -32,24 +33,36 @@ class ScrubPast:
     """Scrubs that came to nothing."""
     lost: int = 0
     """Those of them of which nobody knows what came."""
+    to_accept: bool = False
+    """It was to be accepted before it was scrubbed, and still is when it is clean."""
 
 
 def past_of(events: Iterable[HealthEvent]) -> ScrubPast:
     """`events`: of one GPU, the newest first."""
-    found = ScrubPast()
+    events = list(events)
+    found = ScrubPast(to_accept=_was_to_be_accepted(events))
     for event in events:
         match (event.before, event.after):
-            case (S.SCRUBBING, S.RETURNED):
+            case (HealthState.SCRUBBING, HealthState.RETURNED):
                 found = replace(found, vain=found.vain + 1, lost=found.lost + (event.signal == LOST))
-            case (S.RETURNED, S.SCRUBBING):
+            case (HealthState.RETURNED, HealthState.SCRUBBING):
                 pass
             case (before, after) if before is after:
                 pass
-            case (_, S.RETURNED):
+            case (_, HealthState.RETURNED):
                 return replace(found, returned=event.time)
             case _:
                 return found
     return found
+
+
+def _was_to_be_accepted(events: Iterable[HealthEvent]) -> bool:
+    for event in events:
+        if event.after not in (HealthState.RETURNED, HealthState.SCRUBBING, HealthState.SUSPECT):
+            return False
+        if event.before is HealthState.TO_ACCEPT:
+            return True
+    return False
 
 
 # Orders.
@@ -74,13 +87,13 @@ def order_for(
     `slots`: names of GPUs that share an IOMMU group. `first`: what goes before what, by the smallest.
     """
     mine = {gpu.name: gpu for gpu in gpus if gpu.host == host}
-    if any(gpu.state is S.SCRUBBING and gpu.order for gpu in mine.values()):
+    if any(gpu.state is HealthState.SCRUBBING and gpu.order for gpu in mine.values()):
         return []
     ready: list[list[GpuHealth]] = []
     for names in slots:
         members = [mine[name] for name in names if name in mine]
-        dirty = [gpu for gpu in members if gpu.state is S.RETURNED and gpu.generation is not None]
-        busy = any(gpu.state in (S.IN_USE, S.IN_REPAIR, S.SCRUBBING) for gpu in members)
+        dirty = [gpu for gpu in members if gpu.state is HealthState.RETURNED and gpu.generation is not None]
+        busy = any(gpu.state in (HealthState.IN_USE, HealthState.IN_REPAIR, HealthState.SCRUBBING) for gpu in members)
         if dirty and not busy and all(_rested(gpu, past(gpu), rules, now) for gpu in dirty):
             ready.append(dirty)
     return min(ready, key=lambda some: min((first(gpu), gpu.since, gpu.name) for gpu in some), default=[])
@@ -95,14 +108,14 @@ def open_orders(host: str, gpus: Iterable[GpuHealth]) -> list[ScrubOrder]:
     """What a host is asked for, as it is asked again until it has answered: one order for each slot."""
     found: dict[str, ScrubOrder] = {}
     for gpu in gpus:
-        if gpu.host == host and gpu.state is S.SCRUBBING and gpu.order:
+        if gpu.host == host and gpu.state is HealthState.SCRUBBING and gpu.order:
             found.setdefault(gpu.order, ScrubOrder(gpu.order, gpu.address))
     return list(found.values())
 
 
 def ordered(gpu: GpuHealth, order: str, now: datetime) -> tuple[GpuHealth, HealthEvent]:
     """Raises HealthLifeError."""
-    return become(replace(gpu, order=order), S.SCRUBBING, now, "its host is asked to reset it")
+    return become(replace(gpu, order=order), HealthState.SCRUBBING, now, "its host is asked to reset it")
 
 
 # Answers.
@@ -118,17 +131,17 @@ class ScrubVerdict:
     """To be made before the rest is written: made twice it is one."""
 
 
-def judged(gpu: GpuHealth, result: ScrubResult, now: datetime) -> ScrubVerdict | None:
-    """None for an answer that is not to the open order of this GPU: nothing follows from it."""
-    if gpu.state is not S.SCRUBBING or not gpu.order or gpu.order != result.order:
+def judged(gpu: GpuHealth, result: ScrubResult, now: datetime, *, to_accept: bool = False) -> ScrubVerdict | None:
+    """None for an answer that is not to the open order of this GPU: nothing follows from it. `to_accept`: it is to be
+    accepted when it is clean, and given to nobody before."""
+    if gpu.state is not HealthState.SCRUBBING or not gpu.order or gpu.order != result.order:
         return None
     evidence = evidence_of(result)
     match result.outcome:
         case ScrubOutcome.CLEAN if gpu.address in result.functions:
             cause = f"it was reset by {result.method or 'its host'} and came back clean"
-            new, event = become(
-                replace(gpu, order=""), S.CHECKED, now, cause, evidence=evidence, source=Source.SCRUB
-            )  # fmt: skip
+            state = HealthState.TO_ACCEPT if to_accept else HealthState.CHECKED
+            new, event = become(replace(gpu, order=""), state, now, cause, evidence=evidence, source=Source.SCRUB)
             return ScrubVerdict(new, event)
         case ScrubOutcome.FAILED | ScrubOutcome.REFUSED:
             text = f"{result.outcome.value}: {result.reason}"[:EVIDENCE]
@@ -147,7 +160,7 @@ def judged(gpu: GpuHealth, result: ScrubResult, now: datetime) -> ScrubVerdict |
 def overdue(gpu: GpuHealth, rules: ScrubRules, now: datetime) -> ScrubVerdict | None:
     """Of a GPU whose host has not answered in time, or whose scrub has failed and that is in nobody's hands since;
     None for the others."""
-    if gpu.state is not S.SCRUBBING or now - gpu.since < rules.timeout:
+    if gpu.state is not HealthState.SCRUBBING or now - gpu.since < rules.timeout:
         return None
     if not gpu.order:
         return _again(gpu, now, "its scrub has failed, and nobody has taken it out of use: it is tried again", "", "")
@@ -157,7 +170,7 @@ def overdue(gpu: GpuHealth, rules: ScrubRules, now: datetime) -> ScrubVerdict | 
 
 def _again(gpu: GpuHealth, now: datetime, cause: str, signal: str, evidence: str) -> ScrubVerdict:
     new, event = become(
-        replace(gpu, order=""), S.RETURNED, now, cause[:EVIDENCE], signal=signal, evidence=evidence,
+        replace(gpu, order=""), HealthState.RETURNED, now, cause[:EVIDENCE], signal=signal, evidence=evidence,
         source=Source.SCRUB,
     )  # fmt: skip
     return ScrubVerdict(replace(new, signal=""), event)
@@ -167,7 +180,7 @@ def given_up(
     gpu: GpuHealth, past: ScrubPast, rules: ScrubRules, started: datetime, now: datetime
 ) -> Observation | None:
     """When it was tried for long enough: a person must look. `started`: since when hosts could answer."""
-    if gpu.state not in (S.RETURNED, S.SCRUBBING):
+    if gpu.state not in (HealthState.RETURNED, HealthState.SCRUBBING):
         return None
     waited = now - max(past.returned or gpu.since, started)
     if past.lost >= rules.tries:
@@ -182,6 +195,11 @@ def _lost(gpu: GpuHealth, now: datetime, text: str) -> Observation:
     return Observation(gpu.host, gpu.address, LOST, now, text[:EVIDENCE])
 
 
+def not_reserved(gpu: GpuHealth, now: datetime) -> Observation:
+    """Of a GPU whose server is gone, and that Nova gives to the next one as it is."""
+    return Observation(gpu.host, gpu.address, NOT_RESERVED, now, f"its provider has no trait {ONE_TIME_USE}")
+
+
 def evidence_of(result: ScrubResult) -> str:
     """``1.3 s, of which the reset 1.1 s; 0000:27:00.0: reset by bus; ...``."""
     times = f"{result.seconds:.1f} s, of which the reset {result.reset_seconds:.1f} s"
@@ -192,21 +210,28 @@ def evidence_of(result: ScrubResult) -> str:
 
 
 def released(
-    gpu: GpuHealth, reserved: bool, generation: int, ours: bool, now: datetime
+    gpu: GpuHealth, reserved: bool, generation: int, ours: bool, now: datetime, *, to_accept: bool = False
 ) -> tuple[GpuHealth, HealthEvent] | None:
     """What has become of a GPU that is clean, or still to be scrubbed, as its provider is seen; None: it waits.
 
     `ours`: its reservation is one of the ledger's now, which keeps it for a booking.
     """
     clean = replace(gpu, generation=None)
-    if gpu.state is S.RETURNED and not reserved:
-        return become(clean, S.FINE, now, "somebody else has released it, without a scrub")
-    if gpu.state is not S.CHECKED:
+    if gpu.state is HealthState.RETURNED and not reserved:
+        return become(
+            clean,
+            HealthState.TO_ACCEPT if to_accept else HealthState.FINE,
+            now,
+            "somebody else has released it, without a scrub",
+        )
+    if gpu.state is HealthState.TO_ACCEPT and reserved and not ours and generation != gpu.generation:
+        return become(clean, HealthState.RETURNED, now, "it was reserved anew before it was accepted")
+    if gpu.state is not HealthState.CHECKED:
         return None
     if not reserved:
-        return become(clean, S.FINE, now, "Placement gives it away again")
+        return become(clean, HealthState.FINE, now, "Placement gives it away again")
     if ours:
-        return become(clean, S.FINE, now, "it is clean, and kept for whoever has it next")
+        return become(clean, HealthState.FINE, now, "it is clean, and kept for whoever has it next")
     if generation != gpu.generation:
-        return become(clean, S.RETURNED, now, "it was reserved anew before it was released")
+        return become(clean, HealthState.RETURNED, now, "it was reserved anew before it was released")
     return None

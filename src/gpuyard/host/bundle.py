@@ -17,6 +17,8 @@ from gpuyard.model.errors import GpuyardError
 LIMIT_BYTES = 200_000
 """It goes to every host at every call, so it stays small."""
 CONTENT = ("__init__.py", "model/**/*.py", "host/**/*.py", "host/pci.ids")
+NOT_ON_HOSTS = frozenset({"booking.py", "booking_life.py", "events.py", "rights.py"})
+"""Of `model`, what is about people. No module of `host` may import it."""
 SHEBANG = b"#!/usr/bin/env python3\n"
 MAIN = """\
 import sys
@@ -56,7 +58,7 @@ def _sources(package: Path) -> Iterator[Path]:
         paths = sorted(package.glob(pattern))
         if not paths:
             raise GpuyardError(f"{package} has no {pattern}: gpuyard must be installed as files to be sent to hosts")
-        yield from paths
+        yield from (path for path in paths if path.parent.name != "model" or path.name not in NOT_ON_HOSTS)
 
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:

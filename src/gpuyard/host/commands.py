@@ -19,6 +19,7 @@ from gpuyard.host.checks.drift import drift
 from gpuyard.host.checks.prepared import verify
 from gpuyard.host.judge import judge
 from gpuyard.host.local_host import HostAccess, LocalHost
+from gpuyard.host.network import observe_interfaces
 from gpuyard.host.pci_ids import PciIds
 from gpuyard.host.preparation import pending, plan_text
 from gpuyard.host.preparation.journal import current
@@ -28,7 +29,15 @@ from gpuyard.host.preparation.preparation import Preparation
 from gpuyard.host.preparation.wishes import Wishes, full_address
 from gpuyard.host.recording import record, replay, replay_tree, says_how_it_boots
 from gpuyard.host.scan import scan
-from gpuyard.host.standing import HOST_NAME, INTERFACES, asks_for_a_reboot, boot_id, look_at_engine, reboot_soon
+from gpuyard.host.standing import (
+    HOST_NAME,
+    boot_id,
+    hypervisor_processes,
+    look_at_engines,
+    reboot_hint,
+    reboot_soon,
+    refuse_reboot,
+)
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
 from gpuyard.model.finding import Finding, Severity, worst
 from gpuyard.model.host import Inventory
@@ -269,17 +278,28 @@ def _look_at_all(host: HostAccess, options: CommandOptions, output: Output) -> i
     plan = preparation.plan(wishes)
     waiting = pending.needs_reboot(pending.settings(preparation.machine, preparation.journal))
     given = [entry.address for entry in read_list(host.tree)]
-    engine = look_at_engine()
+    engine = look_at_engines()
+    hint = reboot_hint(host.tree)
+    interfaces, interfaces_problem = observe_interfaces(host.tree)
     data: Dict[str, Any] = {
         "boot_id": boot_id(host.tree),
         "name": host.tree.read(HOST_NAME) or "",
-        "interfaces": host.tree.names(INTERFACES),
+        "interfaces": [interface.as_dict() for interface in interfaces],
+        "interfaces_problem": interfaces_problem,
         "plan": plan_text.as_dict(plan),
         "pending": [setting.after_a_boot for setting in waiting],
-        "restart": asks_for_a_reboot(host.tree),
+        "restart": hint.required,
+        "restart_problem": hint.problem,
+        "hypervisor": list(hypervisor_processes(host.tree)),
         "given": given,
         "findings": [],
-        "engine": {"name": engine.name, "containers": list(engine.containers), "problem": engine.problem},
+        "engine": {
+            "name": engine.name,
+            "containers": list(engine.containers),
+            "stopped": list(engine.stopped),
+            "releases": list(engine.releases),
+            "problem": engine.problem,
+        },
         "recording": record(host.tree, PciIds.of_this_machine(), "by gpuyard deploy"),
     }
     if given and plan.empty and not waiting:  # else it is known to be unfinished, and each finding would say so
@@ -302,14 +322,16 @@ def _reboot(host: HostAccess, options: CommandOptions, output: Output) -> int:
         return 0
     if os.geteuid():
         raise GpuyardError("only root may reboot this machine")
+    refuse_reboot(host.tree)
     output.result(0, {"rebooting": True, "boot_id": here}, ["it reboots now"])
-    reboot_soon()
+    sys.stdout.flush()
+    reboot_soon(host.tree)
     return 0
 
 
 def _findings(findings: List[Finding], output: Output, more: Optional[Dict[str, Any]] = None) -> int:
     code, data = exit_code(findings), [finding.as_dict() for finding in findings]
-    output.result(code, {"findings": data, **(more or {})}, [line for one in findings for line in one.lines()])
+    output.result(code, {"findings": data, **(more or {})}, [line for finding in findings for line in finding.lines()])
     return code
 
 

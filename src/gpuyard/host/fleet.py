@@ -178,7 +178,7 @@ def run(
 
 def stopped_by(outcomes: Iterable[Outcome], options: FleetOptions) -> Optional[Outcome]:
     """The host after which no other one begins; None while all may."""
-    bad = (one for one in outcomes if one.exit and (options.stop or one.host == options.canary))
+    bad = (outcome for outcome in outcomes if outcome.exit and (options.stop or outcome.host == options.canary))
     return next(bad, None)
 
 
@@ -188,7 +188,7 @@ def _at_once(options: FleetOptions, outcomes: Mapping[str, Outcome]) -> int:
 
 def worst(outcomes: Mapping[str, Outcome]) -> int:
     """The exit code for all hosts together: an error is worse than a usage error, and that than a blocked host."""
-    return max((one.exit for one in outcomes.values()), key=_severity, default=0)
+    return max((outcome.exit for outcome in outcomes.values()), key=_severity, default=0)
 
 
 def _severity(code: int) -> int:

@@ -11,8 +11,8 @@ import re
 from collections import deque
 from typing import Callable, Deque, Iterator, List, Mapping, Optional, Tuple
 
+from gpuyard.model.host_report import LogLine
 from gpuyard.model.text import printable
-from gpuyard.model.watch import LogLine
 
 KMSG = "dev/kmsg"
 NAMED = re.compile(r"(?<![\w:.])((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?!\w|:\w)", re.ASCII)

@@ -45,7 +45,7 @@ class ScrubJournal:
         return replace(self, begun=(), results=(*self.results, *lost))
 
     def taken(self, results: Tuple[ScrubResult, ...]) -> ScrubJournal:
-        return replace(self, results=tuple(one for one in self.results if one not in results))
+        return replace(self, results=tuple(result for result in self.results if result not in results))
 
 
 def load(host: HostAccess) -> ScrubJournal:

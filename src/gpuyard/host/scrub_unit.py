@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from gpuyard.host import scrub_journal
 from gpuyard.host.local_host import HostAccess, LocalHost
-from gpuyard.host.portal_door import PortalAwayError, PortalDoor
+from gpuyard.host.portal_client import PortalAwayError, PortalReportClient
 from gpuyard.host.preparation.wishes import full_address
 from gpuyard.host.scrub import NotCleanError, group_of, link_widths, scrub
 from gpuyard.host.scrub_journal import ScrubJournal
@@ -62,7 +62,7 @@ Scrub = Callable[[ScrubOrder, Mapping[str, int]], ScrubResult]
 
 
 class Asks(Protocol):
-    """As PortalDoor."""
+    """As PortalReportClient."""
 
     def post(self, path: str, document: Mapping[str, Any]) -> Dict[str, Any]:
         """Raises PortalRefusedError, PortalAwayError."""
@@ -74,7 +74,7 @@ def run(options: ScrubOptions) -> int:
     if options.unit:
         if not options.url:
             raise UsageError("say where the unit shall ask: --url URL")
-        PortalDoor(options.url, options.token_file)
+        PortalReportClient(options.url, options.token_file)
         print(scrub_unit(options.url, options.host, options.ca_file or ""), end="")
         return 0
     if options.root != "/":
@@ -87,7 +87,7 @@ def run(options: ScrubOptions) -> int:
     if not options.url or not options.token_file:
         raise UsageError("say where to and by which right: --url URL --token-file FILE; or --once ADDRESS, by hand")
     name = options.host or (host.tree.read("proc/sys/kernel/hostname") or "").strip()
-    unit = ScrubUnit(host, PortalDoor(options.url, options.token_file, options.ca_file), name, by_order(host))
+    unit = ScrubUnit(host, PortalReportClient(options.url, options.token_file, options.ca_file), name, by_order(host))
     with host.lock(LOCK):
         unit.start()
         keep_watching(unit.work, EVERY)
@@ -162,7 +162,9 @@ def _orders(answer: Mapping[str, Any]) -> Tuple[ScrubOrder, ...]:
     found = []
     for row in rows:
         id, address = (row.get("id"), row.get("address")) if isinstance(row, dict) else (None, None)
-        if not (isinstance(id, str) and isinstance(address, str) and ORDER_ID.fullmatch(id) and ADDRESS.match(address)):
+        if not (isinstance(id, str) and ORDER_ID.fullmatch(id)):
+            raise PortalAwayError("the portal answers with an order that cannot be read")
+        if not (isinstance(address, str) and ADDRESS.fullmatch(address)):
             raise PortalAwayError("the portal answers with an order that cannot be read")
         found.append(ScrubOrder(id, address))
     return tuple(found)

@@ -15,9 +15,9 @@ from gpuyard.host.needs import PCI_ADDRESS
 from gpuyard.host.preparation.passthrough import is_vfio, read_list
 from gpuyard.host.scan import DEVICES
 from gpuyard.host.tree import Folder, Tree, number
+from gpuyard.model.host_report import GpuReport, HostReport, LinkReport, LogLine
 from gpuyard.model.pci import ADDRESS, CLASSES_DISPLAY, GPU_VENDORS, address_key
 from gpuyard.model.text import printable
-from gpuyard.model.watch import GpuLook, HostLook, LinkLook, LogLine
 
 BOOT_ID = "proc/sys/kernel/random/boot_id"
 DMI = "sys/class/dmi/id"
@@ -34,21 +34,21 @@ TEXT = 200
 
 def look(
     tree: Tree,
-    before: Optional[HostLook],
+    before: Optional[HostReport],
     *,
     number: int,
     time: str,
     host: str = "",
     qemu: str = "",
     log: Sequence[LogLine] = (),
-) -> HostLook:
+) -> HostReport:
     """The host as it is now.
 
     `before`: the look before, of which no function is forgotten. `host`: its name in the site file; empty is its own.
-    `qemu` and `log` are what HostLook has of that name: reading them takes more than a tree.
+    `qemu` and `log` are what HostReport has of that name: reading them takes more than a tree.
     """
     known = {gpu.address: gpu for gpu in before.gpus} if before else {}
-    return HostLook(
+    return HostReport(
         host=host or _text(tree.read("proc/sys/kernel/hostname"), TEXT),
         boot=_text(tree.read(BOOT_ID), WORD),
         number=number,
@@ -64,7 +64,7 @@ def look(
 FIRMWARE = ("vendor", "version", "date")
 
 
-def watched(tree: Tree, before: Optional[HostLook] = None) -> Dict[str, str]:
+def watched(tree: Tree, before: Optional[HostReport] = None) -> Dict[str, str]:
     """Address -> ``vendor:product`` as known until now, in bus order."""
     known = {gpu.address: gpu.ids for gpu in before.gpus} if before else {}
     known.update({entry.address: entry.ids for entry in read_list(tree) if ADDRESS.fullmatch(entry.address)})
@@ -94,17 +94,17 @@ def names(tree: Tree, addresses: Iterable[str]) -> Dict[str, str]:
     return {**alone, **found}
 
 
-def _function(tree: Tree, address: str, ids: str, was: Optional[GpuLook]) -> GpuLook:
+def _function(tree: Tree, address: str, ids: str, was: Optional[GpuReport]) -> GpuReport:
     path = tree.resolve(f"{DEVICES}/{address}")
     here = Folder(tree, path)
     vendor, product = (_text(here.read(name), WORD)[2:] for name in ("vendor", "device"))
     if not vendor:
-        return GpuLook(address, present=False, ids=_text(ids, WORD))
+        return GpuReport(address, present=False, ids=_text(ids, WORD))
     power, in_use = _text(here.read("power_state"), WORD), _in_use(here)
     read = config_space.of(tree, address)
     first = None if power == "D3cold" and not in_use and _sleeps(was) else read(0)
     answers = first is not None and first != config_space.SILENCE
-    return GpuLook(
+    return GpuReport(
         address=address,
         ids=f"{vendor}:{product}",
         config="" if first is None else first.to_bytes(4, "little").hex(),
@@ -119,7 +119,7 @@ def _function(tree: Tree, address: str, ids: str, was: Optional[GpuLook]) -> Gpu
     )
 
 
-def _sleeps(was: Optional[GpuLook]) -> bool:
+def _sleeps(was: Optional[GpuReport]) -> bool:
     """Whether it was in D3cold before, and answered when it was read then: a read wakes what sleeps, so there is one in
     each sleep. What has fallen off the bus the kernel takes for asleep too."""
     return was is not None and was.power == "D3cold" and was.config != "ffffffff"
@@ -132,13 +132,13 @@ def _in_use(here: Folder) -> Optional[bool]:
     return None if count is None or not is_vfio(_basename(here.link("driver"))) else count > 0
 
 
-def _link(here: Folder, tree: Tree, above: Optional[str]) -> LinkLook:
+def _link(here: Folder, tree: Tree, above: Optional[str]) -> LinkReport:
     speeds, widths = [_speed(here.read("max_link_speed"))], [_width(here.read("max_link_width"))]
     if above is not None:
         port = Folder(tree, tree.resolve(f"{DEVICES}/{above}"))
         speeds.append(_speed(port.read("max_link_speed")))
         widths.append(_width(port.read("max_link_width")))
-    return LinkLook(
+    return LinkReport(
         speed=_speed(here.read("current_link_speed")),
         width=_width(here.read("current_link_width")),
         max_speed=min(speeds) if above else 0.0,  # of one end nobody knows what both can

@@ -20,12 +20,12 @@ from urllib.parse import quote
 from gpuyard.host import watch
 from gpuyard.host.checks.software import QEMU_PROGRAMS, qemu_version, text_of
 from gpuyard.host.kernel_log import MOST_LINES, KernelLog, open_log
-from gpuyard.host.portal_door import PortalAwayError, PortalDoor, PortalRefusedError
+from gpuyard.host.portal_client import PortalAwayError, PortalRefusedError, PortalReportClient
 from gpuyard.host.scan import DEVICES
 from gpuyard.host.tree import Tree, open_tree
 from gpuyard.host.units import watch_unit
 from gpuyard.model.errors import GpuyardError, UsageError
-from gpuyard.model.watch import HostLook, LogLine
+from gpuyard.model.host_report import HostReport, LogLine
 
 EVERY = 10.0
 """Seconds between looks."""
@@ -70,10 +70,10 @@ class Watcher:
 
     def __init__(self, tree: Tree, log: KernelLog, qemu: Callable[[], str], host: str = "") -> None:
         self._tree, self._log, self._qemu, self._host = tree, log, qemu, host
-        self._before: Optional[HostLook] = None
+        self._before: Optional[HostReport] = None
         self._waiting: Tuple[LogLine, ...] = ()
 
-    def look(self, number: int, time: str) -> HostLook:
+    def look(self, number: int, time: str) -> HostReport:
         """`number` must rise from call to call. Lines of the kernel's log come again until `arrived` was called."""
         names = watch.names(self._tree, watch.watched(self._tree, self._before))
         self._waiting = (*self._waiting, *self._log.lines(names))[-MOST_LINES:]
@@ -94,7 +94,7 @@ def run(options: WatchOptions) -> int:
     if options.unit:
         if not options.url:
             raise UsageError("say where the unit shall send to: --url URL")
-        PortalDoor(options.url, options.token_file)
+        PortalReportClient(options.url, options.token_file)
         print(watch_unit(options.url, options.host, options.ca_file or "", f"{options.every:g}s"), end="")
         return 0
     tree = open_tree(options.root)
@@ -111,7 +111,7 @@ def run(options: WatchOptions) -> int:
         return 0
     if not options.url or not options.token_file:
         raise UsageError("say where to and by which right: --url URL --token-file FILE")
-    door = PortalDoor(options.url, options.token_file, options.ca_file)
+    door = PortalReportClient(options.url, options.token_file, options.ca_file)
     if options.once:
         _send(door, watcher)
         return 0
@@ -149,7 +149,7 @@ def keep_watching(
         sleep(max(every - (clock() - began), SHORTEST / 2))
 
 
-def _send(door: PortalDoor, watcher: Watcher) -> None:
+def _send(door: PortalReportClient, watcher: Watcher) -> None:
     found = watcher.look(_number(), _now())
     door.post(f"/v1/hosts/{quote(found.host, safe='')}/looks", found.as_dict())
     watcher.arrived()

@@ -61,5 +61,5 @@ def check_image(
 
 def keep_verdict(image: Path, findings: Sequence[Finding], checked: datetime) -> None:
     """Write beside the image what a check of it said: ``image upload`` asks for that."""
-    errors = tuple(one.reason for one in findings if one.severity.rank <= Severity.ERROR.rank)
+    errors = tuple(finding.reason for finding in findings if finding.severity.rank <= Severity.ERROR.rank)
     check_path(image).write_text(CheckRecord(digest_of(image), checked, errors).text())

@@ -45,7 +45,7 @@ def user_data(nonce: str) -> str:
 
 
 @dataclass(frozen=True)
-class ImageSight:
+class ImageCheckOutput:
     """What the server said."""
 
     words: Mapping[str, str]
@@ -58,7 +58,7 @@ class ImageSight:
     """The last lines of the console."""
 
 
-def read_console(text: str, nonce: str) -> ImageSight:
+def read_console(text: str, nonce: str) -> ImageCheckOutput:
     """What is in a console. Of a word that comes twice the last one counts."""
     words: dict[str, str] = {}
     pci: set[str] = set()
@@ -77,11 +77,11 @@ def read_console(text: str, nonce: str) -> ImageSight:
         else:
             words[word] = value.strip()
     tail = tuple(line for line in lines if line)[-LAST_LINES:]
-    return ImageSight(words, frozenset(pci), units, "over" in words, tail)
+    return ImageCheckOutput(words, frozenset(pci), units, "over" in words, tail)
 
 
 def judge(
-    seen: ImageSight, build: ImageBuild | None, device: str, switched_off: bool, module: str = ""
+    seen: ImageCheckOutput, build: ImageBuild | None, device: str, switched_off: bool, module: str = ""
 ) -> list[Finding]:
     """One finding for each thing that an image must do. `build`: as it was made; None when nobody knows.
 
@@ -100,7 +100,7 @@ def judge(
     return found
 
 
-def _not_booted(seen: ImageSight) -> Finding:
+def _not_booted(seen: ImageCheckOutput) -> Finding:
     if "begun" in seen.words:
         reason = "the server began to look at itself and never came to an end"
     elif seen.tail:
@@ -115,7 +115,7 @@ def _not_booted(seen: ImageSight) -> Finding:
     return Finding("image-boots", Severity.ERROR, "", reason, remedy, {"console": list(seen.tail)})
 
 
-def _boots(seen: ImageSight, switched_off: bool) -> Finding:
+def _boots(seen: ImageCheckOutput, switched_off: bool) -> Finding:
     words = seen.words
     said = f"kernel {words.get('kernel', '?')}, all done {words.get('seconds', '?')} s after its start"
     if not switched_off:
@@ -123,7 +123,7 @@ def _boots(seen: ImageSight, switched_off: bool) -> Finding:
     return Finding("image-boots", Severity.OK, "", said, payload={"seconds": words.get("seconds", "")})
 
 
-def _cloud_init(seen: ImageSight) -> Finding:
+def _cloud_init(seen: ImageCheckOutput) -> Finding:
     words = seen.words
     source, errors = words.get("datasource", ""), words.get("cloud-init-errors", "")
     remedy = "log in to a server of the image, and see 'cloud-init status --long' and /var/log/cloud-init.log"
@@ -145,7 +145,7 @@ def _cloud_init(seen: ImageSight) -> Finding:
     return Finding("cloud-init", Severity.OK, "", f"has done all that the config drive asks for ({source})")
 
 
-def _root(seen: ImageSight) -> Finding:
+def _root(seen: ImageCheckOutput) -> Finding:
     size, sectors, *_ = [*seen.words.get("root", "").split(), "", ""]
     if not (size.isdigit() and sectors.isdigit() and len(size) < 20 and len(sectors) < 20 and int(sectors)):
         reason = f"how large the root file system is cannot be read: {seen.words.get('root', '')!r}"
@@ -158,7 +158,7 @@ def _root(seen: ImageSight) -> Finding:
     return Finding("root-grows", Severity.OK, "", said)
 
 
-def _bus(seen: ImageSight, device: str) -> Finding:
+def _bus(seen: ImageCheckOutput, device: str) -> Finding:
     if "no-lspci" in seen.words:
         return Finding("pci-device", Severity.WARNING, "", "there is no lspci in the image", "add the package pciutils")
     if device not in seen.pci:
@@ -167,7 +167,7 @@ def _bus(seen: ImageSight, device: str) -> Finding:
     return Finding("pci-device", Severity.OK, "", f"lspci shows the device {device} that the server was given")
 
 
-def _failed_units(seen: ImageSight, build: ImageBuild | None) -> Finding:
+def _failed_units(seen: ImageCheckOutput, build: ImageBuild | None) -> Finding:
     expected = NEED_GPU if build is not None and build.driver is not None else set()
     failed = [unit for unit in seen.words.get("failed-units", "").split() if unit not in expected]
     if failed:
@@ -176,7 +176,7 @@ def _failed_units(seen: ImageSight, build: ImageBuild | None) -> Finding:
     return Finding("units", Severity.OK, "", "no unit of systemd has failed")
 
 
-def _driver(seen: ImageSight, branch: str, module: str) -> Finding:
+def _driver(seen: ImageCheckOutput, branch: str, module: str) -> Finding:
     version, _, license = seen.words.get("driver-module", "").partition(" ")
     if not version:
         reason = "there is no NVIDIA module for the kernel that the image boots"
@@ -197,7 +197,7 @@ def _driver(seen: ImageSight, branch: str, module: str) -> Finding:
     return Finding("driver", Severity.ERROR, "", f"{said} cannot be loaded: {why}", "is it built for this kernel?")
 
 
-def _runner(seen: ImageSight) -> Finding:
+def _runner(seen: ImageCheckOutput) -> Finding:
     owner, _, script = seen.words.get("runner", "").partition(" ")
     wrong = [] if owner == "runner" else [f"/opt/actions-runner is {owner or 'not there'}, not of the user runner"]
     wrong += [] if script.strip() == "run.sh" else ["it has no run.sh"]
@@ -207,7 +207,7 @@ def _runner(seen: ImageSight) -> Finding:
     return Finding("runner", Severity.OK, "", "actions/runner is there, its user's, and nothing upgrades the server")
 
 
-def _agent(seen: ImageSight) -> Finding:
+def _agent(seen: ImageCheckOutput) -> Finding:
     enabled, active, restarts, *_ = [*seen.units.get("gpuyard-agent.service", ()), "", "", ""]
     if enabled != "enabled" or active != "active" or restarts != "0":
         state = f"{enabled or 'not there'}, {active or 'unknown'}, started again {restarts or '?'} times"

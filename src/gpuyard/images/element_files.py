@@ -18,6 +18,7 @@ ElementFiles = Mapping[str, tuple[int, bytes]]
 """Path below the folder of elements -> permissions, content."""
 
 PHASE = re.compile(r"[a-z-]{1,40}\.d")
+DOCKER_MTU = "gpuyard-containers/static/usr/local/lib/gpuyard/docker_mtu.py"
 MOST_BYTES = 16 << 20
 AGENT = "gpuyard-agent/static/usr/local/lib/gpuyard-agent/gpuyard_agent.py"
 AGENT_UNIT = "gpuyard-agent/static/etc/systemd/system/gpuyard-agent.service"
@@ -26,9 +27,10 @@ AGENT_UNIT = "gpuyard-agent/static/etc/systemd/system/gpuyard-agent.service"
 def own_elements() -> dict[str, tuple[int, bytes]]:
     """Those that come with gpuyard."""
     found = _files(files("gpuyard.images") / "elements", "")
-    agent = files("gpuyard.agent")
+    agent = files("gpuyard.guest.agent")
     found[AGENT] = (0o644, (agent / "gpuyard_agent.py").read_bytes())
     found[AGENT_UNIT] = (0o644, (agent / "gpuyard-agent.service").read_bytes())
+    found[DOCKER_MTU] = (0o644, (files("gpuyard.images") / "guest/docker_mtu.py").read_bytes())
     return found
 
 

@@ -82,11 +82,11 @@ def lay_out(root_bytes: int, architecture: str) -> Layout:
 def partition_table(layout: Layout, name: str) -> str:
     """For sfdisk. Ids are made of the build's `name`: the same build has the same ones."""
     lines = ["label: gpt", f"label-id: {uuid5(NAMESPACE, name)}", "unit: sectors"]
-    for one in layout.partitions:
-        id = uuid5(NAMESPACE, f"{name}/{one.number}")
+    for partition in layout.partitions:
+        id = uuid5(NAMESPACE, f"{name}/{partition.number}")
         lines.append(
-            f"{one.number} : start={one.start}, size={one.count}, type={TYPES[one.number]}, uuid={id}, "
-            f'name="{NAMES[one.number]}"'
+            f"{partition.number} : start={partition.start}, size={partition.count}, type={TYPES[partition.number]}, "
+            f'uuid={id}, name="{NAMES[partition.number]}"'
         )
     return "\n".join(lines) + "\n"
 

@@ -67,7 +67,7 @@ def bill_of_materials(
             "timestamp": made.isoformat(timespec="seconds"),
             "component": {"type": "operating-system", "name": name.image, "version": str(name)},
         },
-        "components": [_component(one, distribution, release) for one in packages],
+        "components": [_component(package, distribution, release) for package in packages],
     }
 
 

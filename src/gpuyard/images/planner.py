@@ -17,8 +17,11 @@ from gpuyard.site.image_rules import ImageBuild
 ROOT_ELEMENTS = {"debian": "debian-minimal", "ubuntu": "ubuntu-minimal"}
 RESOLVED_IN_SYSTEMD = ("bullseye", "focal", "jammy")
 """Releases whose package systemd has systemd-resolved in it."""
-DEBIAN_COMPONENTS = "main,contrib,non-free,non-free-firmware"
-"""Where Debian has NVIDIA's driver."""
+COMPONENTS = {"debian": "main,contrib,non-free,non-free-firmware", "ubuntu": "main,restricted,universe"}
+"""The parts of a distribution's archive that have NVIDIA's driver and Docker. Ubuntu: nvidia-dkms-* is in restricted,
+docker.io in universe."""
+OLD_COMPONENTS = {"bullseye": "main,contrib,non-free"}
+"""Of releases from before non-free-firmware: debootstrap stops at a component that is not there."""
 DEBIAN_SECURITY = "http://deb.debian.org/debian-security"
 """On the host that has the rest, too; diskimage-builder takes security.debian.org."""
 ROOT_LABEL = "cloudimg-rootfs"
@@ -94,7 +97,7 @@ class BuildPlan:
         driver = self.build.driver
         if driver is not None:
             found |= {
-                "DIB_DEBIAN_COMPONENTS": DEBIAN_COMPONENTS,
+                "DIB_DEBIAN_COMPONENTS": OLD_COMPONENTS.get(release, COMPONENTS[self.build.base.distribution]),
                 "DIB_GPUYARD_NVIDIA_BRANCH": driver.branch,
                 "DIB_GPUYARD_NVIDIA_MODULE": self.module,
                 "DIB_GPUYARD_NVIDIA_SOURCE": driver.source,

@@ -10,12 +10,12 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from gpuyard.cloud.config import ELSEWHERE
 from gpuyard.lab.catalog import REGION
 from gpuyard.lab.credentials import ADMIN, DEMO, passwords
 from gpuyard.lab.files import write_private
 from gpuyard.lab.releases.catalogue import OWN
 from gpuyard.lab.settings import Lab
+from gpuyard.openstack.config import ELSEWHERE
 
 ADMIN_CLOUD = "gpuyard-lab"
 SYSTEM_CLOUD = "gpuyard-lab-system"

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from gpuyard.lab import processes
 from gpuyard.lab.databases import check_template
 from gpuyard.lab.errors import LabError, LabSettingsError
-from gpuyard.lab.example import plain_example
+from gpuyard.lab.example import planned_example
 from gpuyard.lab.files import private_folder
 from gpuyard.lab.plan import LabPlan, plan_of_site
 from gpuyard.lab.releases.catalogue import OWN, lab_release
@@ -89,7 +89,7 @@ def _plan_for(lab: Lab, settings: LabSettings) -> LabPlan:
     """From the site file, read again each time; a lab whose site file is gone keeps the hosts it had."""
     if lab.site == EXAMPLE:
         with TemporaryDirectory() as folder:
-            return plan_of_site(plain_example(lab.release, Path(folder)))
+            return plan_of_site(planned_example(lab.release, Path(folder)))
     file = lab.site_file
     if file and (file == settings.site or file.exists()):
         return plan_of_site(file)

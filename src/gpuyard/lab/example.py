@@ -19,12 +19,14 @@ HEAD = f"""# Written by 'gpuyard lab up' of {EXAMPLE_SITE}
 """
 
 
-def plain_example(release: str, folder: Path) -> Path:
-    """Write the site that comes with gpuyard, for a release, into a folder. Its file. Raises LabSettingsError."""
+def planned_example(release: str, folder: Path) -> Path:
+    """Write the site that the lab's hosts are made of, for a release, into a folder: with runners, which have Nova
+    options of their own, and none of a lab's ports and files. Its file. Raises LabSettingsError."""
     if release != OWN:
         lab_release(release)  # else the site would be blamed, in a file that nobody knows
     file = folder / EXAMPLE_SITE.name
-    file.write_text(_of(release, EXAMPLE_SITE.read_text(encoding="utf-8")), encoding="utf-8")
+    runners = RUNNERS.read_text(encoding="utf-8").replace("{url}", "http://127.0.0.1").replace("{state}", str(folder))
+    file.write_text(_of(release, EXAMPLE_SITE.read_text(encoding="utf-8")) + runners, encoding="utf-8")
     return file
 
 

@@ -14,13 +14,13 @@ from functools import partial
 from time import monotonic, sleep
 from typing import Any
 
-from gpuyard.cloud.api import CloudApi, CloudError
-from gpuyard.cloud.observe.snapshot import SnapshotTaker
+from gpuyard.inventory.state import gpu_statuses
 from gpuyard.lab.plan import IMAGE
-from gpuyard.ledger.state import gpu_statuses
 from gpuyard.model.errors import BlockedError, GpuyardError
 from gpuyard.model.gpu import GpuState, GpuStatus
 from gpuyard.nova.alias_spec import asked_devices
+from gpuyard.openstack.api import CloudApi, CloudError
+from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.nova import alias, leader_alias
 
@@ -208,8 +208,11 @@ def choose(compiled: CompiledSite) -> ExerciseSubject:
         raise ExerciseError(
             f"the exercise runs in project {USER_PROJECT}, which may not use all of pool {pool}: {wanted}"
         )
-    flavors = sorted((one for one in compiled.flavors if one.pool == pool), key=lambda one: one.ram)
-    aliases = {next(iter(asked_devices(one.extra_specs))): one.name for one in reversed(flavors)}
+    flavors = sorted(
+        (flavor for flavor in compiled.flavors if flavor.pool == pool and not flavor.variant_of),
+        key=lambda one: one.ram,
+    )
+    aliases = {next(iter(asked_devices(flavor.extra_specs))): flavor.name for flavor in reversed(flavors)}
     single = alias(compiled.site, pool)
     leaders = [leader_alias(compiled.site, pool, letter) for letter in sorted(hosts[host, pool])]
     missing = [name for name in (single, *leaders) if name not in aliases]

@@ -28,7 +28,7 @@ def hosts_off(file: Path) -> frozenset[str]:
 
 def switch(lab: Lab, host: str, *, on: bool, patience: float = PATIENCE_S) -> None:
     """Switch a host off or on, and wait until it is so. Raises LabError."""
-    known = [one.name for one in LabPlan.load(lab.plan_file).hosts]
+    known = [host.name for host in LabPlan.load(lab.plan_file).hosts]
     if host not in known:
         raise LabError(f"the lab in {lab.state} has no host {host!r}; it has {', '.join(known)}")
     if not lab.hosts_ready.exists():

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gpuyard.host.kernel_log import KernelLog
-from gpuyard.host.portal_door import PortalDoor
+from gpuyard.host.portal_client import PortalReportClient
 from gpuyard.host.tree import open_tree
 from gpuyard.host.watch_loop import Watcher
 from gpuyard.lab import processes
@@ -115,7 +115,7 @@ class Played:
 
     def __init__(self, host: PlayedHost, url: str) -> None:
         self.name = host.name
-        self._door = PortalDoor(url, str(host.token_file))
+        self._door = PortalReportClient(url, str(host.token_file))
         self._watcher = Watcher(open_tree(str(host.root)), KernelLog(lambda: None), lambda: QEMU, host.name)
         self._told = ""
 

@@ -69,21 +69,21 @@ def start_github(lab: Lab, loaded: LoadedSite, portal_url: str) -> bool:
 
 def asking_here(lab: Lab, loaded: LoadedSite) -> list[Enrolment]:
     runners = loaded.site.runners
-    return [one for one in runners.enrolments if one.url == lab.github_url] if runners else []
+    return [enrolment for enrolment in runners.enrolments if enrolment.url == lab.github_url] if runners else []
 
 
 def world(enrolments: Sequence[Enrolment], portal_url: str) -> dict[str, Any]:
     """What there is at that GitHub: the tokens and webhooks that the enrolments name, and a repository for each."""
     found: dict[str, Any] = {"tokens": {}, "accounts": {}, "repositories": {}, "hooks": []}
-    for one in enrolments:
-        if one.token_file is None:
-            raise LabError(f"enrolment {one.name}: the lab's GitHub knows no apps; name a token_file")
-        found["tokens"][_line_of(one.token_file)] = "gpuyard"
-        found["accounts"][one.owner] = {"organization": one.organization is not None}
-        found["repositories"][one.repository or f"{one.owner}/science"] = {"files": {".cirun.yml": CIRUN}}
-        if one.webhook_secrets_file:
-            scope = one.organization or one.repository
-            secret = _line_of(one.webhook_secrets_file)
+    for enrolment in enrolments:
+        if enrolment.token_file is None:
+            raise LabError(f"enrolment {enrolment.name}: the lab's GitHub knows no apps; name a token_file")
+        found["tokens"][_line_of(enrolment.token_file)] = "gpuyard"
+        found["accounts"][enrolment.owner] = {"organization": enrolment.organization is not None}
+        found["repositories"][enrolment.repository or f"{enrolment.owner}/science"] = {"files": {".cirun.yml": CIRUN}}
+        if enrolment.webhook_secrets_file:
+            scope = enrolment.organization or enrolment.repository
+            secret = _line_of(enrolment.webhook_secrets_file)
             found["hooks"].append({"scope": scope, "url": portal_url + HOOK, "secret": secret})
     return found
 
@@ -133,7 +133,7 @@ def push_job(lab: Lab, repository: str, label: str, seconds: float) -> int:
     try:
         rows = call("GET", f"{lab.github_url}/_fake/state").body["repositories"]
         known = [f"{row['owner']}/{row['name']}" for row in rows]
-        if repository not in known:
+        if repository.lower() not in map(str.lower, known):  # as GitHub reads names
             raise LabError(f"the lab's GitHub has no repository {repository!r}; it has {', '.join(known)}")
         answer = call("POST", f"{lab.github_url}/_fake/jobs", body).body
     except Unreachable:

@@ -7,9 +7,6 @@ import json
 import sys
 from pathlib import Path
 
-from gpuyard.cloud.api import connect
-from gpuyard.cloud.apply import apply_plan
-from gpuyard.cloud.observe.objects import read_objects
 from gpuyard.lab import processes
 from gpuyard.lab.catalog import ADDRESS
 from gpuyard.lab.clients import ADMIN_CLOUD
@@ -24,6 +21,9 @@ from gpuyard.lab.readiness import wait_for
 from gpuyard.lab.settings import Lab, LabSettings, remembered
 from gpuyard.lab.status import DOWN, SILENT, UP, ServiceStatus, memory_mib
 from gpuyard.model.errors import BlockedError
+from gpuyard.openstack.api import connect
+from gpuyard.provisioning.apply import apply_plan
+from gpuyard.provisioning.read import read_objects
 from gpuyard.site.load import LoadedSite
 from gpuyard.site.plan import plan_site
 

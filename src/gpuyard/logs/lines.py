@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import IO, Any
 
-from gpuyard.logs.errand import current
+from gpuyard.logs.request_context import current
 from gpuyard.model.text import printable
 
 LONGEST = 8000

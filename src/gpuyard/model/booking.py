@@ -17,7 +17,7 @@ FOREVER = datetime(9000, 1, 1, tzinfo=timezone.utc)
 
 
 class BookingState(str, Enum):
-    """Where a booking is in its life; ledger/life.py has the ways between them."""
+    """Where a booking is in its life; model/booking_life.py has the ways between them."""
 
     REQUESTED = "requested"
     """Waits for an admin's approval; takes no GPU yet."""
@@ -75,6 +75,11 @@ class Lane:
     def size(self) -> int:
         """Number of GPUs."""
         return len(self.addresses)
+
+    def is_named(self, gpu: str) -> bool:
+        """Whether `gpu` (``host/address``) is one of its GPUs."""
+        host, _, address = gpu.rpartition("/")
+        return self.host == host and address.lower() in self.addresses
 
     @property
     def name(self) -> str:
@@ -162,6 +167,9 @@ class Booking:
     """An admin set rules aside for it."""
     usable_since: Optional[datetime] = None
     """Since when its owner can start a server; None when that is not possible (any more), or one is there."""
+    empty_since: Optional[datetime] = None
+    """Since when its servers are all gone and its owner could have another one, at once or in a window of his; None
+    while one is there, before the first one, and as long as the owner is not let in."""
     shared: bool = False
     """Every member of its project may use it, not only its owner."""
     server: str = ""
@@ -249,7 +257,7 @@ class Rules:
     """What holds for bookings of one project in one pool, complete.
 
     A rule's key, type, default, text and bounds stand here alone: what the site file may say, the API's document, the
-    words of the command lines and the reference are made of these fields. What a rule forbids is in ledger/policy.py.
+    words of the command lines and the reference are made of these fields. What a rule forbids is in bookings/policy.py.
     """
 
     must_book: bool = _rule(
@@ -259,6 +267,14 @@ class Rules:
     )
     longest: timedelta = _rule(timedelta(days=15), "longest booking", least=1)
     most_active: int = _rule(2, "most bookings that a user may have in a pool that have not ended", least=1, most=10**6)
+    most_active_per_gpu: Optional[int] = _rule(
+        None,
+        "most bookings that a user may have on one GPU that have not ended: those that name it, and the one that has "
+        "it now; a booking of any GPU of the pool is given another one",
+        "any number",
+        least=1,
+        most=10**6,
+    )
     ahead: timedelta = _rule(timedelta(days=60), "how far ahead a booking may start", least=1)
     notice: timedelta = _rule(timedelta(0), "how long before its start a booking must be made")
     gpu_hours_per_month: Optional[int] = _rule(
@@ -305,7 +321,7 @@ class Rules:
     """Key -> what states it: ``site``, ``pool v100``, ``project physics``. The others are defaults."""
 
 
-RULES = {one.name: one for one in fields(Rules) if one.metadata}
+RULES = {field.name: field for field in fields(Rules) if field.metadata}
 """Key -> the rule."""
 
 

@@ -21,8 +21,20 @@ class BlockedError(GpuyardError):
     exit_code = 3
 
 
+class SilentCellError(BlockedError):
+    """A cell of Nova does not answer, so nothing is known of a server or a host that is asked for."""
+
+
 def how_to_install(part: str) -> str:
     """The command that adds an optional part of gpuyard: ``server``, ``lab``, ``postgresql``, ``openstackclient``."""
     return (
         f"pip install '.[{part}]' in a checkout of gpuyard, or pip install 'WHEEL[{part}]' with the file of its wheel"
     )
+
+
+class ForbiddenError(BlockedError):
+    """Not for this person to do. `code`: ``no_role`` when a role in the project is missing, else ``forbidden``."""
+
+    def __init__(self, message: str, code: str = "forbidden") -> None:
+        super().__init__(message)
+        self.code = code

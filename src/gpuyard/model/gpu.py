@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -41,7 +42,7 @@ class GpuState(str, Enum):
     STRANDED = "stranded"
     """Free, but cannot be had: its leader is taken, or its host has no room left for any flavor of its pool."""
     BLOCKED = "blocked"
-    """The host is not ready."""
+    """The host is not ready, or a server that was evacuated from it still counts for the GPU."""
     LOST = "lost"
     """The site expects it, the cloud does not have it."""
 
@@ -75,6 +76,8 @@ class Gpu:
     """Why its slot cannot be offered; empty when it can."""
     kind: GpuKind = GpuKind.PASSTHROUGH
     """That of its pool. All but passthrough are units: Placement knows how many of a device are taken, not which."""
+    marked_lone: bool = False
+    """Whether a trait says that it is alone in its group: in pools that have groups of several too, and runners."""
 
     @property
     def provider_name(self) -> str:
@@ -166,3 +169,22 @@ class GpuStatus:
             "since": claim.since if claim else None,
             "booking": self.booking or None,
         }
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What keeps a GPU now."""
+
+    state: GpuState
+    """Booked, or held by an operator's hold."""
+    reason: str
+    booking: str = ""
+    """Id of the booking or hold, where there is one."""
+
+
+LedgerWords = Mapping[str, Keeping]
+"""What the ledger says of GPUs, by the names of their providers."""
+
+
+FOREIGN = "reserved in Placement: for a booking, maintenance, quarantine or scrub"
+"""What is said of a GPU that the ledger does not hold."""

@@ -66,7 +66,7 @@ class DeviceType(str, Enum):
 
 @dataclass(frozen=True)
 class MdevType:
-    """A kind of mediated device that a function's driver can make: what Nova calls an mdev type, as ``nvidia-558``."""
+    """A kind of mediated device that a function's driver can make: what Nova calls an mdev type, as ``nvidia-560``."""
 
     name: str
     title: str = ""

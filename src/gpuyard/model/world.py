@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Collection, FrozenSet, Mapping, Optional
+from functools import cached_property
+from typing import Collection, FrozenSet, Mapping, Optional, Tuple
 
 DOMAIN = "default"
 """Id of the Keystone domain that a site's projects are in."""
@@ -77,6 +78,8 @@ class Server:
     """What Nova is doing with it; empty when nothing."""
     agent: str = ""
     """What its metadata says of the agent in its guest (AGENT_WORD)."""
+    fault: str = ""
+    """Why it is in ERROR, in Nova's words; for admins with what came with that."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,16 @@ class HostService:
     disabled_reason: str = ""
     zone: str = ""
     forced_down: bool = False
+    silent: bool = False
+    """Its cell of Nova does not answer: nothing is known of it or of the servers there. It counts as neither up nor
+    enabled, and is not known to be down."""
+
+    @property
+    def unheard(self) -> str:
+        """What is said of one that is silent."""
+        return (
+            f"the cell of Nova that {self.host} is in does not answer: of its nova-compute and servers nothing is known"
+        )
 
 
 @dataclass(frozen=True)
@@ -115,7 +128,16 @@ class Snapshot:
     """API requests this snapshot took."""
     unexplained: Mapping[str, str] = field(default_factory=dict)
     """Name of a GPU provider that can neither be had nor is held or reserved -> what is odd about it."""
-    silent: int = 0
-    """Servers of which nothing is known: their cell of Nova does not answer."""
+    left_behind: Mapping[str, str] = field(default_factory=dict)
+    """Name of a GPU provider -> id of the server that left it: Placement counts it for that server still, which runs on
+    another host now. Nobody can have it until that allocation is taken away."""
+    residents: Optional[Mapping[str, Tuple[Server, ...]]] = None
+    """Host of the site -> all servers on it, with GPUs or without, whatever their status; without `silent_hosts`. None:
+    nobody has looked."""
     clock: datetime | None = None
     """What the clock of the cloud showed at `taken_at`, by an answer of its own; None where it did not say."""
+
+    @cached_property
+    def silent_hosts(self) -> FrozenSet[str]:
+        """Those whose cell of Nova does not answer: no server there is in this, and that says nothing of them."""
+        return frozenset(host for host, service in self.services.items() if service.silent)

@@ -18,6 +18,9 @@ from gpuyard.nova.ini import TEMPLATE_VALUE
 from gpuyard.nova.json_text import JsonProblem, JsonValue, object_lines, read_json
 from gpuyard.nova.options import DEVICE_SPEC, names_of
 
+ONE_TIME_USE = "HW_PCI_ONE_TIME_USE"
+"""Nova's trait of the devices that it reserves when a server gets them (nova 32.0.0 and later,
+nova/compute/pci_placement_translator.py: `add_parent`; 31.0.0 has none)."""
 MATCHERS = ("vendor_id", "product_id", "address", "devname")
 TAGS = (
     "physical_network", "trusted", "remote_managed", "managed", "live_migratable", "resource_class", "traits",

@@ -44,6 +44,9 @@ class Release:
     """Keystone shows the limits of all projects to an admin of one; before, to who has a role on the system."""
     wide_trees: bool
     """``[workarounds]optimize_for_wide_provider_trees`` of Placement."""
+    several_vgpus: bool
+    """A server can have vGPUs of several resource providers (libvirt driver, `_allocate_mdevs`); before, Nova takes the
+    first provider of its allocation and leaves the others out."""
 
     @property
     def no_limit(self) -> int:
@@ -51,7 +54,11 @@ class Release:
         return -1 if self.limits_named else LARGEST_LIMIT
 
 
-_FEATURES = ("managed", "limits_named", "limits_lookup", "one_time_use", "pci_quotas", "limits_shown", "wide_trees")
+_FEATURES = (
+    "managed", "limits_named", "limits_lookup", "one_time_use", "pci_quotas", "limits_shown", "wide_trees",
+    "several_vgpus",
+)  # fmt: skip
+_LATE = ("pci_quotas", "limits_shown", "several_vgpus")
 
 
 def _release(name: ReleaseName, nova: int, placement: int, kolla: int, microversion: str, *lacks: str) -> Release:
@@ -63,9 +70,9 @@ RELEASES: dict[str, Release] = {
     release.name: release
     for release in (
         _release("2024.1", 29, 11, 18, "2.96", *_FEATURES),
-        _release("2024.2", 30, 12, 19, "2.96", *_FEATURES[:6]),
-        _release("2025.1", 31, 13, 20, "2.100", "limits_lookup", "one_time_use", "pci_quotas", "limits_shown"),
-        _release("2025.2", 32, 14, 21, "2.100", "limits_lookup", "pci_quotas", "limits_shown", "wide_trees"),
+        _release("2024.2", 30, 12, 19, "2.96", *_FEATURES[:6], "several_vgpus"),
+        _release("2025.1", 31, 13, 20, "2.100", *_LATE, "limits_lookup", "one_time_use"),
+        _release("2025.2", 32, 14, 21, "2.100", *_LATE, "limits_lookup", "wide_trees"),
         _release("2026.1", 33, 15, 22, "2.103", "pci_quotas"),
         _release("2026.2", 34, 16, 23, "2.104"),
     )

@@ -1,1 +1,2 @@
-"""The plugin for `openstack`: ``openstack gpu list`` and ``openstack gpu booking ...``. Thin, over client/."""
+"""The plugin for `openstack`: registers ``openstack gpu ...``; the commands stand with their capabilities
+(`cli/osc.py`)."""

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from gpuyard.client.client import Client
-from gpuyard.cloud.booking_door import SERVICE_TYPE, door_of
+from gpuyard.client.portal import SERVICE_TYPE, door_of
 
 API_NAME = "gpu"
 API_VERSION_OPTION = "os_gpu_api_version"

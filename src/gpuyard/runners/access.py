@@ -106,7 +106,7 @@ def _refusals(policy: Policy, request: RunnerRequest, facts: PersonFacts) -> Ite
         yield f"user {request.user!r} is not among {_who(policy)}{missing}"
     if policy.roles:
         role = facts.role(request.repository, request.user).lower()
-        if role not in {one.lower() for one in policy.roles}:
+        if role not in {role.lower() for role in policy.roles}:
             has = f"has the role {role!r}" if role and role != "none" else "has no role"
             yield f"user {request.user!r} {has} in {request.repository}, and it wants {_one_of(policy.roles)}"
 
@@ -115,7 +115,7 @@ def _named(policy: Policy, request: RunnerRequest, facts: PersonFacts, unread: l
     """Whether a policy means a user. What cannot be asked counts only if nothing else names the user. Lists that are
     none, or not where they should be, come to `unread`."""
     user = request.user.lower()
-    if user in {one.lower() for one in policy.users}:
+    if user in {user.lower() for user in policy.users}:
         return True
     missing: list[FactsUnavailableError] = []
     for url in policy.users_from_json:

@@ -120,10 +120,10 @@ class Announcer:
 
     def run(self, jobs: Iterable[Job], places: Iterable[QueuePlace], job: Callable[[str], Job | None]) -> int:
         """How many were said. `jobs`: all that are not over, and those that were refused lately. `job` finds one."""
-        now, by_job = self._now(), {one.job: one for one in places}
+        now, by_job = self._now(), {place.job: place for place in places}
         before = self._said
         self._said = {id: one for id, one in before.items() if one.state == PENDING or now - one.at < KEPT}
-        looked = {one.id: one for one in jobs}
+        looked = {job.id: job for job in jobs}
         looked |= {id: found for id in self._said.keys() - looked.keys() if (found := job(id))}
         self._said = {id: one for id, one in self._said.items() if id in looked}
         done, left = 0, dict.fromkeys(self._clients, AT_ONCE)

@@ -16,15 +16,21 @@ from gpuyard.runners.records import GpuUse
 HOUR = timedelta(hours=1)
 
 
+def account(repository: str, gpus: int) -> str:
+    """Name under which the use of a repository is counted: what it runs without GPUs apart, for nobody waits for a GPU
+    because of that."""
+    return repository.lower() if gpus else f"without gpus {repository.lower()}"
+
+
 def decayed(used: Iterable[GpuUse], now: datetime, half_life: timedelta) -> dict[str, float]:
-    """Repository (lower case) -> GPU-hours, of which those of one half-life ago count half. What is not over is left
-    out: the planner counts that with all that it may still take."""
+    """`account` -> GPU-hours, or hours without GPUs, of which those of one half-life ago count half. What is not over
+    is left out: the planner counts that with all that it may still take."""
     found: dict[str, float] = defaultdict(float)
     scale = half_life / HOUR / log(2)
     for use in used:
         if use.end is not None and use.start < use.end <= now:
             weight = 2 ** ((use.end - now) / half_life) - 2 ** ((use.start - now) / half_life)
-            found[use.repository.lower()] += use.gpus * scale * weight
+            found[account(use.repository, use.gpus)] += max(use.gpus, 1) * scale * weight
     return dict(found)
 
 
@@ -36,7 +42,7 @@ def factor(hours: float, share: int, all_hours: float, all_shares: int) -> float
     return float(2 ** -((hours / all_hours) / (share / all_shares)))
 
 
-class Turn(NamedTuple):
+class QueueEntry(NamedTuple):
     """Something that has GPUs, or waits for them. They sort by priority, then by age."""
 
     rank: int
@@ -45,7 +51,7 @@ class Turn(NamedTuple):
     """Seconds since the epoch."""
     id: str
     repository: str
-    """Lower case."""
+    """Its `account`."""
     pool: str
     """The one it would have first."""
     share: int
@@ -54,7 +60,7 @@ class Turn(NamedTuple):
     waits: bool
 
 
-def in_turn(turns: Iterable[Turn], used: Mapping[str, float], overdue: float) -> list[str]:
+def in_turn(turns: Iterable[QueueEntry], used: Mapping[str, float], overdue: float) -> list[str]:
     """Ids of those that wait, in the order of their turns: by priority, then those queued before `overdue`, the oldest
     first, then by what its repository has used of its share, then by age.
 

@@ -22,7 +22,11 @@ class HookSecrets:
     """For one thread, such as an event loop."""
 
     def __init__(self, enrolments: Sequence[Enrolment], clock: Callable[[], float] = time.monotonic) -> None:
-        self._files = {one.name: Path(one.webhook_secrets_file) for one in enrolments if one.webhook_secrets_file}
+        self._files = {
+            enrolment.name: Path(enrolment.webhook_secrets_file)
+            for enrolment in enrolments
+            if enrolment.webhook_secrets_file
+        }
         self._clock, self._looked = clock, float("-inf")
         self._seen: dict[str, tuple[int, int, int]] = {}
         self._secrets: dict[str, Sequence[bytes]] = {}

@@ -26,9 +26,9 @@ def idle_runners(
         return []
     found = list(_of_sets(site, now))
     left = site.runners.most_idle
-    for one in _of_repositories(site, configurations, last_job, now):
-        if count := min(one.count, left):
-            found.append(replace(one, count=count))
+    for repository in _of_repositories(site, configurations, last_job, now):
+        if count := min(repository.count, left):
+            found.append(replace(repository, count=count))
             left -= count
     return found
 
@@ -49,7 +49,7 @@ def _of_repositories(
     site: Site, configurations: Mapping[tuple[str, str], Configuration], last_job: LastJob, now: datetime
 ) -> Iterator[IdleRunners]:
     assert site.runners is not None
-    enrolments = {one.name: one for one in site.runners.enrolments if one.cirun}
+    enrolments = {enrolment.name: enrolment for enrolment in site.runners.enrolments if enrolment.cirun}
     seen: set[tuple[str, str, str]] = set()
     for (scope, repository), configuration in configurations.items():
         enrolment = enrolments.get(scope)
@@ -71,9 +71,9 @@ def _kinds(enrolment: Enrolment, repository: str, configuration: Configuration) 
     if (
         configuration.access is None and not enrolment.access_required
     ):  # else a repository's own are not used, as in resolve.py
-        yield from ((repository, one) for one in configuration.own.runners if one.ours)
+        yield from ((repository, runner) for runner in configuration.own.runners if runner.ours)
     shared = "" if enrolment.organization else repository
-    yield from ((shared, one) for one in configuration.shared.runners if one.ours)
+    yield from ((shared, runner) for runner in configuration.shared.runners if runner.ours)
 
 
 def _count(runner: CirunRunner, repository: str, last_job: LastJob, now: datetime) -> int:

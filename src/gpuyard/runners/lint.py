@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import PurePath
 
+from gpuyard.model.errors import GpuyardError
 from gpuyard.model.finding import Finding
 from gpuyard.runners.cirun.access_file import read_access
 from gpuyard.runners.cirun.cirun_file import read_cirun
 from gpuyard.runners.cirun.labels import GENERAL, bare
 from gpuyard.runners.cirun.reading import finding
 from gpuyard.runners.cirun.records import AccessFile, CirunFile, CirunRunner, IdleByUse
+from gpuyard.runners.permissions import missing
 from gpuyard.runners.resolve import Configuration, problem_of
 from gpuyard.site.objects import runner_flavors
+from gpuyard.site.runner_rules import Enrolment, SiteRunners
 from gpuyard.site.schema import Site
 
 ACCESS = ".access.yml"
@@ -56,23 +59,35 @@ def read_files(texts: Mapping[str, str]) -> RunnerFiles:
 def lint_files(files: RunnerFiles, site: Site | None = None) -> list[Finding]:
     """Everything there is to say, in the order of the files and their lines."""
     cirun = [*files.own, *([files.shared] if files.shared else [])]
-    found = [one for file in cirun for one in file.findings]
+    found = [finding for file in cirun for finding in file.findings]
     if files.access is not None:
         found += files.access.findings
         found += _together(files.shared, files.access, site)
-    found += [one for file in cirun for runner in file.runners if runner.ours for one in _explained(runner, site)]
+        found += [_unused(runner, files.access) for file in files.own for runner in file.runners if runner.ours]
+    for file in cirun:
+        for runner in (runner for runner in file.runners if runner.ours):
+            found += _explained(runner, site) if _usable(runner, file is files.shared, files.access) else ()
     if site is not None:
         found += [one for file in cirun for runner in file.runners if runner.ours for one in _on(runner, site)]
     return sorted(found, key=lambda one: (str(one.payload["file"]), int(one.payload["line"]), one.severity.rank))
 
 
+def _usable(runner: CirunRunner, shared: bool, access: AccessFile | None) -> bool:
+    """Whether anybody may use a runner, as far as policies go."""
+    if access is None:
+        return True
+    policies = {policy.id for policy in access.policies}
+    granted = any(grant.resource == runner.name and policies & {*grant.policies} for grant in access.grants)
+    return shared and access.readable and granted
+
+
 def _explained(runner: CirunRunner, site: Site | None) -> Iterator[Finding]:
     """What jobs get, as far as the file says. Of a runner whose every way is refused there is only what is wrong."""
-    ways = [one for one in runner.ways if site is None or not problem_of(one, site)[0]]
+    ways = [way for way in runner.ways if site is None or not problem_of(way, site)[0]]
     if not ways:
         return
     tried = ", or else ".join(
-        f"{one.flavor} with {one.image}{' (a booking may end the job)' if one.preemptible else ''}" for one in ways
+        f"{way.flavor} with {way.image}{' (a booking may end the job)' if way.preemptible else ''}" for way in ways
     )
     asked = [label for label in dict.fromkeys(map(bare, runner.labels)) if label not in GENERAL]
     any_of = "" if len(asked) < 2 else "one or more of "
@@ -80,18 +95,45 @@ def _explained(runner: CirunRunner, site: Site | None) -> Iterator[Finding]:
     yield finding("runner", runner.file, runner.line, reason if asked else f"no job gets runner {runner.name!r}")
 
 
+def _unused(runner: CirunRunner, access: AccessFile) -> Finding:
+    reason = f"nobody gets runner {runner.name!r}: where there is an {access.file}, only runners of {GLOBAL} are used"
+    return finding("runner-unused", runner.file, runner.line, reason, f"move it to {GLOBAL}")
+
+
+def permission_findings(
+    path: str, runners: SiteRunners, granted: Callable[[Enrolment], Mapping[str, str] | None]
+) -> list[Finding]:
+    """What apps of a site lack. `granted` asks GitHub about one, and may raise GpuyardError; `path`: of the site
+    file."""
+    found = []
+    for enrolment in runners.enrolments:
+        try:
+            told = granted(enrolment)
+        except GpuyardError as error:
+            found.append(finding("permission-unknown", path, 1, f"{enrolment.name}: GitHub was not asked: {error}"))
+            continue
+        if told is None:
+            reason = f"{enrolment.name} has a token, and GitHub does not say what that may do"
+            found.append(finding("permission-unknown", path, 1, reason))
+        for one in missing(enrolment, runners, told) if told is not None else ():
+            rule = "permission-missing" if one.permission.essential else "permission-useful"
+            remedy = "grant it in the app's settings, and accept the change where the app is installed"
+            found.append(finding(rule, path, 1, str(one), remedy))
+    return found
+
+
 def _together(shared: CirunFile | None, access: AccessFile, site: Site | None) -> Iterator[Finding]:
     """Names that are in one file and not in the other."""
     if shared is None or not shared.readable or not access.readable:
         return
     sets = set(site.runners.sets) if site is not None and site.runners is not None else set()
-    known = {one.name for one in shared.runners} | sets
+    known = {runner.name for runner in shared.runners} | sets
     for grant in access.grants:
         if grant.resource not in known:
             reason = f"there is no runner {grant.resource!r} in {shared_name(shared)}"
             remedy = "take the entry out, or give a runner this name"
             yield finding("resource-unknown", access.file, grant.line, reason, remedy)
-    granted = {one.resource for one in access.grants}
+    granted = {grant.resource for grant in access.grants}
     for runner in shared.runners:
         if runner.ours and runner.name not in granted:
             reason = f"no entry of access_control in {access.file} names the runner {runner.name!r}: nobody may use it"
@@ -99,7 +141,7 @@ def _together(shared: CirunFile | None, access: AccessFile, site: Site | None) -
 
 
 def shared_name(shared: CirunFile) -> str:
-    return next((one.file for one in shared.runners), GLOBAL)
+    return next((runner.file for runner in shared.runners), GLOBAL)
 
 
 def _on(runner: CirunRunner, site: Site) -> Iterator[Finding]:
@@ -111,7 +153,7 @@ def _on(runner: CirunRunner, site: Site) -> Iterator[Finding]:
         rule, reason = problem_of(way, site)
         if rule and reason not in told:
             told.add(reason)
-            rest = "" if all(problem_of(one, site)[0] for one in runner.ways) else "; its other ways are tried"
+            rest = "" if all(problem_of(way, site)[0] for way in runner.ways) else "; its other ways are tried"
             close = get_close_matches(way.flavor, runner_flavors(site), n=1) if rule == "flavor-unknown" else []
             remedy = f"did you mean {close[0]!r}?" if close else ""
             yield finding(rule, runner.file, runner.line, f"runner {runner.name!r}: {reason}{rest}", remedy)

@@ -12,8 +12,8 @@ from functools import cache
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
-from gpuyard.ledger.leases import PoolRoom
-from gpuyard.store.times import seconds
+from gpuyard.bookings.ledger.leases import PoolCapacity
+from gpuyard.database.times import seconds
 
 DEPTH = 500
 """So many of a pool's queue have room kept for them; when those behind have their turn is reckoned from the work before
@@ -53,12 +53,12 @@ class Shape(NamedTuple):
 
     lanes: int
     size: int
-    """GPUs that its lane must have; 0 for any."""
+    """GPUs that its lane must have; 0 for any. A server without GPUs takes a lane of `cpu_lane`."""
 
 
 @cache
 def shape(gpus: int, same_group: bool) -> Shape:
-    return Shape(1, gpus) if same_group else Shape(gpus, 0)
+    return Shape(1, gpus) if same_group else Shape(max(gpus, 1), 0)
 
 
 class Opening(NamedTuple):
@@ -78,7 +78,7 @@ class Opening(NamedTuple):
 class PoolOpenings:
     """A pool in the course of one plan."""
 
-    def __init__(self, room: PoolRoom, now: int) -> None:
+    def __init__(self, room: PoolCapacity, now: int) -> None:
         self.now = now
         self.blocked = room.blocked
         hosts: dict[str, list[_Lane]] = {}

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import NamedTuple
 
-from gpuyard.ledger.leases import HORIZON
+from gpuyard.bookings.ledger.leases import HORIZON
+from gpuyard.database.times import seconds
 from gpuyard.model.booking import FOREVER, lasting
 from gpuyard.runners.caps import Cap
 from gpuyard.runners.openings import PoolOpenings, shape
 from gpuyard.runners.records import Runner, ServerChoice, Wanted
 from gpuyard.runners.view import RunnerView
 from gpuyard.site.runner_rules import JobRules, SiteRunners
-from gpuyard.store.times import seconds
 
 TEARDOWN = timedelta(minutes=10)
 """What a lease has for the end of a job and the deletion of its server."""
@@ -27,15 +27,22 @@ ALWAYS = seconds(FOREVER)
 ALL = "all runners"
 
 
-def uses(runner: Runner, repository: str) -> tuple[str, str, str, str]:
-    """Names of what a runner takes GPUs of: its pool, and what the limits are of."""
+def weight(choice: ServerChoice) -> int:
+    """What a server counts for where GPUs are counted: one without any takes its place among those without."""
+    return max(choice.gpus, 1)
+
+
+def uses(runner: Runner, repository: str) -> tuple[str, ...]:
+    """Names of what a runner takes GPUs of: its pool, and what the limits are of, which count no runner without."""
+    if not runner.choice.gpus:
+        return (f"pool {runner.choice.pool}",)
     return f"pool {runner.choice.pool}", ALL, f"set {runner.scale_set}", f"repository {repository.lower()}"
 
 
 def lease_length(site: SiteRunners, wanted: Wanted, boots: Mapping[str, timedelta]) -> timedelta:
     """Of a runner that is made now: time to boot and connect, its job's longest time, time to be deleted. `boots`:
     `RunnerView.boots`; of several choices the slowest counts."""
-    boot = max((boots.get(one.flavor, site.boot) for one in wanted.choices), default=site.boot)
+    boot = max((boots.get(choice.flavor, site.boot) for choice in wanted.choices), default=site.boot)
     return boot + site.register_within + wanted.longest + TEARDOWN
 
 
@@ -50,7 +57,7 @@ class Place(NamedTuple):
     """Why not now."""
 
 
-class PlanRoom:
+class PlanCapacity:
     """One plan's room: pools and limits, which both shrink with everything that is placed."""
 
     def __init__(self, view: RunnerView, now: int) -> None:
@@ -120,7 +127,7 @@ class PlanRoom:
             if openings is not None and not openings.blocked:
                 found += openings.many_now(shape(choice.gpus, choice.same_group), length)
         gpus = min((choice.gpus for choice in wanted.choices), default=1)
-        return max(0, min([found, *((cap.most - cap.has - cap.promised) // gpus for cap in caps)]))
+        return max(0, min([found, *((cap.most - cap.has - cap.promised) // gpus for cap in caps if gpus)]))
 
     def _first(self, choice: ServerChoice, length: int) -> int | None:
         openings = self._pools.get(choice.pool)
@@ -132,12 +139,13 @@ class PlanRoom:
         """From now on."""
         self._pools[choice.pool].take(shape(choice.gpus, choice.same_group), length)
         self._lanes_of_runners[choice.pool] += shape(choice.gpus, choice.same_group).lanes
-        for cap in caps:
+        for cap in caps if choice.gpus else ():
             cap.start(choice.gpus, self.now + length)
 
     def _later(self, choice: ServerChoice, length: int, opening: int, caps: list[Cap], not_before: int) -> Place:
         start = max(opening, not_before)
         gpus, now = choice.gpus, self.now
+        caps = caps if gpus else []
         for cap in caps:
             first = cap.first(gpus, now)
             if first is None:
@@ -146,21 +154,20 @@ class PlanRoom:
             start = max(start, first)
         if not_before > now:
             return Place(choice, start, "not yet")
-        reason = ""
+        tight = [cap for cap in caps if not cap.allows(gpus, now + length)]
+        for cap in tight:
+            self.waiting[cap.name] += gpus
         if now < opening == start:
             start = self._pools[choice.pool].keep(shape(gpus, choice.same_group), length)
-            self.waiting[f"pool {choice.pool}"] += gpus
-        else:
-            tight = [cap for cap in caps if not cap.allows(gpus, now + length)]
-            reason = tight[0].reason(gpus) if tight else ""
-            for cap in tight:
-                self.waiting[cap.name] += gpus
+            if not tight:  # else a GPU more would be of no use to it now
+                self.waiting[f"pool {choice.pool}"] += weight(choice)
+        reason = tight[0].reason(gpus) if tight else ""
         for cap in caps:
             cap.wait(gpus, start, start + length)
         return Place(choice, start, reason or self._full(choice, length))
 
     def _length(self, wanted: Wanted) -> int:
-        kind = (wanted.longest, *(one.flavor for one in wanted.choices))
+        kind = (wanted.longest, *(choice.flavor for choice in wanted.choices))
         length = self._lengths.get(kind)
         if length is None:
             length = self._lengths[kind] = int(lease_length(self._site, wanted, self._boots).total_seconds())
@@ -192,7 +199,10 @@ class PlanRoom:
         key = (choice.pool, choice.gpus, choice.same_group, length, openings.given)
         words = self._words.get(key)
         if words is None:
-            words = f"waiting for {_gpus(choice)} of pool {choice.pool}: {_taken(openings, runners, length)}"
+            if choice.gpus:
+                words = f"waiting for {_gpus(choice)} of pool {choice.pool}: {_taken(openings, runners, length)}"
+            else:
+                words = f"waiting for one of the {openings.lanes} runners without GPUs that may run at once"
             self._words[key] = words
         return words
 
@@ -201,6 +211,8 @@ class PlanRoom:
             return Place(None, None, "this site has none of the flavors and images that it may have")
         choice = wanted.choices[0]
         openings = self._pools.get(choice.pool)
+        if not choice.gpus and (openings is None or not openings.lanes):
+            return Place(choice, None, "the site has no runners without GPUs (any more)")
         if openings is None or not openings.lanes:
             return Place(choice, None, f"no GPU of pool {choice.pool} can be used at the moment")
         if openings.blocked:
@@ -216,7 +228,7 @@ class PlanRoom:
 
 
 def _allow(caps: list[Cap], gpus: int, end: int) -> bool:
-    return all(cap.allows(gpus, end) for cap in caps)
+    return not gpus or all(cap.allows(gpus, end) for cap in caps)
 
 
 def _gpus(choice: ServerChoice) -> str:

@@ -8,12 +8,15 @@ progress.py. docs/adr/0024 says in which order jobs go and what backfill may do.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
-from gpuyard.ledger.policy import spell
-from gpuyard.runners.fair_share import HOUR, Turn, in_turn
-from gpuyard.runners.placing import TEARDOWN, PlanRoom, lease_length, uses
+from gpuyard.bookings.policy import spell
+from gpuyard.bookings.yielding import MADE_WAY
+from gpuyard.database.times import moment, seconds
+from gpuyard.runners.cpu_lane import has_server
+from gpuyard.runners.fair_share import HOUR, QueueEntry, account, in_turn
+from gpuyard.runners.placing import TEARDOWN, PlanCapacity, lease_length, uses, weight
 from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, Wanted
 from gpuyard.runners.resolve import IdleRunners
 from gpuyard.runners.serving import match
@@ -28,27 +31,31 @@ from gpuyard.runners.view import (
     SetDemand,
     Step,
 )
-from gpuyard.store.times import moment, seconds
 
 SPARE = timedelta(minutes=2)
-"""A runner that nobody needs is deleted when it was so for this long: GitHub may be about to give it a job."""
+"""A runner that nobody needs is deleted when it was so for this long: a job for it may come. Where a job waits for its
+GPU it is deleted at once."""
 UNTOLD = timedelta(minutes=1)
 """Jobs that GitHub has assigned to a scale set, and does not tell of, get runners after this time."""
+INVITED = timedelta(minutes=2)
+"""GitHub assigns a job within seconds of being told that a set can have it. When it has assigned none for so long, its
+number of jobs that wait is taken for wrong ..."""
+DISBELIEVED = timedelta(minutes=30)
+"""... until so long after it was told."""
 PRESUMED = timedelta(minutes=5)
 """So long a busy runner is taken to have the job that it was made for, while GitHub has not said which it has."""
 OVERDUE = timedelta(hours=12)
 """Who has waited so long goes before whoever has used less: GitHub gives a job up after 24 hours."""
 MOST_TRIES = 5
 """A job is given up when so many of its runners failed."""
-S = RunnerState
-WAITING = frozenset({S.REQUESTED, S.CREATING, S.REGISTERING, S.IDLE})
+WAITING = frozenset({RunnerState.REQUESTED, RunnerState.CREATING, RunnerState.REGISTERING, RunnerState.IDLE})
 """States in which a runner has no job, and may get one."""
 COMING = {
-    S.REQUESTED: "its server is being made",
-    S.CREATING: "its server is being made",
-    S.REGISTERING: "its server boots",
-    S.IDLE: "its runner is ready",
-    S.BUSY: "its runner has taken it",
+    RunnerState.REQUESTED: "its server is being made",
+    RunnerState.CREATING: "its server is being made",
+    RunnerState.REGISTERING: "its server boots",
+    RunnerState.IDLE: "its runner is ready",
+    RunnerState.BUSY: "its runner has taken it",
 }
 
 
@@ -74,31 +81,43 @@ class _Planning:
         """Runners that are to wait for jobs."""
         self.numbers: dict[str, int] = defaultdict(int)
         """Pool -> jobs that wait for it."""
+        self.unassigned: set[str] = set()
+        """Entries of the queue for jobs that wait at GitHub until a set has room (`_unassigned`)."""
+        self.invited: dict[str, int] = defaultdict(int)
+        """Scale set -> how many of these have room now."""
+        self.unserved: dict[str, int] = defaultdict(int)
+        """Scale set -> jobs that GitHub has assigned to it, and that have no room now."""
         self.ending: set[str] = set()
         """Runners that this plan deletes."""
         self.runners = sorted(view.runners, key=lambda one: (one.created, one.name))
         self.jobs = {job.id: job for job in sorted(view.jobs, key=lambda one: one.id)}
         told = {job.runner: job for job in self.jobs.values() if job.runner}
-        found = ((one.name, self.jobs.get(one.job) or told.get(one.name)) for one in self.runners)
+        found = ((runner.name, self.jobs.get(runner.job) or told.get(runner.name)) for runner in self.runners)
         self.job_of = {name: job for name, job in found if job is not None}
         """Runner -> the job that GitHub has given it."""
-        self.presumed = {one.for_job: one for one in self.runners if one.for_job and self._is_presumed(one)}
+        self.presumed = {
+            runner.for_job: runner for runner in self.runners if runner.for_job and self._is_presumed(runner)
+        }
         """Job -> the busy runner that probably has it."""
-        self.able = [one for one in self.runners if self._may_get_job(one)]
+        self.able = [runner for runner in self.runners if self._may_get_job(runner)]
 
     def plan(self) -> RunnerPlan:
         queued = {job.id: job for job in self.jobs.values() if job.state is JobState.QUEUED and job.wanted}
-        unknown = {job.id: job for one in self._sets() for job in self._untold(one)}
+        unknown = {job.id: job for scale_set in self._sets() for job in self._untold(scale_set)}
+        unassigned = {job.id: job for scale_set in self._sets() for job in self._unassigned(scale_set)}
+        self.unassigned.update(unassigned)
         placing = self._placing()
-        order = self._order({**queued, **unknown}, placing)
+        order = self._order({**queued, **unknown, **unassigned}, placing)
         served = self._served(order)
         places = [self._place(job, job.wanted, served, placing) for job in order if job.wanted]
+        self._make_way()
         self._idle(served, placing)
         self._leases(served)
+        self._note_invitations()
         return RunnerPlan(
             tuple(sorted(self.steps, key=lambda step: not isinstance(step, DeleteRunner))),
             tuple(self._queue(places)),
-            {one.name: self._capacity(one, placing) for one in self._sets()},
+            {scale_set.name: self._capacity(scale_set, placing) for scale_set in self._sets()},
             self.since,
         )
 
@@ -106,10 +125,10 @@ class _Planning:
 
     def _is_presumed(self, runner: Runner) -> bool:
         began = runner.busy or runner.changed
-        return runner.state is S.BUSY and runner.name not in self.job_of and self.now - began < PRESUMED
+        return runner.state is RunnerState.BUSY and runner.name not in self.job_of and self.now - began < PRESUMED
 
     def _may_get_job(self, runner: Runner) -> bool:
-        """One whose lease is gone makes way for a booking, whatever it looks like."""
+        """Whether GitHub may give it a job, and there is time for one; `_make_way` deletes those without a lease."""
         leased = not runner.lease or runner.lease in self.view.leases
         return runner.state in WAITING and runner.name not in self.job_of and leased
 
@@ -121,13 +140,13 @@ class _Planning:
         and not more than the GPUs that there are."""
         live = (JobState.QUEUED, JobState.RUNNING)
         known = sum(job.scale_set == demand.name and job.state in live for job in self.jobs.values())
-        mine = [one for one in self.runners if one.scale_set == demand.name and one.name not in self.job_of]
-        strangers = sum(one.state is S.BUSY and one.for_job not in self.presumed for one in mine)
-        if any(one.state is S.IDLE and self.now - (one.online or one.changed) >= PRESUMED for one in mine):
-            return  # GitHub would have given it one of these long ago: its number is wrong
-        lanes = sum(len(self.view.rooms[pool].lanes) for pool in _pools(demand.wanted) if pool in self.view.rooms)
+        mine = [runner for runner in self.runners if runner.scale_set == demand.name and runner.name not in self.job_of]
+        strangers = sum(one.state is RunnerState.BUSY and one.for_job not in self.presumed for one in mine)
+        if self._is_disproved(demand):
+            return
         key = f"set {demand.name}"
-        for number in range(min(demand.assigned - demand.turned_down - known - strangers, lanes)):
+        many = min(demand.assigned - demand.turned_down - known - strangers, self._lanes(demand.wanted))
+        for number in range(many):
             first = self.since[key] = self.view.since.get(key, self.now)
             yield Job(
                 id=f"{key}: {number}",
@@ -141,14 +160,86 @@ class _Planning:
                 not_before=first + UNTOLD,
             )
 
+    def _is_disproved(self, demand: SetDemand) -> bool:
+        """Whether a runner of the set waits for a job for so long that GitHub would have given it one long ago, if
+        there were any."""
+        return any(
+            runner.state is RunnerState.IDLE
+            and runner.scale_set == demand.name
+            and runner.name not in self.job_of
+            and self.now - (runner.online or runner.changed) >= PRESUMED
+            for runner in self.runners
+        )
+
+    def _lanes(self, wanted: Wanted) -> int:
+        return sum(len(self.view.rooms[pool].lanes) for pool in _pools(wanted) if pool in self.view.rooms)
+
+    def _unassigned(self, demand: SetDemand) -> Iterator[Job]:
+        """Jobs that wait at GitHub for a scale set, as entries of the queue.
+
+        GitHub assigns a set no job beyond the capacity that it announces, and tells nothing of the others but their
+        number. Were the capacity what is free when all other jobs have been placed, these would get nothing while
+        anybody waits. So each has its turn and its room like other jobs; when it has room now, `_capacity` invites
+        GitHub to assign it, and only then we learn whose it is. Until then it counts as the repository's whose job the
+        set got last, and is no older than that job: GitHub assigns the oldest first.
+        """
+        if (
+            not demand.waiting
+            or self._stopped(demand.scope)
+            or self._is_disproved(demand)
+            or self._is_unanswered(demand)
+        ):
+            return
+        live = (JobState.QUEUED, JobState.RUNNING)
+        of_set = [job for job in self.jobs.values() if job.scale_set == demand.name and job.state in live]
+        last = max(of_set, key=lambda job: (job.queued, job.id), default=None)
+        key = f"set {demand.name}: waiting at GitHub"
+        first = self.view.since.get(key, self.now)
+        if last is not None:
+            first = max(first, min(last.queued, self.now))
+        self.since[key] = first
+        for number in range(min(demand.waiting, self._lanes(demand.wanted))):
+            yield Job(
+                id=f"{key}: {number:06}",
+                repository=last.repository if last else self._registration(demand.scope),
+                labels=(demand.name,),
+                state=JobState.QUEUED,
+                queued=first,
+                scope=demand.scope,
+                scale_set=demand.name,
+                wanted=demand.wanted,
+            )
+
+    def _is_unanswered(self, demand: SetDemand) -> bool:
+        """Whether GitHub was told for INVITED that the set can have a job more, and has assigned none."""
+        key = _invitation(demand)
+        first = self.view.since.get(key)
+        if first is None or not INVITED <= self.now - first < DISBELIEVED:
+            return False
+        self.since[key] = first
+        return True
+
+    def _note_invitations(self) -> None:
+        for demand in self._sets():
+            if self.invited[demand.name]:
+                key = _invitation(demand)
+                first = self.view.since.get(key, self.now)
+                self.since[key] = first if self.now - first < INVITED else self.now
+
     def _registration(self, scope: str) -> str:
         """The repository that is enrolled by itself; empty for an organisation."""
-        return next((one.repository or "" for one in self.view.site.enrolments if one.name == scope), "")
+        return next(
+            (enrolment.repository or "" for enrolment in self.view.site.enrolments if enrolment.name == scope), ""
+        )
 
-    def _placing(self) -> PlanRoom:
-        placing = PlanRoom(self.view, seconds(self.now))
+    def _placing(self) -> PlanCapacity:
+        placing = PlanCapacity(self.view, seconds(self.now))
         for runner in self.runners:
-            if runner.state is S.DELETING and not runner.lease:
+            if (
+                runner.state is RunnerState.DELETING
+                and not runner.lease
+                and (runner.choice.gpus or not has_server(runner))
+            ):
                 continue  # its server is gone; only GitHub still has it
             lease = self.view.leases.get(runner.lease)
             placing.count(runner, self._repository(runner), seconds(lease.ask.end if lease else self.now + TEARDOWN))
@@ -160,7 +251,7 @@ class _Planning:
 
     # Whose turn it is, and who is served already
 
-    def _order(self, queued: dict[str, Job], placing: PlanRoom) -> list[Job]:
+    def _order(self, queued: dict[str, Job], placing: PlanCapacity) -> list[Job]:
         """In the order of their turns; those that have failed too often come last."""
         used: dict[str, float] = defaultdict(float, {name.lower(): hours for name, hours in self.view.used.items()})
         late = (self.now - OVERDUE).timestamp()
@@ -171,27 +262,37 @@ class _Planning:
         ]
         for runner in self.runners:
             has, whose = self.job_of.get(runner.name), self._repository(runner)
-            if runner.state is S.DELETING and runner.busy is not None:
-                used[whose.lower()] += runner.choice.gpus * ((self.now - runner.created) / HOUR)
+            if runner.state is RunnerState.DELETING and runner.busy is not None:
+                hours = weight(runner.choice) * ((self.now - runner.created) / HOUR)
+                used[account(whose, runner.choice.gpus)] += hours
                 continue
             stands_itself = (has.id if has else runner.for_job if runner.for_job in self.presumed else "") in queued
-            if (runner.state is S.BUSY or has is not None) and not stands_itself:
+            if (runner.state is RunnerState.BUSY or has is not None) and not stands_itself:
                 id, since = (has.id, has.queued) if has else (runner.name, runner.created)
                 turns.append(self._turn(id, whose, runner.scale_set, runner.wanted, since, placing, waits=False))
         given_up = sorted(job.id for job in queued.values() if job.tries >= MOST_TRIES)
         return [queued[id] for id in (*in_turn(turns, used, late), *given_up)]
 
     def _turn(
-        self, id: str, whose: str, scale_set: str, wanted: Wanted, queued: datetime, placing: PlanRoom, *, waits: bool
-    ) -> Turn:
-        pool, gpus = (wanted.choices[0].pool, wanted.choices[0].gpus) if wanted.choices else ("", 0)
+        self,
+        id: str,
+        whose: str,
+        scale_set: str,
+        wanted: Wanted,
+        queued: datetime,
+        placing: PlanCapacity,
+        *,
+        waits: bool,
+    ) -> QueueEntry:
+        first = wanted.choices[0] if wanted.choices else None
         share = placing.rules(whose, scale_set).share
-        hours = gpus * (wanted.longest / HOUR)
-        return Turn(-wanted.priority, queued.timestamp(), id, whose.lower(), pool, share, hours, waits)
+        hours = (weight(first) if first else 0) * (wanted.longest / HOUR)
+        whose, pool = account(whose, first.gpus if first else 1), first.pool if first else ""
+        return QueueEntry(-wanted.priority, queued.timestamp(), id, whose, pool, share, hours, waits)
 
     def _served(self, order: Sequence[Job]) -> dict[str, Runner]:
         """Job -> the runner that it has, or will get."""
-        by_name = {one.name: one for one in self.runners}
+        by_name = {runner.name: runner for runner in self.runners}
         served = {
             job.id: runner
             for job in order
@@ -201,7 +302,7 @@ class _Planning:
 
     # What becomes of each queued job
 
-    def _place(self, job: Job, wanted: Wanted, served: dict[str, Runner], placing: PlanRoom) -> QueuePlace:
+    def _place(self, job: Job, wanted: Wanted, served: dict[str, Runner], placing: PlanCapacity) -> QueuePlace:
         runner = served.get(job.id)
         if runner is not None:
             reason = COMING.get(runner.state, "its runner is being deleted")
@@ -223,6 +324,9 @@ class _Planning:
             return self._waits(job, pool, f"its last runner failed{cause}; next try {spell(not_before)}", start)
         if place.choice is None or place.reason:
             return self._waits(job, pool, place.reason, start)
+        if job.id in self.unassigned:
+            self.invited[job.scale_set] += 1
+            return QueuePlace(job.id, pool, 0, "GitHub is told that there is room for it")
         known = job.id in self.jobs
         self.steps.append(
             CreateRunner(
@@ -248,6 +352,8 @@ class _Planning:
         """The next place of a pool's queue; jobs that nobody has told of have none."""
         if job.id in self.jobs:
             self.numbers[pool] += 1
+        if job.scale_set and job.id not in self.unassigned:
+            self.unserved[job.scale_set] += 1
         return QueuePlace(job.id, pool, self.numbers[pool], reason, start)
 
     def _queue(self, places: Iterable[QueuePlace]) -> Iterator[QueuePlace]:
@@ -259,43 +365,57 @@ class _Planning:
         for job in sorted(unread, key=lambda one: (one.queued, one.id)):
             yield self._waits(job, "", job.reason or "its configuration has not been read yet")
 
-    # Runners that have no job, and serve none
+    # Runners that have lost their GPU, and those that have no job and serve none
 
-    def _idle(self, served: dict[str, Runner], placing: PlanRoom) -> None:
+    def _make_way(self) -> None:
+        """Delete every runner whose lease has ended, whatever it does: its GPU is somebody else's, who waits for it."""
+        for runner in self.runners:
+            if runner.lease and runner.lease not in self.view.leases and runner.state is not RunnerState.DELETING:
+                self.ending.add(runner.name)
+                self.steps.append(DeleteRunner(runner.name, Cause.BOOKING, MADE_WAY))
+
+    def _idle(self, served: dict[str, Runner], placing: PlanCapacity) -> None:
         """Keep those that are to wait for jobs, delete others once they were spare for long enough, make new ones."""
         serving = {runner.name for runner in served.values()}
         spare = {runner.name: runner for runner in self.able if runner.name not in serving}
         wishes = sorted(self.view.idle, key=lambda one: (one.scope, one.repository, one.scale_set, one.wanted.kind))
         having = [[one for one in spare.values() if _is_of(one, wish)] for wish in wishes]
         for wish, some in zip(wishes, having, strict=True):
-            for one in sorted(some, key=lambda one: one.state is not S.IDLE)[: wish.count]:
+            for one in sorted(some, key=lambda one: one.state is not RunnerState.IDLE)[: wish.count]:
                 self.kept[one.name] = one
-        self._give_way([one for one in spare.values() if one.name not in self.kept], placing)
-        self._delete([one for one in spare.values() if one.name not in self.kept])
+        at_once = self._give_way([one for one in spare.values() if one.name not in self.kept], placing)
+        self._delete([one for one in spare.values() if one.name not in self.kept], at_once)
         for wish, some in zip(wishes, having, strict=True):
             staying = sum(one.name not in self.ending for one in some)
             self._make_idle(wish, wish.count - staying, placing)
 
-    def _give_way(self, going: Sequence[Runner], placing: PlanRoom) -> None:
-        """Keep fewer where jobs wait for GPUs, in a pool or under a limit, that no spare runner is about to leave."""
-        going = [*going, *(one for one in self.runners if one.state is S.DELETING)]
+    def _give_way(self, spare: Sequence[Runner], placing: PlanCapacity) -> set[str]:
+        """Names of the spare runners that go at once, since jobs wait for GPUs that they have, in a pool or under a
+        limit: no more than are waited for, first those that are not online, and those that were to be kept last. Of
+        these only such as are online: what has just been made for a wish is not deleted by the next plan."""
+        going = [runner for runner in self.runners if runner.state is RunnerState.DELETING]
+        at_once = set()
+        order = [*sorted(spare, key=lambda one: one.state is RunnerState.IDLE), *reversed(self.kept.values())]
         for name, gpus in placing.waiting.items():
-            missing = gpus - sum(one.choice.gpus for one in going if name in uses(one, self._repository(one)))
-            for one in reversed([one for one in self.kept.values() if name in uses(one, self._repository(one))]):
-                if missing > 0:
-                    missing -= one.choice.gpus
+            missing = gpus - sum(weight(one.choice) for one in going if name in uses(one, self._repository(one)))
+            for one in order:
+                if missing > 0 and one not in going and name in uses(one, self._repository(one)):
+                    missing -= weight(one.choice)
                     going.append(one)
-                    del self.kept[one.name]
+                    if one.name not in self.kept or one.state is RunnerState.IDLE:
+                        at_once.add(one.name)
+                    self.kept.pop(one.name, None)
+        return at_once
 
-    def _delete(self, spare: Iterable[Runner]) -> None:
+    def _delete(self, spare: Iterable[Runner], at_once: Collection[str]) -> None:
         for runner in spare:
             first = self.since[runner.name] = self.view.since.get(runner.name, self.now)
-            if self.now - first >= SPARE:
+            if self.now - first >= SPARE or runner.name in at_once:
                 self.ending.add(runner.name)
                 reason = "its job was cancelled, or has another runner" if runner.for_job else "no job needs it"
                 self.steps.append(DeleteRunner(runner.name, Cause.NOT_NEEDED, reason))
 
-    def _make_idle(self, wish: IdleRunners, count: int, placing: PlanRoom) -> None:
+    def _make_idle(self, wish: IdleRunners, count: int, placing: PlanCapacity) -> None:
         if self._stopped(wish.scope) or (wish.not_before is not None and self.now < wish.not_before):
             return
         for _ in range(count):
@@ -330,11 +450,11 @@ class _Planning:
             if lease is None:
                 continue
             end, yields = lease.ask.end, runner.wanted.preemptible
-            if runner.state is S.DELETING or runner.name in self.ending:
+            if runner.state is RunnerState.DELETING or runner.name in self.ending:
                 yields = lease.yields
                 if not self.now + TEARDOWN / 2 <= end <= self.now + 2 * TEARDOWN:
                     end = self.now.replace(microsecond=0) + TEARDOWN
-            elif runner.state is S.BUSY:
+            elif runner.state is RunnerState.BUSY:
                 end = runner.until.replace(microsecond=0) + TEARDOWN if runner.until else end
             elif runner.name not in self.job_of:
                 needed = runner.name in serving or runner.name in self.kept
@@ -344,12 +464,17 @@ class _Planning:
             if (end, yields) != (lease.ask.end, lease.yields):
                 self.steps.append(ChangeLease(runner.name, lease.id, end, yields))
 
-    def _capacity(self, demand: SetDemand, placing: PlanRoom) -> int:
-        gone = [one.name for one in self.runners if one.state is S.DELETING or one.name in self.ending]
-        having = sum(one.scale_set == demand.name and one.name not in gone for one in self.runners)
+    def _capacity(self, demand: SetDemand, placing: PlanCapacity) -> int:
+        """What GitHub may assign: a job for each runner, what has been assigned already, what has its turn now
+        (`_unassigned`), and what would have room besides, so that a job which comes next is assigned at once."""
+        gone = [
+            runner.name for runner in self.runners if runner.state is RunnerState.DELETING or runner.name in self.ending
+        ]
+        having = sum(runner.scale_set == demand.name and runner.name not in gone for runner in self.runners)
         making = sum(isinstance(step, CreateRunner) and step.scale_set == demand.name for step in self.steps)
         more = 0 if self._stopped(demand.scope) else placing.many_now(demand.wanted, demand.name)
-        return having + making + more + demand.turned_down  # GitHub counts those against it
+        known = self.unserved[demand.name] + demand.turned_down  # GitHub counts those against it
+        return having + making + known + self.invited[demand.name] + more
 
 
 def _is_of(runner: Runner, wish: IdleRunners) -> bool:
@@ -357,6 +482,11 @@ def _is_of(runner: Runner, wish: IdleRunners) -> bool:
         return (runner.scope, runner.scale_set) == (wish.scope, wish.scale_set)
     mine = (runner.scope, runner.repository.lower(), frozenset(label.lower() for label in runner.labels))
     return mine == (wish.scope, wish.repository.lower(), frozenset(label.lower() for label in wish.labels))
+
+
+def _invitation(demand: SetDemand) -> str:
+    """Key of `RunnerPlan.since`: another one as soon as GitHub has assigned a job."""
+    return f"set {demand.name}: invited beyond {demand.assigned}"
 
 
 def _pools(wanted: Wanted) -> set[str]:

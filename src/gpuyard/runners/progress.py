@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from gpuyard.nova.server_states import SeenServer
 from gpuyard.runners.console import Console, GpuVerdict, JobProgress
 from gpuyard.runners.life import become
 from gpuyard.runners.records import DONE, OVER, Cause, Job, JobState, Runner, RunnerState
 
-S = RunnerState
 OFF = frozenset({"SHUTOFF", "SUSPENDED", "PAUSED", "STOPPED"})
 """What Nova says of a server that does not run."""
 NO_ROOM = ("No valid host", "Exceeded maximum number of retries", "over limit", "Quota exceeded")
@@ -28,23 +28,7 @@ STEPS = 4
 
 
 @dataclass(frozen=True)
-class SeenServer:
-    """A server of ours as Nova shows it."""
-
-    id: str
-    name: str
-    status: str
-    """Nova's: ``BUILD``, ``ACTIVE``, ``ERROR``, ``SHUTOFF`` ..."""
-    task: str = ""
-    created: datetime | None = None
-    fault: str = ""
-    """Of one in ERROR: why."""
-    ours: bool = True
-    """It has the tags of this site's runners; without them it is not touched."""
-
-
-@dataclass(frozen=True)
-class Seen:
+class RunnerObservation:
     """What is known of one runner besides what is written of it."""
 
     server: SeenServer | None = None
@@ -71,11 +55,11 @@ class Patience:
     """From ACTIVE to GitHub's having it online."""
 
 
-def progress(runner: Runner, seen: Seen, patience: Patience, now: datetime) -> Runner:
+def progress(runner: Runner, seen: RunnerObservation, patience: Patience, now: datetime) -> Runner:
     """The runner as far as it has come; the very same object when nothing is new. One that is to end is DELETING, with
     cause and reason."""
     for _ in range(STEPS):
-        if runner.state in OVER or runner.state in (S.DELETING, S.REQUESTED):
+        if runner.state in OVER or runner.state in (RunnerState.DELETING, RunnerState.REQUESTED):
             break
         after = _end(runner, seen, patience, now) or _forward(runner, seen, now)
         if after is None:
@@ -84,19 +68,19 @@ def progress(runner: Runner, seen: Seen, patience: Patience, now: datetime) -> R
     return runner
 
 
-def _forward(runner: Runner, seen: Seen, now: datetime) -> Runner | None:
+def _forward(runner: Runner, seen: RunnerObservation, now: datetime) -> Runner | None:
     """One state on, or a fact that was not known."""
     if seen.server is not None and not runner.server_id:  # it was asked for before a crash
         return replace(runner, server_id=seen.server.id, changed=now)
     job, console = seen.job, seen.console or Console()
-    if runner.state is not S.BUSY and (job is not None or seen.busy or console.job is JobProgress.STARTED):
-        return _given(become(runner, S.BUSY, now), job)
-    if runner.state is S.BUSY:
+    if runner.state is not RunnerState.BUSY and (job is not None or seen.busy or console.job is JobProgress.STARTED):
+        return _given(become(runner, RunnerState.BUSY, now), job)
+    if runner.state is RunnerState.BUSY:
         return _given(runner, job) if job is not None and runner.job != job.id else None
-    if runner.state in (S.CREATING, S.REGISTERING) and (seen.online or console.online):
-        return become(runner, S.IDLE, now)
-    if runner.state is S.CREATING and seen.server is not None and seen.server.status in {"ACTIVE", *OFF}:
-        return become(runner, S.REGISTERING, now)
+    if runner.state in (RunnerState.CREATING, RunnerState.REGISTERING) and (seen.online or console.online):
+        return become(runner, RunnerState.IDLE, now)
+    if runner.state is RunnerState.CREATING and seen.server is not None and seen.server.status in {"ACTIVE", *OFF}:
+        return become(runner, RunnerState.REGISTERING, now)
     return None
 
 
@@ -110,12 +94,12 @@ def _given(runner: Runner, job: Job | None) -> Runner:
     return replace(runner, job=job.id, until=until)
 
 
-def _end(runner: Runner, seen: Seen, patience: Patience, now: datetime) -> Runner | None:
+def _end(runner: Runner, seen: RunnerObservation, patience: Patience, now: datetime) -> Runner | None:
     """The runner on its way out, when there is reason for it."""
 
     def end(cause: Cause, reason: str) -> Runner:
         last = _given(runner, seen.job) if seen.job is not None and not runner.job else runner
-        return become(last, S.DELETING, now, cause, reason)
+        return become(last, RunnerState.DELETING, now, cause, reason)
 
     job, console = seen.job, seen.console or Console()
     # One that we gave up, or refused, GitHub may run all the same: it is over when GitHub says so.
@@ -126,7 +110,7 @@ def _end(runner: Runner, seen: Seen, patience: Patience, now: datetime) -> Runne
         return end(Cause.FINISHED, "its job is over")
     if seen.gone:
         return end(Cause.SERVER_ERROR, "its server was deleted by somebody else")
-    if runner.state is S.BUSY and runner.until is not None and now >= runner.until:
+    if runner.state is RunnerState.BUSY and runner.until is not None and now >= runner.until:
         return end(Cause.TIME_LIMIT, f"its job has run for {_hours(runner)}, which is as long as it may")
     server = seen.server
     if server is not None and server.status == "ERROR":
@@ -136,7 +120,7 @@ def _end(runner: Runner, seen: Seen, patience: Patience, now: datetime) -> Runne
     return _silent(runner, seen, patience, now, end)
 
 
-def _silent(runner: Runner, seen: Seen, patience: Patience, now: datetime, end: _End) -> Runner | None:
+def _silent(runner: Runner, seen: RunnerObservation, patience: Patience, now: datetime, end: _End) -> Runner | None:
     """The same, of one that should have said something, or has said that it cannot go on."""
     console, state = seen.console or Console(), runner.state
     # A job could write anything: what is said of the GPU counts only while there can have been none (console.py). After
@@ -148,29 +132,29 @@ def _silent(runner: Runner, seen: Seen, patience: Patience, now: datetime, end: 
     if never and console.failed:
         return end(Cause.GITHUB_ERROR, f"its runner did not start: {console.failed}")
     quiet = now - runner.changed >= GRACE
-    if seen.registered is False and state is S.BUSY and quiet:
+    if seen.registered is False and state is RunnerState.BUSY and quiet:
         return end(Cause.FINISHED, "GitHub has let go of it, which it does after the job")
     off = seen.server is not None and seen.server.status in OFF
-    if off and state is S.BUSY and quiet:
+    if off and state is RunnerState.BUSY and quiet:
         return end(Cause.LOST, f"its server is {seen.server.status if seen.server else ''}, and its job is not over")
-    if off and state in (S.REGISTERING, S.IDLE) and _heard_out(runner, seen, patience, now):
+    if off and state in (RunnerState.REGISTERING, RunnerState.IDLE) and _heard_out(runner, seen, patience, now):
         return end(Cause.SERVER_ERROR, "its server has switched itself off before it had a job")
-    if seen.registered is False and state in (S.REGISTERING, S.IDLE) and quiet:
+    if seen.registered is False and state in (RunnerState.REGISTERING, RunnerState.IDLE) and quiet:
         return end(Cause.GITHUB_ERROR, "GitHub has its registration no more")
-    if state is S.CREATING and now - runner.changed >= patience.boot:
+    if state is RunnerState.CREATING and now - runner.changed >= patience.boot:
         return end(Cause.BOOT_TIMEOUT, f"its server was not ACTIVE within {patience.boot}")
-    if state is S.REGISTERING and runner.active is not None and now - runner.active >= patience.register:
+    if state is RunnerState.REGISTERING and runner.active is not None and now - runner.active >= patience.register:
         return end(Cause.REGISTRATION_TIMEOUT, f"it was not online at GitHub within {patience.register}")
     return None
 
 
-def _heard_out(runner: Runner, seen: Seen, patience: Patience, now: datetime) -> bool:
+def _heard_out(runner: Runner, seen: RunnerObservation, patience: Patience, now: datetime) -> bool:
     """Whether there is no more to hear of a runner whose server is off. It says why before it goes, and what it did in
     the seconds since the last look GitHub may know before we do."""
     console = seen.console or Console()
     if console.job is not JobProgress.NONE:
         return False
-    if runner.state is S.REGISTERING:
+    if runner.state is RunnerState.REGISTERING:
         late = runner.active is not None and now - runner.active >= patience.register
         return late or (console.over and seen.online is not None)
     return console.over or (seen.online is False and now - runner.changed >= GRACE)

@@ -66,6 +66,8 @@ class Cause(StrEnum):
     """It was given a job that a policy does not allow."""
     GPU_CHECK = "gpu-check"
     """Its GPU did not pass the check before the first job."""
+    GPU_KEPT_BACK = "gpu-kept-back"
+    """Its GPU went bad before it had a job: nobody new is to start there."""
     NO_CAPACITY = "no-capacity"
     """Nova had no valid host, or a quota was full."""
     SERVER_ERROR = "server-error"
@@ -96,9 +98,11 @@ class ServerChoice:
     """One way to serve a job: a flavor with an image. Tried in order."""
 
     pool: str
+    """`site.runner_rules.CPU` for a flavor without GPUs."""
     flavor: str
     image: str
     gpus: int = 1
+    """0 for a flavor without GPUs: no lease of the ledger is taken for its server."""
     same_group: bool = False
     """The flavor's GPUs are one whole IOMMU group."""
 
@@ -195,7 +199,7 @@ class Runner:
     """The job that GitHub has given it."""
     scale_set: str = ""
     lease: str = ""
-    """Id of its lease in the ledger."""
+    """Id of its lease in the ledger; empty for one without GPUs, and once its server is gone."""
     server_id: str = ""
     github_id: int = 0
     """Of the registration."""
@@ -253,10 +257,13 @@ class ScaleSetState:
     last_message: int = 0
     """The last message that was written down."""
     assigned: int = 0
-    """GitHub's ``totalAssignedJobs``, as of the last message."""
+    """GitHub's ``totalAssignedJobs``, as of the last message or the last question."""
     seen: datetime | None = None
     """When GitHub last answered a poll."""
     error: str = ""
+    waiting: int = 0
+    """GitHub's ``totalAvailableJobs``, as of when `assigned` is: jobs for the set that GitHub has not assigned, since
+    the set has not announced that it could have them."""
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from gpuyard.model.finding import Finding
 from gpuyard.runners.access import Access, Considered, RunnerRequest, access_to
 from gpuyard.runners.cirun.access_file import read_access
 from gpuyard.runners.cirun.cirun_file import read_cirun
-from gpuyard.runners.cirun.labels import fits, meant_for_cirun
+from gpuyard.runners.cirun.labels import fits, is_general, is_hosted, meant_for_cirun
 from gpuyard.runners.cirun.records import OPENSTACK, AccessFile, CirunFile, CirunRunner, Way
 from gpuyard.runners.facts import PersonFacts
 from gpuyard.runners.records import Job, ServerChoice, Trust, Wanted
 from gpuyard.site.objects import runner_flavors
-from gpuyard.site.runner_rules import Enrolment, JobRules, ScaleSet, SiteRunners
+from gpuyard.site.runner_rules import CPU, Enrolment, JobRules, ScaleSet, SiteRunners
 from gpuyard.site.schema import Site
 
 ASSOCIATIONS: dict[str, frozenset[str]] = {
@@ -48,6 +48,12 @@ class Ruling(StrEnum):
     """No runner of gpuyard has its labels: somebody else's job, to be left alone without a word."""
     UNKNOWN = "unknown"
     """GitHub must be asked first; `reasons` say what for. To be tried again."""
+    WITHHELD = "withheld"
+    """GitHub refuses to say what must be known: the app or token lacks a permission. Tried again a few times."""
+
+
+ELSEWHERE = frozenset({"flavor-unknown", "flavor-without-gpu"})
+"""Rules of `problem_of` by which a shared runner is another cloud's."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ class IdleRunners:
 
 def read(files: RepositoryFiles) -> Configuration:
     """Read a repository's files. Never raises; what is wrong is among the findings. Takes milliseconds for usual files,
-    and seconds for the worst that somebody can write."""
+    and some tenths of a second for the worst that somebody can write (`reading.BOUNDS`)."""
     return Configuration(
         CirunFile() if files.cirun is None else read_cirun(files.cirun),
         CirunFile() if files.cirun_global is None else read_cirun(files.cirun_global, ".cirun.global.yml"),
@@ -125,6 +131,25 @@ def resolve(job: Job, site: Site, configuration: Configuration, facts: PersonFac
     A job's runner gets the job's own labels (suffixes and all), so that no other job has them all.
     """
     return _Case(job, site, configuration, facts).resolution()
+
+
+def not_ours_by_labels(job: Job, runners: SiteRunners, enrolment: Enrolment) -> str:
+    """Why a job is somebody else's whatever files its repository has; empty where the files decide.
+
+    Most jobs of an organisation are GitHub's own to run. This tells them from ours without a call to GitHub.
+    """
+    if job.scale_set:
+        return ""
+    if (served_by := next((scale_set for scale_set in runners.sets if job.labels == (scale_set,)), None)) is not None:
+        return f"the scale set {served_by!r} gets it, not a runner of .cirun.yml"
+    asked = ", ".join(job.labels) or "none"
+    if not enrolment.cirun:
+        return f"no .cirun.yml is read for {enrolment.name}, and a job with the labels {asked} is of no scale set"
+    if enrolment.has_hosted_runners and is_hosted(job.labels):
+        return f"{asked} is a runner that GitHub hosts, and GitHub runs the job there"
+    if is_general(job.labels):
+        return f"the labels {asked} name no runner in particular, so no runner of .cirun.yml gets it"
+    return ""
 
 
 @dataclass
@@ -142,7 +167,7 @@ class _Case:
         runners = self.site.runners
         if runners is None:
             return self._end(Ruling.NOT_OURS, "the site has no runners")
-        enrolment = next((one for one in runners.enrolments if one.name == self.job.scope), None)
+        enrolment = next((enrolment for enrolment in runners.enrolments if enrolment.name == self.job.scope), None)
         if enrolment is None:
             return self._end(Ruling.REFUSED, f"the site file has no enrolment {self.job.scope!r} (any more)")
         candidates, refusal = self._candidates(runners, enrolment)
@@ -175,16 +200,20 @@ class _Case:
                 return [], self._end(Ruling.REFUSED, f"the site file has no set {self.job.scale_set!r} (any more)")
             self._ok(f"the label {self.job.scale_set!r} is a scale set of the site")
             return [as_runner(self.job.scale_set, stated)], None
-        if (served_by := next((one for one in runners.sets if self.job.labels == (one,)), None)) is not None:
-            return [], self._end(Ruling.NOT_OURS, f"the scale set {served_by!r} gets it, not a runner of .cirun.yml")
-        asked = ", ".join(self.job.labels) or "none"
-        if not enrolment.cirun:
-            reason = f"no .cirun.yml is read for {enrolment.name}, and a job with the labels {asked} is of no scale set"
+        if reason := not_ours_by_labels(self.job, runners, enrolment):
             return [], self._end(Ruling.NOT_OURS, reason)
+        asked = ", ".join(self.job.labels)
         files = (self.configuration.own, self.configuration.shared)
-        fitting = [one for file in files for one in file.runners if fits(self.job.labels, one.labels)]
+        fitting = [runner for file in files for runner in file.runners if fits(self.job.labels, runner.labels)]
         ours = [one for one in fitting if one.ours]
         others = sorted({one.cloud for one in fitting if not one.ours})
+        elsewhere = [one for one in ours if self._is_elsewhere(one)]
+        if elsewhere and elsewhere == ours and not others:
+            flavors = ", ".join(sorted({way.flavor for one in elsewhere for way in one.ways}))
+            reason = (
+                f"runners with the labels {asked} are another cloud's: this site has none with the flavor {flavors}"
+            )
+            return [], self._end(Ruling.NOT_OURS, reason)
         if ours:
             for one in ours:
                 self._ok(f"runner {one.name!r} ({one.file}, line {one.line}) has the labels {asked}")
@@ -194,10 +223,17 @@ class _Case:
         if others:
             reason = f"runners with the labels {asked} are of the cloud {', '.join(others)}, which gpuyard leaves alone"
             return [], self._end(Ruling.NOT_OURS, reason)
-        broken = [one for file in files if not file.readable for one in file.findings[:1]]
+        broken = [finding for file in files if not file.readable for finding in file.findings[:1]]
         if broken and meant_for_cirun(self.job.labels):
             return [], self._end(Ruling.REFUSED, *(f"{one.object}: {one.reason}" for one in broken))
         return [], self._end(Ruling.NOT_OURS, f"no runner has the labels {asked}")
+
+    def _is_elsewhere(self, runner: CirunRunner) -> bool:
+        """Whether a runner of the file that all repositories share is meant for another OpenStack: of several clouds
+        that serve one organisation each leaves the others' flavors alone. In a repository's own file it is an error."""
+        if not runner.ways or runner not in self.configuration.shared.runners:
+            return False
+        return all(problem_of(way, self.site)[0] in ELSEWHERE for way in runner.ways)
 
     def _trusted(self, rules: JobRules) -> Resolution | None:
         """Why the job's code may not run at all."""
@@ -237,11 +273,11 @@ class _Case:
         unknown: list[str] = []
         pull_request = _is_pull_request(self.job) or self.job.trust is Trust.FORK
         request = RunnerRequest(self.job.repository, self.job.actor, pull_request, enrolment.url)
-        for one in candidates:
-            answer = self._policies(one, access, request)
+        for candidate in candidates:
+            answer = self._policies(candidate, access, request)
             self.steps += answer.steps
             if answer.allowed:
-                allowed.append(one)
+                allowed.append(candidate)
             else:
                 (unknown if answer.allowed is None else reasons).extend(answer.reasons)
         if allowed:
@@ -251,7 +287,7 @@ class _Case:
         return [], self._end(Ruling.REFUSED, *reasons)
 
     def _policies(self, runner: CirunRunner, access: AccessFile, request: RunnerRequest) -> Access:
-        if self.job.scale_set and access.readable and all(one.resource != runner.name for one in access.grants):
+        if self.job.scale_set and access.readable and all(grant.resource != runner.name for grant in access.grants):
             text = f"{access.file} does not name the scale set {runner.name!r}, which the site gives to all of its jobs"
             return Access(True, (), (Considered(text, True),))
         if not self.job.scale_set and runner in self.configuration.own.runners:
@@ -306,7 +342,7 @@ def served(
             continue
         name = flavor_name(way.flavor, site)
         flavor = site.flavors[name]
-        (pool, gpus), *_ = flavor.gpus.items()
+        pool, gpus = next(iter(flavor.gpus.items()), (CPU, 0))
         found.setdefault(ServerChoice(pool, name, way.image, gpus, flavor.same_group), way.preemptible)
     return list(found.items()), list(refused)
 
@@ -324,11 +360,8 @@ def problem_of(way: Way, site: Site, ask_allowed: bool = True) -> tuple[str, str
     name = flavor_name(way.flavor, site)
     if name not in site.flavors:
         return "flavor-unknown", f"the site has no flavor {way.flavor!r}"
-    if not site.flavors[name].gpus:
-        return (
-            "flavor-without-gpu",
-            f"the flavor {way.flavor!r} has no GPU, and gpuyard's runners are servers with GPUs",
-        )
+    if not site.flavors[name].gpus and not (site.runners and site.runners.cpu_runners):
+        return "flavor-without-gpu", f"the flavor {way.flavor!r} has no GPU, and the site has no runners without one"
     if not ask_allowed or site.runners is None:
         return "", ""
     flavors, images = site.runners.allowed.flavors, site.runners.allowed.images

@@ -31,7 +31,7 @@ class Matching:
 
     def __init__(self, runners: Sequence[Runner]) -> None:
         self._runners = runners
-        self._labels = [_lower(one.labels) for one in runners]
+        self._labels = [_lower(runner.labels) for runner in runners]
         self._by_label: dict[tuple[str, str], list[int]] = defaultdict(list)
         self._by_set: dict[tuple[str, str], list[int]] = defaultdict(list)
         for place, one in enumerate(runners):

@@ -18,6 +18,7 @@ CONFIGURATION = re.compile(r"[A-Za-z0-9+/_=-]{1,40000}", re.ASCII)
 
 SECRET = "/run/gpuyard/jitconfig"  # noqa: S105 - a path
 """In the server: the configuration, until the runner has it. In memory, and root's."""
+RULES = f"{FOLDER}/job-rules.json"
 AGAIN = f"! cmp -s {FOLDER}/started /var/lib/cloud/data/instance-id || sh {FOLDER}/runner again"
 """At every boot: whether this very server has been on before. An image may have been made from another one."""
 UNITS = "/run/systemd/system"
@@ -28,12 +29,13 @@ class UserDataError(BlockedError):
     """No server can be told this."""
 
 
-def user_data(name: str, encoded_jit_config: str, gpus: int, check_seconds: int = 60) -> str:
-    """The text for one runner: check `gpus` GPUs, run one job, switch off. What comes to the console on the way is
-    read by console.py.
+def user_data(name: str, encoded_jit_config: str, gpus: int, rules: str, check_seconds: int = 60) -> str:
+    """The text for one runner: check `gpus` GPUs, if it has any, run one job, switch off. What comes to the console on
+    the way is read by console.py.
 
-    `name` is the runner's, `encoded_jit_config` as GitHub has answered it. The check of the GPUs may take
-    `check_seconds`. Raises UserDataError for what cannot be a name or a configuration, or is too large for Nova.
+    `name` is the runner's, `encoded_jit_config` as GitHub has answered it, `rules` what its job is held against
+    (`guest_rules`). The check of the GPUs may take `check_seconds`. Raises UserDataError for what cannot be a name or a
+    configuration, or is too large for Nova.
     """
     if not NAME.fullmatch(name):
         raise UserDataError(f"{name[:80]!r} is no name for a runner: letters, digits, '.', '_' and '-', 64 at most")
@@ -47,6 +49,8 @@ def user_data(name: str, encoded_jit_config: str, gpus: int, check_seconds: int 
             guest_file(f"{FOLDER}/runner", _script("runner.sh")),
             guest_file(f"{FOLDER}/gpu-check", script("gpuyard.guest", GPU_CHECK)),
             guest_file(f"{FOLDER}/job-started.sh", _script("job-started.sh"), "0755"),
+            guest_file(f"{FOLDER}/job_rules.py", _script("job_rules.py")),
+            guest_file(RULES, rules),
             guest_file(f"{UNITS}/gpuyard.slice", _script("gpuyard.slice")),
             guest_file(f"{UNITS}/gpuyard-runner.service", _script("gpuyard-runner.service")),
             guest_file(SECRET, encoded_jit_config, "0600"),

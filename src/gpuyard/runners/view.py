@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from gpuyard.ledger.leases import PoolRoom
+from gpuyard.bookings.ledger.leases import PoolCapacity
 from gpuyard.model.booking import Booking
 from gpuyard.runners.records import Cause, Job, Runner, ServerChoice, Wanted
 from gpuyard.runners.resolve import IdleRunners
@@ -32,6 +32,8 @@ class SetDemand:
     """Jobs that GitHub has assigned to it, running ones included: ``totalAssignedJobs``."""
     turned_down: int = 0
     """Of these, those that we have refused or given up: GitHub counts them until they are over there."""
+    waiting: int = 0
+    """Jobs that wait at GitHub until the set announces that it can have them: ``totalAvailableJobs``."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class RunnerView:
     """All that are not over."""
     leases: Mapping[str, Booking]
     """Id -> lease, of all that are on."""
-    rooms: Mapping[str, PoolRoom]
+    rooms: Mapping[str, PoolCapacity]
     """Pool -> what could be leased now and later: `Leases.rooms`."""
     used: Mapping[str, float] = field(default_factory=dict)
     """Repository -> GPU-hours that it has used, of runners that are over: `fair_share.decayed`."""
@@ -135,6 +137,6 @@ class RunnerPlan:
     queue: tuple[QueuePlace, ...] = ()
     """All queued jobs: those with a runner first, then in the order of their turns."""
     capacity: Mapping[str, int] = field(default_factory=dict)
-    """Scale set -> jobs that it can have now: its runners, those that could be made at once, and `turned_down`."""
+    """Scale set -> jobs that GitHub may assign to it, those that it has assigned included."""
     since: Mapping[str, datetime] = field(default_factory=dict)
     """What was seen first when: to be handed to the next plan, so that nothing is deleted on one look only."""

@@ -55,7 +55,9 @@ def signed_by(body: bytes, signature: str, secrets: Mapping[str, Sequence[bytes]
 
 def _any_signed(body: bytes, given: bytes, secrets: Sequence[bytes]) -> bool:
     # All of them are tried, so that the time does not tell which. An empty secret would be everybody's.
-    return sum(hmac.compare_digest(hmac.digest(one, body, hashlib.sha256), given) for one in secrets if one) > 0
+    return (
+        sum(hmac.compare_digest(hmac.digest(secret, body, hashlib.sha256), given) for secret in secrets if secret) > 0
+    )
 
 
 def job_update(event: str, body: bytes, scope: str, host: str = "github.com") -> JobUpdate | None:

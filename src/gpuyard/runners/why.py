@@ -29,7 +29,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Told:
+class StatedFacts:
     """`PersonFacts` of what somebody said beforehand. What was not said, nobody knows."""
 
     role_name: str | None = None
@@ -45,7 +45,7 @@ class Told:
     def in_team(self, organization: str, team: str, user: str) -> bool:
         if self.teams is None:
             raise FactsUnavailableError(f"whether {user!r} is in the team {team!r} is not known; say --team")
-        return team.lower() in {one.lower() for one in self.teams}
+        return team.lower() in {team.lower() for team in self.teams}
 
     def text(self, file: TextFile) -> str | None:
         if self.users is None:
@@ -59,10 +59,10 @@ def enrolment_of(repository: str, site: Site) -> Enrolment:
         raise UsageError(f"{repository!r} is no repository; write it as in 'conda-forge/pytorch-feedstock'")
     enrolments = site.runners.enrolments if site.runners is not None else []
     owner = repository.partition("/")[0].lower()
-    found = [one for one in enrolments if one.includes(repository)]
-    found += [one for one in enrolments if one.owner.lower() == owner and one.organization]
+    found = [enrolment for enrolment in enrolments if enrolment.includes(repository)]
+    found += [enrolment for enrolment in enrolments if enrolment.owner.lower() == owner and enrolment.organization]
     if not found:
-        have = ", ".join(one.name for one in enrolments)
+        have = ", ".join(enrolment.name for enrolment in enrolments)
         raise UsageError(f"{repository} is not enrolled: the site file has {have}; add it to 'enrolments' of 'runners'")
     return found[0]
 
@@ -70,8 +70,8 @@ def enrolment_of(repository: str, site: Site) -> Enrolment:
 def every_label(site: Site, configuration: Configuration) -> list[str]:
     """One label of each runner that a repository could name."""
     sets = list(site.runners.sets) if site.runners is not None else []
-    runners = [one for file in (configuration.own, configuration.shared) for one in file.runners if one.ours]
-    own = [next((label for label in one.labels if bare(label) not in GENERAL), "") for one in runners]
+    runners = [runner for file in (configuration.own, configuration.shared) for runner in file.runners if runner.ours]
+    own = [next((label for label in runner.labels if bare(label) not in GENERAL), "") for runner in runners]
     return list(dict.fromkeys([*sets, *filter(None, own)]))
 
 

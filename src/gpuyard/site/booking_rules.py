@@ -56,7 +56,7 @@ def parse_duration(value: object) -> timedelta:
     return duration
 
 
-def _as_stated(value: timedelta | bool) -> str | bool:
+def stated(value: timedelta | bool) -> str | bool:
     """15 days -> ``"15 days"``, for `parse_duration`."""
     if isinstance(value, bool):
         return value
@@ -91,7 +91,7 @@ def known_zone(name: str) -> str:
 
 
 _DURATION_SCHEMA = {"type": "string", "pattern": r"^\d+\s*(min|h|d|w|[a-z]+)$", "examples": ["15 days", "30 min"]}
-_STATED = PlainSerializer(_as_stated, when_used="json")
+_STATED = PlainSerializer(stated, when_used="json")
 Duration = Annotated[timedelta, BeforeValidator(parse_duration), _STATED, WithJsonSchema(_DURATION_SCHEMA)]
 SomeTime = Annotated[
     timedelta, BeforeValidator(parse_duration), AfterValidator(_positive), _STATED, WithJsonSchema(_DURATION_SCHEMA)

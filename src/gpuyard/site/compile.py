@@ -55,7 +55,11 @@ class CompiledSite:
     def shared_flavors(self) -> dict[str, str]:
         """Flavors whose servers get a share of a GPU, each with its pool."""
         pools = self.site.pools
-        return {one.name: one.pool for one in self.flavors if one.pool is not None and pools[one.pool].is_shared}
+        return {
+            flavor.name: flavor.pool
+            for flavor in self.flavors
+            if flavor.pool is not None and pools[flavor.pool].is_shared
+        }
 
     def options_of(self, service: str, host: str | None = None) -> ServiceOptions:
         """The options of a service; empty ones when the site has none for it."""
@@ -136,6 +140,11 @@ def _notes(site: Site, hosts: Sequence[HostCapacity], gpus: Sequence[Gpu]) -> li
     if any(host.keeps for host in hosts):
         notes += _beside_a_reserve(site)
     notes += _more_than_there_is(site, gpus)
+    if site.runners is not None and site.runners.network in (None, "auto"):
+        notes.append(
+            f"runners: no 'network' is given; their servers are in the only one that project {site.runners.project} "
+            "owns, and there are no runners when it owns none or several. Write its id, or 'none'"
+        )
     foreign = [name for name, flavor in site.flavors.items() if flavor.foreign]
     if foreign and site.isolated:
         notes.append(

@@ -23,6 +23,9 @@ Interface = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-
 Address = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:-]*$", max_length=253)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=100)]
 Variable = bool | int | float | str | list[str] | None
+TRUE = ("yes", "true", "on", "1", "y", "t")
+BALANCERS = ("enable_haproxy", "enable_proxysql")
+"""Kolla's variables of what listens at the address of the APIs, where each service listens itself without a vip."""
 SECRET = re.compile(r"(^|_)(password|secret|passphrase|private_key|token)s?$")
 OWN = {
     "kolla_base_distro": "deploy.base",
@@ -32,6 +35,14 @@ OWN = {
     "neutron_external_interface": "deploy.external_interface, or that of a host",
 }
 """Kolla's variables that follow from a key of the site -> the key."""
+
+
+def truth_of(value: object) -> bool | None:
+    """A value as Ansible's filter ``bool`` reads it. None when only Ansible can tell, because it is Jinja2."""
+    text = str(value).strip().lower()
+    if "{{" in text or "{%" in text:
+        return None
+    return text in TRUE
 
 
 class DeployHost(Strict):
@@ -136,7 +147,7 @@ class SiteDeploy(Strict):
         self._interfaces_differ()
         if self.vip is None:
             self._alone(control)
-        elif self.vip in places and self.variables.get("enable_haproxy") is not False:
+        elif self.vip in places and (self.balanced or self._set("enable_proxysql")):
             raise ValueError(f"vip {self.vip} is the address of {places[self.vip]}; write one that no machine has")
         return self
 
@@ -151,6 +162,13 @@ class SiteDeploy(Strict):
                 )
 
     def _alone(self, control: list[str]) -> None:
+        for name in BALANCERS:
+            if self._set(name):
+                raise ValueError(
+                    f"vip is missing: with {name} a load balancer would listen at the control host's own address and "
+                    f"port, where the services listen; add 'vip', a free address on {self.interface}, or leave {name} "
+                    "out of 'variables'"
+                )
         if len(control) > 1:
             raise ValueError(f"vip is missing: {' and '.join(control)} share the role control behind one address")
         address = self.hosts[control[0]].target(control[0])
@@ -165,6 +183,15 @@ class SiteDeploy(Strict):
     def with_role(self, role: str) -> list[str]:
         """Hosts, in their order."""
         return [name for name, host in self.hosts.items() if role in host.roles]
+
+    @property
+    def balanced(self) -> bool:
+        """Whether HAProxy stands between clients and services."""
+        return self.vip is not None and (self._set("enable_haproxy") or "enable_haproxy" not in self.variables)
+
+    def _set(self, name: str) -> bool:
+        """Whether `variables` may turn something on."""
+        return truth_of(self.variables.get(name, False)) is not False
 
     @property
     def api_address(self) -> str:

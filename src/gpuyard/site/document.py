@@ -10,7 +10,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from gpuyard.model.errors import UsageError
 from gpuyard.model.text import printable
@@ -19,6 +19,12 @@ Path = tuple[str | int, ...]
 BRACKETS = re.compile(r"[\[\]{}]")
 MOST_OPEN = 100
 """Quoted ones and those in comments count as well, which hurts nobody."""
+BEGINNINGS = re.compile(r"\r\n|[,\n\r\x85\u2028\u2029\[{]|- ")
+"""What a value comes after, roughly: in texts and comments too. All of YAML's ends of lines are among them."""
+MOST_DIGITS = 100
+"""Of a number. Python takes long to write a longer one in decimal, and raises from 4,300 digits on, which hexadecimal
+ones reach unnoticed."""
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ def document(text: str, bounds: Bounds) -> Document:
 
 def _read(text: str, bounds: Bounds) -> tuple[Any, Node | None]:
     yaml = YAML(typ="safe", pure=True)
-    _before_reading(text)
+    _before_reading(text, bounds)
     try:
         root = yaml.compose(text)
         if root is None:
@@ -86,8 +92,11 @@ def _read(text: str, bounds: Bounds) -> tuple[Any, Node | None]:
         raise DocumentError(1, f"not YAML that can be read: {printable(str(error))}") from None
 
 
-def _before_reading(text: str) -> None:
-    """The library takes seconds for a line of nothing but opening brackets. Raises DocumentError."""
+def _before_reading(text: str, bounds: Bounds) -> None:
+    """The library takes a second for 20,000 values, and several for a line of nothing but opening brackets: both are
+    counted before. Raises DocumentError."""
+    if sum(1 for _ in BEGINNINGS.finditer(text)) > bounds.values:
+        raise DocumentError(1, f"more than {bounds.values} values, by its lines, commas and brackets; make it smaller")
     open_now = 0
     for bracket in BRACKETS.finditer(text):
         open_now = open_now + 1 if bracket[0] in "[{" else max(0, open_now - 1)
@@ -105,6 +114,9 @@ def _measure(root: Node, bounds: Bounds) -> None:
         if seen > bounds.values:
             too_many = f"more than {bounds.values} values once its aliases are written out; use fewer aliases"
             raise DocumentError(1, too_many)
+        if isinstance(node, ScalarNode) and str(node.tag) in NUMBERS and len(node.value) > MOST_DIGITS:
+            too_long = f"a number of {len(node.value)} characters; quote it if it is a text"
+            raise DocumentError(node.start_mark.line + 1, too_long)
         if isinstance(node, SequenceNode):
             waiting += [(part, depth + 1) for part in node.value]
         elif isinstance(node, MappingNode):

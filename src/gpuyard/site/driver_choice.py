@@ -1,57 +1,33 @@
-"""Which kernel module of NVIDIA's driver an image has, by the GPUs that it is for. Pure but for the list of PCI ids.
+"""Holds an image's definition, its driver and CUDA above all, against the GPUs that it is for. Pure but for the list of
+PCI ids.
 
-Sources: NVIDIA's driver documentation (open kernel modules: Turing and later; Blackwell with these only) and its notes
-on branches: 390 is the last for Fermi, 470 for Kepler, 580 for Maxwell, Pascal and Volta.
+Chooses the kernel module when the site file states none, and refuses a driver branch, a kernel module or a CUDA toolkit
+that cannot serve all GPUs of the image's pools, and a base that no distribution has, before anything is built.
+
+Sources:
+
+- GPUs, their kernel modules and branches: gpu_generations.
+- CUDA and driver: NVIDIA's "Minor Version Compatibility" (docs.nvidia.com/deploy/cuda-compatibility), tables 1 and 2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 
 from gpuyard.host.pci_ids import PciIds
-from gpuyard.nova.gpu_models import NVIDIA
-from gpuyard.site.image_rules import ImageBuild
+from gpuyard.site.gpu_generations import OPEN, PROPRIETARY, Generation, generation_of, is_unknown
+from gpuyard.site.image_rules import RELEASES, ImageBase, ImageBuild
 from gpuyard.site.problems import Place, Problem
 from gpuyard.site.schema import Site
 
-OPEN, PROPRIETARY = "open", "proprietary"
 OPEN_IS_USUAL = 560
 """From this branch on NVIDIA's own installers take the open modules where they can."""
 
 
-@dataclass(frozen=True)
-class Generation:
-    """GPUs of one architecture of NVIDIA's."""
-
-    name: str
-    modules: tuple[str, ...]
-    first: int = 0
-    """The first branch that drives them; 0 for one that nobody has any more."""
-    last: int | None = None
-    """The last one; None while there is none."""
-
-
-GENERATIONS = {
-    "GF": Generation("Fermi", (PROPRIETARY,), last=390),
-    "GK": Generation("Kepler", (PROPRIETARY,), last=470),
-    "GM": Generation("Maxwell", (PROPRIETARY,), last=580),
-    "GP": Generation("Pascal", (PROPRIETARY,), last=580),
-    "GV": Generation("Volta", (PROPRIETARY,), last=580),
-    "TU": Generation("Turing", (OPEN, PROPRIETARY), first=410),
-    "GA": Generation("Ampere", (OPEN, PROPRIETARY), first=450),
-    "AD": Generation("Ada", (OPEN, PROPRIETARY), first=525),
-    "GH": Generation("Hopper", (OPEN, PROPRIETARY), first=525),
-    "GB": Generation("Blackwell", (OPEN,), first=570),
-}
-"""How the name of a chip begins, as the PCI ID Project has it: ``GV100GL [Tesla V100 PCIe 16GB]``."""
-
-
-def generation_of(model: str, names: PciIds) -> Generation | None:
-    """Of PCI ids as a pool has them; None of a chip that nobody knows, or that is not NVIDIA's."""
-    vendor, _, product = model.partition(":")
-    name = names.product(vendor, product) if vendor == NVIDIA else None
-    return GENERATIONS.get((name or "")[:2])
+CUDA_DRIVERS = {(10, 0): 410, (10, 1): 418, (10, 2): 440, (11, 0): 450, (12, 0): 525, (13, 0): 580}
+"""CUDA toolkit -> the first driver branch that runs its programs; one that is not here takes that of the one before."""
+NEWEST_CUDA = 13
+"""The newest major version whose driver is known."""
 
 
 def kernel_module(build: ImageBuild, models: Iterable[str], names: PciIds) -> str:
@@ -79,6 +55,7 @@ def image_problems(site: Site, names: PciIds) -> Iterable[Problem]:
 
 
 def _problems(site: Site, build: ImageBuild, place: Place, names: PciIds) -> Iterable[Problem]:
+    yield from _base_problems(build.base, (*place, "base", "release"))
     for index, pool in enumerate(build.pools):
         if pool not in site.pools:
             yield Problem((*place, "pools", index), f"unknown pool {pool!r}; the site has {', '.join(site.pools)}")
@@ -100,21 +77,66 @@ def _problems(site: Site, build: ImageBuild, place: Place, names: PciIds) -> Ite
     ):
         reason = "Debian's own driver is for amd64 only; write source: nvidia"
         yield Problem((*place, "driver", "source"), reason)
-    branch, drives = int(build.driver.branch), {}
-    for model in image_models(site, build):
-        one = generation_of(model, names)
-        if one is not None:
-            drives[one.name] = one
-    for one in drives.values():
-        if one.last is not None and branch > one.last:
-            reason = f"branch {branch} does not drive {one.name}; {one.last} is the last one that does"
-            yield Problem((*place, "driver", "branch"), f"{reason}, or name other 'pools'")
-        if branch < one.first:
-            reason = f"branch {branch} does not drive {one.name}; {one.first} is the first one that does"
-            yield Problem((*place, "driver", "branch"), f"{reason}, or name other 'pools'")
-    stated = build.driver.kernel_module
-    wanted = [stated] if stated else [OPEN, PROPRIETARY]
-    if not any(all(module in one.modules for one in drives.values()) for module in wanted):
-        said = ", ".join(f"{one.name} has {' or '.join(one.modules)}" for one in drives.values())
-        reason = f"no kernel module drives all GPUs of its pools: {said}; build one image for each, with 'pools'"
-        yield Problem((*place, "driver"), reason if stated is None else f"{stated} does not drive all GPUs: {said}")
+    generations, models = {}, image_models(site, build)
+    unknown = sorted({model for model in models if is_unknown(model, names)})
+    if unknown and build.driver.kernel_module is None:
+        yield Problem((*place, "driver"), _what_to_state(unknown))
+    for model in models:
+        generation = generation_of(model, names)
+        if generation is not None:
+            generations[generation.name] = generation
+    yield from _branch_problems(int(build.driver.branch), generations.values(), (*place, "driver", "branch"))
+    yield from _module_problems(build.driver.kernel_module, generations.values(), (*place, "driver"))
+    if build.cuda is not None:
+        yield from _cuda_problems(build.cuda, int(build.driver.branch), generations.values(), (*place, "cuda"))
+
+
+def _what_to_state(unknown: Collection[str]) -> str:
+    return (
+        f"of which generation {', '.join(unknown)} is, neither the list of PCI ids nor gpuyard knows: write "
+        "'kernel_module: open', which Grace Hopper and Blackwell need, or 'proprietary'. "
+        "That 'branch' and 'cuda' are for it, is then yours to know"
+    )
+
+
+def _base_problems(base: ImageBase, place: Place) -> Iterable[Problem]:
+    known = RELEASES[base.distribution]
+    if base.release in known:
+        return
+    others = [name for name, releases in RELEASES.items() if base.release in releases]
+    whose = f"; it is one of {others[0]}" if others else ""
+    reason = f"gpuyard knows no release {base.release!r} of {base.distribution}{whose}; there are {', '.join(known)}"
+    yield Problem(place, reason)
+
+
+def _branch_problems(branch: int, generations: Collection[Generation], place: Place) -> Iterable[Problem]:
+    for generation in generations:
+        does_not = f"branch {branch} does not drive {generation.name}"
+        if generation.last is not None and branch > generation.last:
+            yield Problem(place, f"{does_not}; {generation.last} is the last one that does, or name other 'pools'")
+        if branch < generation.first:
+            yield Problem(place, f"{does_not}; {generation.first} is the first one that does, or name other 'pools'")
+
+
+def _module_problems(stated: str | None, generations: Collection[Generation], place: Place) -> Iterable[Problem]:
+    candidates = [stated] if stated else [OPEN, PROPRIETARY]
+    if any(all(module in generation.modules for generation in generations) for module in candidates):
+        return
+    modules = ", ".join(f"{generation.name} needs {' or '.join(generation.modules)}" for generation in generations)
+    which = "no kernel module works" if stated is None else f"the {stated} kernel module does not work"
+    yield Problem(place, f"{which} with all GPUs of its pools: {modules}; build one image for each, with 'pools'")
+
+
+def _cuda_problems(cuda: str, branch: int, generations: Collection[Generation], place: Place) -> Iterable[Problem]:
+    major, minor = (int(part) for part in cuda.split("-"))
+    known = [version for version in CUDA_DRIVERS if version <= (major, minor)]
+    if known and major <= NEWEST_CUDA and branch < (least := CUDA_DRIVERS[max(known)]):
+        reason = f"CUDA {major}.{minor} takes driver branch {least} or a newer one, and 'driver' has {branch}"
+        yield Problem(place, f"{reason}; write another branch, or an older CUDA")
+    for generation in generations:
+        does_not = f"CUDA {major}.{minor} makes no code for {generation.name}"
+        if generation.cuda_last is not None and major > generation.cuda_last:
+            yield Problem(place, f"{does_not}; {generation.cuda_last} is the last that does, or name other 'pools'")
+        if (major, minor) < generation.cuda_first:
+            first = "{}.{}".format(*generation.cuda_first)
+            yield Problem(place, f"{does_not}; {first} is the first that does, or name other 'pools'")

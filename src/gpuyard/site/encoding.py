@@ -4,6 +4,8 @@
 - The peers of a shared group have a class of their own, ``CUSTOM_GPU_V100_PEER``.
 - Leader and peers of one group have a trait for their set, ``CUSTOM_GPU_SET_A``. No two groups of a host have the same
   letter within a pool, so a request for the leader and the peers of a set can only be met by one group.
+- Where a pool has both kinds and the site has runners, its lone GPUs have the trait ``CUSTOM_GPU_LONE``: a runner with
+  one GPU is then put where its lease is, and not on the leader of a group that somebody was given as a whole.
 
 So one GPU can always be had from any group, a whole group can be had at once, and no order of requests puts two
 servers into one group. A set's name stands for one group size, or a pair could be taken out of a larger group.
@@ -12,7 +14,7 @@ servers into one group. A set's name stands for one group size, or a pair could 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuyard.host.judge import judge
@@ -24,6 +26,7 @@ from gpuyard.site.problems import Problem
 from gpuyard.site.schema import Site
 
 PAIR = 2
+LONE_TRAIT = "CUSTOM_GPU_LONE"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,16 @@ def set_trait(letter: str) -> str:
     return "CUSTOM_GPU_SET_" + letter
 
 
+def slot_trait(gpu: Gpu) -> str:
+    """The trait that says in what kind of slot a GPU is; empty when it has none."""
+    return set_trait(gpu.set_letter) if gpu.set_letter else LONE_TRAIT if gpu.marked_lone else ""
+
+
+def slot_traits(gpu: Gpu) -> frozenset[str]:
+    """The same as a set."""
+    return frozenset({trait}) if (trait := slot_trait(gpu)) else frozenset()
+
+
 def letter_of(index: int) -> str:
     """0 -> A, 25 -> Z, 26 -> AA."""
     letters = ""
@@ -81,7 +94,8 @@ def encode(site: Site, inventories: Mapping[str, Inventory]) -> tuple[list[Encod
         for slot in judge(inventory):
             encoded += _encode_slot(site, host, slot)
     problems += _mixed_types(site, encoded)
-    return _with_letters(encoded), problems
+    encoded = _with_letters(encoded)
+    return _with_lone_marked(encoded) if site.runners is not None else encoded, problems
 
 
 def by_host(encoded: Iterable[EncodedGpu], hosts: Iterable[str]) -> list[EncodedGpu]:
@@ -163,6 +177,16 @@ def _with_letters(encoded: list[EncodedGpu]) -> list[EncodedGpu]:
                 result[index] = replace(encoded[index], gpu=gpu)
             used[host, size] += 1
     return result
+
+
+def _with_lone_marked(encoded: Sequence[EncodedGpu]) -> list[EncodedGpu]:
+    mixed = {item.gpu.pool for item in encoded if item.gpu.set_letter}
+    return [
+        replace(item, gpu=replace(item.gpu, marked_lone=True))
+        if item.offered and item.gpu.role is GpuRole.LONE and item.gpu.pool in mixed
+        else item
+        for item in encoded
+    ]
 
 
 def _claimed_twice(site: Site, inventories: Mapping[str, Inventory]) -> list[Problem]:

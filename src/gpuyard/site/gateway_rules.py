@@ -30,7 +30,12 @@ BYTES = {"MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 def host_name(text: str) -> str:
     """A DNS name with a dot in it, in lower case. Raises ValueError."""
     labels = text.split(".")
-    if len(text) > 253 or len(labels) < 2 or not all(LABEL.fullmatch(one) for one in labels) or labels[-1].isdigit():
+    if (
+        len(text) > 253
+        or len(labels) < 2
+        or not all(LABEL.fullmatch(label) for label in labels)
+        or labels[-1].isdigit()
+    ):
         raise ValueError(f"{text!r} is not the name of a machine; write one in lower case, as in 'gpus.example.org'")
     return text
 
@@ -162,7 +167,11 @@ def opening(text: str) -> str:
     methods, _, path = text.partition(" ")
     segments = path.removeprefix("/").split("/")
     known = all(one in METHODS for one in methods.split(",")) and "{rest}" not in segments[:-1]
-    if not known or not path.startswith("/") or not all(WAY.fullmatch(one) and one.strip(".") for one in segments):
+    if (
+        not known
+        or not path.startswith("/")
+        or not all(WAY.fullmatch(segment) and segment.strip(".") for segment in segments)
+    ):
         raise ValueError(
             f"{text!r} is no request; write methods and a path, as in 'GET,POST /v3/auth/{{name}}' "
             f"(of {', '.join(METHODS)}; a name in braces stands for any one part of a path, "
@@ -192,10 +201,13 @@ Address = Annotated[Text, AfterValidator(ip_address)]
 Opening = Annotated[Text, AfterValidator(opening)]
 Bytes = Annotated[int, *_written(size, "64 GiB")]
 Rate = Annotated[int, Field(ge=1, le=10_000, strict=True)]
-ServiceName = Literal["identity", "compute", "image", "network", "placement"]
+ServiceName = Literal["identity", "compute", "image", "network", "placement", "block-storage"]
+ConsoleName = Literal["novnc", "spice", "serial"]
+DASHBOARD = "dashboard"
+CONSOLES: tuple[ConsoleName, ...] = ("novnc", "spice", "serial")
 
 
-class PublicDoor(Strict):
+class PublicEndpoint(Strict):
     """Something of the cloud that is found at the gateway."""
 
     public: Public = Field(description="Name, and port where it is not 443, that clients use.")
@@ -257,7 +269,9 @@ class GatewayLimits(Strict):
         description="Of these without token, session or signature, logins among them; ten times that at once.",
     )
     connections: Rate = Field(default=250, description="Requests that are being answered.")
-    streams: Rate = Field(default=150, description="Of these, pages of the portal that are open and hear what happens.")
+    streams: Rate = Field(
+        default=150, description="Of these, pages of the portal that are open and hear what happens, and open consoles."
+    )
     body: Bytes = Field(default=1 << 20, description="Largest body, but for images and webhooks.")
     image: Bytes = Field(default=64 << 30, description="Largest image that can be uploaded.")
 
@@ -265,9 +279,13 @@ class GatewayLimits(Strict):
 class SiteGateway(Strict):
     """What 'gpuyard gateway render' makes."""
 
-    portal: PublicDoor | None = None
-    services: dict[ServiceName, PublicDoor] = Field(
+    portal: PublicEndpoint | None = None
+    dashboard: PublicEndpoint | None = Field(None, description="Horizon.")
+    services: dict[ServiceName, PublicEndpoint] = Field(
         default_factory=dict, description="OpenStack's services, by their type; those that are not named stay inside."
+    )
+    consoles: dict[ConsoleName, PublicEndpoint] = Field(
+        default_factory=dict, description="Nova's proxies of the consoles of servers, by the kind of console."
     )
     wireguard: WireGuardTunnel | None = None
     ssh: SshTunnel | None = Field(None, description="In place of 'wireguard'. Without both the gateway finds its way.")
@@ -286,7 +304,7 @@ class SiteGateway(Strict):
     @model_validator(mode="after")
     def _fits(self) -> SiteGateway:
         if not self.doors:
-            raise ValueError("it leads nowhere; name 'portal' or 'services'")
+            raise ValueError("it leads nowhere; name 'portal', 'dashboard', 'services' or 'consoles'")
         if self.wireguard is not None and self.ssh is not None:
             raise ValueError("'wireguard' and 'ssh' are two tunnels; keep one")
         taken: dict[PublicName, str] = {}
@@ -311,7 +329,9 @@ class SiteGateway(Strict):
         return self
 
     @property
-    def doors(self) -> dict[str, PublicDoor]:
+    def doors(self) -> dict[str, PublicEndpoint]:
         """All of them, the portal first."""
-        found: dict[str, PublicDoor] = {"portal": self.portal} if self.portal else {}
-        return found | {str(name): door for name, door in self.services.items()}
+        doors: dict[str, PublicEndpoint] = {"portal": self.portal} if self.portal else {}
+        if self.dashboard is not None:
+            doors[DASHBOARD] = self.dashboard
+        return doors | {str(name): door for name, door in (*self.services.items(), *self.consoles.items())}

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
 from datetime import timedelta
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
 
-from gpuyard.site.booking_rules import SomeTime
+from gpuyard.model.signals import SIGNALS
+from gpuyard.site.booking_rules import SomeTime, parse_duration, stated
 from gpuyard.site.strict import Strict
 
 Percent = Annotated[int, Field(ge=0, le=100, strict=True)]
@@ -39,10 +49,14 @@ class AcceptanceRules(Strict):
         None, description="Image of that server: with cloud-init and the driver of the site's GPUs."
     )
     network: Annotated[str, Field(min_length=1, max_length=255)] = Field(
-        "none", description="Network of that server: name, id, 'auto' or 'none'. It needs none."
+        "none",
+        description="Network of that server: id, name of one that the project owns, 'auto' for its only one, or "
+        "'none'. It needs none.",
     )
     within: SomeTime = Field(
-        timedelta(minutes=15), description="From the request to Nova until there must be a result; else it has failed."
+        timedelta(minutes=15),
+        description="From the request to Nova until there must be a result; else it has failed. A server "
+        "that still has the GPU is waited for as long before.",
     )
 
     @model_validator(mode="after")
@@ -82,11 +96,98 @@ class RepairRules(Strict):
     )
 
 
+Verdict = Literal["off", "note", "suspect", "bad"]
+LEAST_COUNT, MOST_COUNT = 1, 1_000_000
+
+
+def known_signal(code: str) -> str:
+    """Raises ValueError that names the nearest signal."""
+    if code in SIGNALS:
+        return code
+    close = difflib.get_close_matches(code, SIGNALS, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise ValueError(f"unknown signal; {hint}Known are {', '.join(SIGNALS)}")
+
+
+def parse_threshold(value: object) -> int | timedelta:
+    """A whole number, or a duration. Raises ValueError."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not LEAST_COUNT <= value <= MOST_COUNT:
+            raise ValueError(f"{value} is out of range; write a number from {LEAST_COUNT} to {MOST_COUNT}")
+        return value
+    duration = parse_duration(value)
+    if not duration:
+        raise ValueError("must be more than nothing; write '1 min' or more")
+    return duration
+
+
+Threshold = Annotated[
+    int | timedelta,
+    PlainValidator(parse_threshold),
+    PlainSerializer(lambda value: value if isinstance(value, int) else stated(value), when_used="json"),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}], "examples": [500, "30 min"]}),
+]
+SignalCode = Annotated[str, AfterValidator(known_signal), WithJsonSchema({"type": "string", "enum": list(SIGNALS)})]
+
+
+class SignalRule(Strict):
+    """What follows from a signal. What is left out is as it would be without this."""
+
+    verdict: Verdict | None = Field(
+        None,
+        description="off: it is not even written down. note: written down. suspect: kept back for a while. bad: "
+        "quarantine.",
+    )
+    threshold: Threshold | None = Field(None, description="From when on it counts: a number or a duration.")
+    trial: bool | None = Field(
+        None, description="It only says what it would have done: nothing is kept back for it. False ends a trial here."
+    )
+
+
+def _short(value: object) -> object:
+    """``off`` for ``{verdict: off}``; YAML 1.1 reads an `off` as false."""
+    if value is False:
+        value = "off"
+    return {"verdict": value} if isinstance(value, str) else value
+
+
+Signals = dict[
+    SignalCode,
+    Annotated[
+        SignalRule,
+        BeforeValidator(_short, json_schema_input_type=Verdict | SignalRule),
+    ],
+]
+
+
+class SignalRules(Strict):
+    """What follows from signals in a part of the site."""
+
+    trial: bool | None = Field(None, description="All of its signals are on trial, but for those that say otherwise.")
+    signals: Signals = Field(default_factory=dict, description="By code, as in 'link-width: note'.")
+
+
 class SiteHealth(Strict):
     """How each GPU is: known, and acted upon."""
 
+    trial: bool | None = Field(
+        None, description="All signals are on trial: they only say what they would have done. False is the default."
+    )
+    signals: Signals = Field(
+        default_factory=dict,
+        description="What follows from a signal where that is not as docs/reference/health-signals.md says: its code, "
+        "and off, note, suspect or bad, or {verdict, threshold, trial}.",
+    )
+    pools: dict[str, SignalRules] = Field(default_factory=dict, description="The same for a pool; before the site's.")
+    gpus: dict[str, SignalRules] = Field(
+        default_factory=dict, description="The same for a GPU, as 'gpu-1/0000:3b:00.0'; before its pool's."
+    )
+
     quarantine: Percent = Field(
-        25, description="At most so many percent of a pool's GPUs, and one in any case, are kept back without a person."
+        25,
+        description="At most so many percent of a pool's GPUs, and one in any case, are kept back without a person for "
+        "what hosts and Nova suspect, and as many for what guests, jobs and people say. What hosts, Nova and scrubs "
+        "call bad is always kept back.",
     )
     suspect: SomeTime = Field(
         timedelta(minutes=10),

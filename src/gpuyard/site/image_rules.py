@@ -17,6 +17,13 @@ Mirror = Annotated[
 Package = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=100)]
 Element = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 
+RELEASES = {
+    "debian": ("bullseye", "bookworm", "trixie", "forky"),
+    "ubuntu": ("focal", "jammy", "noble", "resolute", "stonking"),
+}
+"""Distribution -> its releases from 2020 on that it, or whoever has its long-term support, still maintains in November
+2026, the oldest first: distro-info-data 0.58+deb12u7."""
+
 
 class ImageBase(Strict):
     """The distribution that an image is made of."""

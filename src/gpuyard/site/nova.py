@@ -9,12 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gpuyard.model.gpu import GpuKind, GpuRole
+from gpuyard.model.gpu import GpuKind
 from gpuyard.nova.filters import AGGREGATE_FILTER, DEFAULTS, NUMA_FILTER, PCI_FILTER
 from gpuyard.nova.options import MDEV_TYPES, mdev_sections, name_in
 from gpuyard.nova.release import RELEASES, Release
 from gpuyard.site.capacity import cpu_ratio
-from gpuyard.site.encoding import EncodedGpu, count_class, peer_class, pool_class, set_trait
+from gpuyard.site.encoding import (
+    LONE_TRAIT,
+    EncodedGpu,
+    count_class,
+    peer_class,
+    pool_class,
+    set_trait,
+    slot_trait,
+)
+from gpuyard.site.gateway_rules import SiteGateway
 from gpuyard.site.options import Option, ServiceOptions, compact_json
 from gpuyard.site.schema import Host, Site
 
@@ -31,12 +40,24 @@ VF_REASON = "one line per virtual function; Placement counts them at their card"
 MDEV_REASON = "which functions make vGPUs of which type, and the class that Placement counts them by"
 ALIAS_REASON = "what flavors ask for; the same on every Nova service, because resize and migration read it too"
 ORDER_REASON = "one scheduling decision at a time: requests that come together would otherwise pick the same GPU"
+CONSOLE_REASON = "browsers find consoles at the gateway, by TLS"
+CONSOLE_URLS = {
+    "novnc": ("vnc", "novncproxy_base_url", "https", "/vnc_lite.html"),
+    "spice": ("spice", "html5proxy_base_url", "https", "/spice_auto.html"),
+    "serial": ("serial_console", "base_url", "wss", "/"),
+}
+"""Kind of console -> section, option, protocol, and the page that Kolla's nova.conf has there."""
 WIDE_REASON = "hosts with many GPUs of one class: bound Placement's search for candidates"
 
 
 def alias(site: Site, pool: str) -> str:
     """Any GPU of a pool that can be had alone."""
     return site.pools[pool].alias or pool
+
+
+def lone_alias(site: Site, pool: str) -> str:
+    """A GPU of a pool that is alone in its IOMMU group."""
+    return f"{alias(site, pool)}-lone"
 
 
 def leader_alias(site: Site, pool: str, letter: str) -> str:
@@ -92,6 +113,18 @@ def _common(site: Site, encoded: Sequence[EncodedGpu]) -> Iterable[Option]:
         yield Option("scheduler", "enable_isolated_aggregate_filtering", "true", reason)
     if site.gpu_quotas:
         yield from _quotas(site, by_pool)
+    if site.gateway is not None:
+        yield from _consoles(site.gateway)
+
+
+def _consoles(gateway: SiteGateway) -> Iterable[Option]:
+    """Nova's proxies compare protocol and name with those that a browser says it is at."""
+    for name, door in gateway.consoles.items():
+        section, key, scheme, page = CONSOLE_URLS[name]
+        yield Option(section, key, f"{scheme}://{door.public.authority}{page}", CONSOLE_REASON)
+    if "serial" in gateway.consoles and gateway.dashboard is not None:
+        reason = "pages of Horizon open serial consoles themselves"
+        yield Option("console", "allowed_origins", gateway.dashboard.public.name, reason)
 
 
 def _quotas(site: Site, by_pool: dict[str, list[EncodedGpu]]) -> Iterable[Option]:
@@ -143,6 +176,8 @@ def _aliases(site: Site, pool: str, members: Sequence[EncodedGpu]) -> Iterable[d
         return
     base = named[0] if len(named) == 1 else more  # the class alone tells several models from other pools
     yield {"name": alias(site, pool), **base, "resource_class": pool_class(pool)}
+    if any(item.gpu.marked_lone for item in members):
+        yield {"name": lone_alias(site, pool), **base, "resource_class": pool_class(pool), "traits": LONE_TRAIT}
     for letter in sorted({item.gpu.set_letter for item in members if item.gpu.set_letter}):
         trait = set_trait(letter)
         yield {"name": leader_alias(site, pool, letter), **base, "resource_class": pool_class(pool), "traits": trait}
@@ -237,8 +272,8 @@ def device_spec(site: Site, item: EncodedGpu) -> dict[str, str]:
     }
     if site.pci_in_placement != "off":
         spec["resource_class"] = item.gpu.resource_class
-        if item.gpu.role is not GpuRole.LONE and item.gpu.set_letter:
-            spec["traits"] = set_trait(item.gpu.set_letter)
+        if trait := slot_trait(item.gpu):
+            spec["traits"] = trait
     if pool.managed is not None:
         spec["managed"] = "yes" if pool.managed else "no"
     elif item.function.vgpu_type is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations, islice
 
+from gpuyard.model.gpu import GpuRole
 from gpuyard.nova.alias_spec import ALIAS_SPEC
 from gpuyard.nova.release import RELEASES
 from gpuyard.site.capacity import HostCapacity, size_of
-from gpuyard.site.encoding import EncodedGpu, count_class, peer_class, pool_class
-from gpuyard.site.nova import alias, leader_alias, limited_classes, peer_alias
+from gpuyard.site.encoding import LONE_TRAIT, EncodedGpu, count_class, peer_class, pool_class, set_trait, slot_trait
+from gpuyard.site.nova import alias, leader_alias, limited_classes, lone_alias, peer_alias
 from gpuyard.site.provider_config import ProviderConfig
 from gpuyard.site.runner_rules import SiteRunners
 from gpuyard.site.schema import Flavor, Limits, Site
@@ -36,6 +38,8 @@ def site_aggregate(site: str) -> str:
     return f"gpuyard-{site}"
 
 
+MOST_VARIANTS = 64
+"""Of one flavor, for the kinds of slots that its servers may land in."""
 AGGREGATE_KEY = "gpuyard_aggregate"
 """Metadata of an aggregate, which flavors that run on it ask for."""
 OWNER_KEY = "gpuyard_site"
@@ -62,6 +66,11 @@ class FlavorObject:
     """Of the IOMMU groups that it takes as a whole, for a flavor with ``same_group``."""
     foreign: bool = False
     """Wanted as it is, but not ours to make or change."""
+    variant_of: str = ""
+    """The site's flavor that it stands for, of one for runners alone that lands in certain kinds of slots; empty:
+    none."""
+    slot_traits: tuple[str, ...] = ()
+    """Of these: the traits of those slots, one for each GPU, in order."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,41 @@ def flavor_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[FlavorObje
     """The flavors of a site. One with ``same_group`` becomes one per set of its size: ``pair-a``, ``pair-b``."""
     sets, runners = set_sizes(encoded), runner_flavors(site)
     made = [(name, one) for name, flavor in site.flavors.items() for one in _expand(site, name, flavor, sets)]
-    return [_also_for(site.runners, one) if name in runners else one for name, one in made]
+    wanted = [_also_for(site.runners, one) if name in runners else one for name, one in made]
+    return [*wanted, *(one for name in runners for one in _for_slots(site, name, site.flavors[name], encoded))]
+
+
+def _for_slots(site: Site, name: str, flavor: Flavor, encoded: Sequence[EncodedGpu]) -> Iterable[FlavorObject]:
+    """Variants of a flavor for runners, in pools with several kinds of slots: one for each choice of kinds that a host
+    has. Nova takes any of the pool otherwise, the leader of a group as well as a lone one."""
+    if site.runners is None or flavor.foreign or flavor.same_group or not flavor.gpus:
+        return
+    ((pool, count),) = flavor.gpus.items()
+    for lone, letters in islice(_slot_choices(pool, count, encoded), MOST_VARIANTS):
+        endings = [*(["lone"] if lone else []), *(f"set-{letter.lower()}" for letter in letters)]
+        asked = [f"{lone_alias(site, pool)}:{lone}"] if lone else []
+        asked += [f"{leader_alias(site, pool, letter)}:1" for letter in letters]
+        made = _flavor(site, "-".join([name, *endings]), flavor, ",".join(asked))
+        traits = tuple(sorted([LONE_TRAIT] * lone + [set_trait(letter) for letter in letters]))
+        whose = frozenset({site.runners.project})
+        yield replace(made, public=False, projects=whose, variant_of=name, slot_traits=traits)
+
+
+def _slot_choices(pool: str, count: int, encoded: Iterable[EncodedGpu]) -> list[tuple[int, tuple[str, ...]]]:
+    """How many lone GPUs of a host, and which of its groups, a server with so many GPUs may have; those with most lone
+    ones first. None in a pool with slots of one kind."""
+    mine = [item.gpu for item in encoded if item.gpu.pool == pool and item.offered]
+    leaders = [gpu for gpu in mine if gpu.role is not GpuRole.PEER]
+    if len({slot_trait(gpu) for gpu in leaders}) < 2:
+        return []
+    found = set()
+    for host in {gpu.host for gpu in leaders}:
+        here = [gpu for gpu in leaders if gpu.host == host]
+        letters = sorted(gpu.set_letter for gpu in here if gpu.set_letter)
+        lone = len(here) - len(letters)
+        for groups in range(max(0, count - lone), min(count, len(letters)) + 1):
+            found |= {(count - groups, chosen) for chosen in combinations(letters, groups)}
+    return sorted(found, key=lambda choice: (-choice[0], choice[1]))
 
 
 def _also_for(runners: SiteRunners | None, flavor: FlavorObject) -> FlavorObject:
@@ -174,18 +217,23 @@ def _flavor(site: Site, name: str, flavor: Flavor, aliases: str | None) -> Flavo
 
 def runner_flavors(site: Site) -> tuple[str, ...]:
     """Flavors that runners for GitHub jobs may have, by name: those of scale sets, and those that `.cirun.yml` may
-    name, which are all with GPUs where the site names none. Private ones are theirs only where the site names them."""
+    name, which are all where the site names none. Those without GPUs are among them where the site has `cpu_runners`;
+    private ones are theirs only where the site names them."""
     if site.runners is None:
         return ()
-    named = {*site.runners.allowed.flavors, *(name for one in site.runners.sets.values() for name in one.flavors)}
-    every = not site.runners.allowed.flavors and any(one.cirun for one in site.runners.enrolments)
+    named = {
+        *site.runners.allowed.flavors,
+        *(name for scale_set in site.runners.sets.values() for name in scale_set.flavors),
+    }
+    every = not site.runners.allowed.flavors and any(enrolment.cirun for enrolment in site.runners.enrolments)
     project = site.runners.project
 
     def seen(flavor: Flavor) -> bool:
         projects = _allowed(site, flavor)
         return projects is None or project in projects
 
-    return tuple(name for name, one in site.flavors.items() if one.gpus and (name in named or (every and seen(one))))
+    able = {name: one for name, one in site.flavors.items() if one.gpus or site.runners.cpu_runners}
+    return tuple(name for name, one in able.items() if name in named or (every and seen(one)))
 
 
 def _allowed(site: Site, flavor: Flavor) -> list[str] | None:
@@ -204,7 +252,9 @@ def _site_specs(site: Site, flavor: Flavor) -> dict[str, str]:
             specs["hw:hide_hypervisor_id"] = "true"
         if pool.big_bars:
             specs["hw:maxphysaddr_mode"] = "passthrough"
-        if not pool.counted_by_alias:
+        if not pool.counted_by_alias and count > 1:
+            specs |= _several_vgpus(pool_class(name), count)
+        elif not pool.counted_by_alias:
             specs[f"resources:{pool_class(name)}"] = str(count)
         elif site.gpu_quotas:
             specs[f"resources:{count_class(name)}"] = str(count)
@@ -217,6 +267,17 @@ def _site_specs(site: Site, flavor: Flavor) -> dict[str, str]:
         wanted = names[0] if len(names) == 1 else " ".join(f"<or> {name}" for name in names)
         specs[f"aggregate_instance_extra_specs:{AGGREGATE_KEY}"] = wanted
     return specs
+
+
+def _several_vgpus(resource_class: str, count: int) -> dict[str, str]:
+    """A group of resources for each vGPU, of different providers.
+
+    NVIDIA's driver gives a server one vGPU of a device, and Nova's libvirt driver takes each provider's share by itself
+    (nova 33: doc/source/admin/virtual-gpu.rst, "Ask for more than one vGPU per instance by the flavor"). isolate is
+    about numbered groups alone, and these are all that the flavor has: CPUs, memory and disk are in none.
+    """
+    groups = {f"resources{number}:{resource_class}": "1" for number in range(1, count + 1)}
+    return groups | {"group_policy": "isolate"}
 
 
 def keeps_reserves(site: Site) -> bool:
@@ -246,7 +307,7 @@ def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject
         classes = limited_classes(site, pool, members)
         wanted += [LimitObject(f"class:{name}", 0, None, mark) for name in classes]
         if site.booking is not None:
-            continue  # what a project may use then is what it has booked: keeper/bookings.py
+            continue  # what a project may use then is what it has booked: bookings/controllers/bookings.py
         for project, wish in site.projects.items():
             if pool in wish.gpus:
                 wanted += [LimitObject(f"class:{name}", wish.gpus[pool], project, mark) for name in classes]

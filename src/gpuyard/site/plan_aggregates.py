@@ -25,7 +25,9 @@ def plan_aggregates(
     compiled: CompiledSite, seen: SeenObjects, unreported: Mapping[str, frozenset[str]], prune: bool
 ) -> AggregatePlans:
     """Steps for aggregates that carry the site's mark; others under a wanted name refuse the plan."""
-    wanted = {one.name: replace(one, hosts=_ready(one, seen, prune)) for one in compiled.aggregates}
+    wanted = {
+        aggregate.name: replace(aggregate, hosts=_ready(aggregate, seen, prune)) for aggregate in compiled.aggregates
+    }
     ours = {item.aggregate.name: item for item in seen.aggregates if _is_ours(item.aggregate, compiled.site.site)}
     unfinished = {item.aggregate.name: item for item in seen.aggregates if _unfinished(item.aggregate)}
     opening: list[AggregateStep] = []
@@ -72,9 +74,10 @@ def _ready(aggregate: AggregateObject, seen: SeenObjects, prune: bool) -> frozen
 
 
 def _kept(compiled: CompiledSite, wanted: Mapping[str, AggregateObject]) -> Iterable[str]:
-    for one in compiled.aggregates:
-        for host in sorted(wanted[one.name].hosts - one.hosts):
-            yield f"host {host} is no longer in the site file and stays in aggregate {one.name}; --prune takes it out"
+    for aggregate in compiled.aggregates:
+        for host in sorted(wanted[aggregate.name].hosts - aggregate.hosts):
+            stays = f"stays in aggregate {aggregate.name}; --prune takes it out"
+            yield f"host {host} is no longer in the site file and {stays}"
 
 
 def _isolating(aggregate: AggregateObject) -> bool:
@@ -136,7 +139,9 @@ def _unwanted(item: SeenAggregate, prune: bool) -> tuple[list[AggregateStep], li
 
 
 def _no_service(compiled: CompiledSite, seen: SeenObjects) -> Iterable[str]:
-    missing = {host: one.name for one in compiled.aggregates for host in sorted(one.hosts - seen.hosts)}
+    missing = {
+        host: aggregate.name for aggregate in compiled.aggregates for host in sorted(aggregate.hosts - seen.hosts)
+    }
     for host, name in missing.items():
         yield f"host {host} has no nova-compute service yet; an apply after it has puts it into aggregate {name}"
 

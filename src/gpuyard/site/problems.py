@@ -100,8 +100,16 @@ def _message(item: Any, place: Place, root: type[BaseModel]) -> str:
     if kind == "list_type":
         item_text = repr(given) if set(str(given)) & set(",[]{}#") else given  # YAML would read more than one of it
         return f"{given!r} is not a list; write [{item_text}]"
-    if kind in ("too_short", "string_type", "bool_parsing", "bool_type"):
-        return {"too_short": "is empty; add at least one"}.get(kind, f"{given!r} is of the wrong type: {item['msg']}")
+    if kind == "too_short":
+        return "is empty; add at least one"
+    if kind == "string_too_short":
+        return "is empty; write it, or leave the key out"
+    if kind == "string_type":
+        if isinstance(given, (int, float)) and not isinstance(given, bool):
+            return f"{given} without quotes is a number; quote it: '{given}'"
+        return f"{given!r} is not a text; write a single value, in quotes"
+    if kind == "enum":
+        return f"{given!r} is not supported; write {context['expected']}"
     return str(item["msg"])
 
 

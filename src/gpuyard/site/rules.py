@@ -17,6 +17,8 @@ from gpuyard.site.accounting_problems import accounting_problems
 from gpuyard.site.capacity import aggregates_of, may_run_on, parse_cpu_set
 from gpuyard.site.driver_choice import image_problems
 from gpuyard.site.encoding import EncodedGpu
+from gpuyard.site.gateway_problems import gateway_problems
+from gpuyard.site.health_problems import health_problems
 from gpuyard.site.nova import alias
 from gpuyard.site.objects import set_sizes
 from gpuyard.site.problems import Place, Problem
@@ -47,9 +49,11 @@ def site_problems(site: Site, inventories: Mapping[str, Inventory], encoded: Seq
         *_zones(site),
         *_other_devices(site),
         *_booking(site),
-        *_health(site),
+        *health_problems(site, {f"{item.gpu.host}/{item.gpu.address}" for item in encoded}),
+        *_history(site),
         *accounting_problems(site),
         *runner_problems(site),
+        *gateway_problems(site),
         *image_problems(site, PciIds.of_this_machine()),
     ]
 
@@ -73,24 +77,9 @@ def _booking(site: Site) -> Iterable[Problem]:
         )
 
 
-def _health(site: Site) -> Iterable[Problem]:
-    """What keeps a GPU back is what keeps bookings."""
-    if site.health is not None and site.booking is None:
-        yield Problem(("health",), "GPUs are kept back by the ledger, which the site has not; add 'booking: {}'")
+def _history(site: Site) -> Iterable[Problem]:
     if site.history is not None and site.booking is None:
         yield Problem(("history",), "history is kept where GPUs can be booked; add 'booking: {}'")
-    acceptance = site.health.acceptance if site.health is not None else None
-    if acceptance is None or acceptance.project is None:
-        return
-    place = ("health", "acceptance", "project")
-    if acceptance.project in site.projects:
-        reason = (
-            f"{acceptance.project!r} is under 'projects', and servers that accept GPUs are in one of gpuyard's own, "
-            "where nobody else starts any; name another one"
-        )
-        yield Problem(place, reason)
-    if site.runners is not None and acceptance.project == site.runners.project:
-        yield Problem(place, f"{acceptance.project!r} is the project of the runners; name another one")
 
 
 def _uncounted(site: Site) -> Iterable[Problem]:
@@ -324,7 +313,7 @@ def _unrunnable(
         most = {host: room.most(pool, host, count if flavor.same_group else None) for host in hosts}
         hosts = {host: one for host, one in hosts.items() if most[host] >= count}
         if not hosts:
-            yield Problem((*place, "gpus", pool), _too_many_gpus(pool, count, flavor, most, room))
+            yield Problem((*place, "gpus", pool), _too_many_gpus(site, pool, count, flavor, most, room))
             return
     yield from _too_large(site, place, flavor, hosts)
 
@@ -332,9 +321,9 @@ def _unrunnable(
 def _too_large(site: Site, place: Place, flavor: Flavor, hosts: Mapping[str, HostFacts]) -> Iterable[Problem]:
     memory = {host: one.memory_mib - site.hosts[host].overhead.ram for host, one in hosts.items()}
     needs = (
-        ("vcpus", flavor.vcpus, "", max(one.cpus for one in hosts.values())),
+        ("vcpus", flavor.vcpus, "", max(host.cpus for host in hosts.values())),
         ("ram", flavor.ram, " MiB", max(memory.values())),
-        ("disk", flavor.disk + flavor.ephemeral, " GiB", max(one.disk_gib for one in hosts.values())),
+        ("disk", flavor.disk + flavor.ephemeral, " GiB", max(host.disk_gib for host in hosts.values())),
     )
     short = False
     for key, wanted, unit, most in needs:
@@ -352,15 +341,22 @@ def _too_large(site: Site, place: Place, flavor: Flavor, hosts: Mapping[str, Hos
         yield Problem(place, "no single host has its vCPUs, RAM and disk together; write less of one of them")
 
 
-def _too_many_gpus(pool: str, count: int, flavor: Flavor, most: Mapping[str, int], room: _Room) -> str:
+def _too_many_gpus(site: Site, pool: str, count: int, flavor: Flavor, most: Mapping[str, int], room: _Room) -> str:
     where = "no host of its aggregates" if flavor.aggregates else "no host"
-    if flavor.same_group:
+    if flavor.same_group and not site.pools[pool].is_shared:
         sizes = room.sizes(pool)
         have = f"groups of {', '.join(map(str, sizes))}" if sizes else "no IOMMU group with more than one usable GPU"
         return f"{where} has an IOMMU group of {count} GPUs of pool {pool!r}; its hosts have {have}"
     best = max(most, key=lambda host: most[host], default=None)
     if best is None or not most[best]:
+        if site.pools[pool].is_shared:
+            return f"{where} has a share of pool {pool!r}; see 'shared' in 'gpuyard host check --from RECORDING'"
         return f"{where} has a usable GPU of pool {pool!r}; see 'gpuyard host scan --from RECORDING'"
+    if site.pools[pool].is_shared:
+        return (
+            f"{where} can give {count} shares of pool {pool!r} to one server: the most is {most[best]} (on {best}); "
+            f"write {most[best]} or fewer"
+        )
     return (
         f"{where} can give {count} GPUs of pool {pool!r} to one server: the most is {most[best]} (on {best}, "
         f"one from each IOMMU group); write {most[best]} or fewer, or 'same_group: true' for the GPUs of a shared group"

@@ -9,7 +9,7 @@ from datetime import timedelta
 from urllib.parse import urlsplit
 
 from gpuyard.site.problems import Place, Problem
-from gpuyard.site.runner_rules import Enrolment, RunnerLimits, SiteRunners
+from gpuyard.site.runner_rules import CPU, Enrolment, RunnerLimits, SiteRunners
 from gpuyard.site.schema import Site
 
 LONGEST_JOB = timedelta(days=5)
@@ -31,10 +31,13 @@ def runner_problems(site: Site) -> Iterable[Problem]:
             "or name another project under 'runners'"
         )
         yield Problem(("projects", runners.project), reason)
-    yield from _flavors(site, ("runners", "allowed", "flavors"), runners.allowed.flavors, runners.project)
+    if runners.cpu_runners and CPU in site.pools:
+        reason = f"runners without GPUs are shown as pool {CPU!r}, which is a pool of GPUs here; rename that"
+        yield Problem(("pools", CPU), reason)
+    yield from _flavors(site, ("runners", "allowed", "flavors"), runners.allowed.flavors, runners)
     for name, one in runners.sets.items():
         place: Place = ("runners", "sets", name)
-        yield from _flavors(site, (*place, "flavors"), one.flavors, runners.project)
+        yield from _flavors(site, (*place, "flavors"), one.flavors, runners)
         most = one.most if one.most is not None else runners.most
         for index, idle in enumerate(one.idle):
             if most is not None and idle.count > most:
@@ -47,13 +50,14 @@ def runner_problems(site: Site) -> Iterable[Problem]:
     yield from _limits(runners)
     yield from _enrolments(runners.enrolments)
     for pattern in runners.repositories:
-        if not any(_could_be(pattern, one) for one in runners.enrolments):
-            owners = ", ".join(one.name for one in runners.enrolments)
+        if not any(_could_be(pattern, enrolment) for enrolment in runners.enrolments):
+            owners = ", ".join(enrolment.name for enrolment in runners.enrolments)
             reason = f"no enrolment includes such a repository; enrolled are {owners}"
             yield Problem(("runners", "repositories", pattern), reason)
 
 
-def _flavors(site: Site, place: Place, names: Sequence[str], project: str) -> Iterable[Problem]:
+def _flavors(site: Site, place: Place, names: Sequence[str], runners: SiteRunners) -> Iterable[Problem]:
+    project = runners.project
     for index, name in enumerate(names):
         if name not in site.flavors:
             close = difflib.get_close_matches(name, site.flavors, n=1)
@@ -61,8 +65,8 @@ def _flavors(site: Site, place: Place, names: Sequence[str], project: str) -> It
             yield Problem((*place, index), f"unknown flavor {name!r}; {hint}")
             continue
         flavor = site.flavors[name]
-        if not flavor.gpus:
-            reason = f"flavor {name!r} has no GPUs, and runners are servers with GPUs; name a flavor that has"
+        if not flavor.gpus and not runners.cpu_runners:
+            reason = f"flavor {name!r} has no GPUs; say with 'cpu_runners' how many such runners there may be at once"
             yield Problem((*place, index), reason)
             continue
         if flavor.foreign and flavor.projects is not None and project not in flavor.projects:

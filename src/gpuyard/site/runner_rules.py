@@ -70,7 +70,9 @@ class JobRules:
     defaults."""
 
 
-JOB_RULES = tuple(one.name for one in fields(JobRules) if one.name != "origins")
+CPU = "cpu"
+"""What the queue of runners without GPUs is called, where those of others are called by their pools."""
+JOB_RULES = tuple(field.name for field in fields(JobRules) if field.name != "origins")
 
 
 class GitHubApp(Strict):
@@ -103,8 +105,9 @@ class Enrolment(Strict):
     )
     cancel_refused: bool = Field(
         True,
-        description="Cancel the run of a scale set's job that is refused, where the app or token may ('Actions: "
-        "write'): it would wait at GitHub for a day. GitHub cancels a run with all of its jobs.",
+        description="Cancel the run of a job that is refused, where the app or token may ('Actions: write'), when it "
+        "is a scale set's, which would wait at GitHub for a day, or a fork's, which would take the runner of another "
+        "job with the same labels. GitHub cancels a run with all of its jobs.",
     )
     cirun: bool = Field(True, description="Read .cirun.yml of repositories, and the .cirun repository.")
     access_required: bool = Field(
@@ -127,6 +130,12 @@ class Enrolment(Strict):
         return own if host == "github.com" else f"{host}/{own}"
 
     @property
+    def has_hosted_runners(self) -> bool:
+        """Whether GitHub itself runs jobs that ask for ``ubuntu-latest``. A GitHub Enterprise Server does not."""
+        host = self.url.partition("://")[2].lower()
+        return host in {"github.com", "www.github.com"} or host.endswith(".ghe.com")
+
+    @property
     def owner(self) -> str:
         return self.organization or (self.repository or "").partition("/")[0]
 
@@ -136,7 +145,9 @@ class Enrolment(Strict):
         if self.repository is not None:
             return wanted == self.repository.lower()
         mine = wanted.startswith(f"{self.owner.lower()}/")
-        return mine and (not self.repositories or any(fnmatchcase(wanted, one.lower()) for one in self.repositories))
+        return mine and (
+            not self.repositories or any(fnmatchcase(wanted, repository.lower()) for repository in self.repositories)
+        )
 
 
 def weekdays_of(text: str) -> frozenset[int]:
@@ -188,7 +199,7 @@ class ScaleSet(RunnerLimits):
     """A runner scale set: what `runs-on` with its name gets."""
 
     enrolment: str | None = Field(None, description="Name of its enrolment; needed where there are several.")
-    flavors: list[str] = Field(min_length=1, description="Of this site, with GPUs. The first that can be had is taken.")
+    flavors: list[str] = Field(min_length=1, description="Of this site. The first that can be had is taken.")
     images: list[str] = Field(min_length=1, description="The first that exists is taken.")
     idle: list[Idle] = Field(default_factory=list, description="Runners that wait for jobs; none when empty.")
 
@@ -196,7 +207,10 @@ class ScaleSet(RunnerLimits):
 class Allowed(Strict):
     """What `.cirun.yml` may name."""
 
-    flavors: list[str] = Field(default_factory=list, description="All of the site's with GPUs when empty.")
+    flavors: list[str] = Field(
+        default_factory=list,
+        description="All of the site's when empty; without GPUs only where 'cpu_runners' lets some be.",
+    )
     images: list[str] = Field(default_factory=list, description="Any image of Glance when empty.")
 
 
@@ -214,7 +228,9 @@ class SiteRunners(RunnerLimits):
         "user then needs the role member there.",
     )
     network: str | None = Field(
-        None, description="Name or id; Nova's choice ('auto') when left out, 'none' for no network."
+        None,
+        description="Id, or name of one that 'project' owns; its only one when left out, 'none' for no network. One "
+        "that others share with it is named by its id.",
     )
     security_groups: list[str] = Field(default_factory=list)
     enrolments: list[Enrolment] = Field(min_length=1)
@@ -222,6 +238,11 @@ class SiteRunners(RunnerLimits):
     allowed: Allowed = Allowed()
     repositories: dict[RepositoryPattern, RunnerLimits] = Field(
         default_factory=dict, description="What certain repositories may have; of several that match the last."
+    )
+    cpu_runners: Annotated[int, Field(ge=0, le=10_000, strict=True)] = Field(
+        0,
+        description="Most runners at once of flavors without GPUs, which run on the CPU, RAM and disk that are left. "
+        "None when 0.",
     )
     most_idle: Annotated[int, Field(ge=0, le=1000, strict=True)] = Field(
         0, description="Most idle runners that repositories may ask for in '.cirun.yml', in all."
@@ -245,14 +266,14 @@ class SiteRunners(RunnerLimits):
     private_repositories: PrivateShown = Field(
         "jobs",
         description="What is shown without login of jobs of repositories that are private at GitHub, or of which that "
-        "is not known: 'names' shows all, as of public ones, 'jobs' that there is a job and how it is with it, "
-        "'nothing' leaves them out.",
+        "is not known, and where 'booking: others' hides people from each other also to them: 'names' shows all, as of "
+        "public ones, 'jobs' that there is a job and how it is with it, 'nothing' leaves them out.",
     )
 
     @model_validator(mode="after")
     def _known(self) -> SiteRunners:
         known_zone(self.timezone)
-        names = [one.name for one in self.enrolments]
+        names = [enrolment.name for enrolment in self.enrolments]
         if len({*names}) < len(names):
             raise ValueError("an organisation or repository is enrolled twice")
         for label, one in self.sets.items():
@@ -265,7 +286,9 @@ class SiteRunners(RunnerLimits):
     @cached_property
     def _patterns(self) -> tuple[tuple[str, str, bool], ...]:
         """Keys of `repositories`, each in lower case too, and whether it is just a name."""
-        return tuple((one, one.lower(), not set("*?") & set(one)) for one in self.repositories)
+        return tuple(
+            (repository, repository.lower(), not set("*?") & set(repository)) for repository in self.repositories
+        )
 
     def rules(self, repository: str, label: str = "") -> JobRules:
         """What holds for jobs of a repository (``owner/name``), of a scale set where it is one's. Of priority, share

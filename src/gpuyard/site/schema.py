@@ -145,7 +145,7 @@ class Pool(Strict):
     )
     type: SharedType | None = Field(
         None,
-        description="What a share is. Of vgpu the mdev type, as 'nvidia-558'; of vf, where NVIDIA's driver gives "
+        description="What a share is. Of vgpu the mdev type, as 'nvidia-560'; of vf, where NVIDIA's driver gives "
         "virtual functions away, the number of the vGPU type that was chosen for them, as '1414'.",
     )
     hosts: list[str] | None = Field(None, description="Only GPUs of these hosts; all hosts when left out.")

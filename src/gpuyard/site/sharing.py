@@ -46,7 +46,7 @@ def _wishes(site: Site, name: str, pool: Pool) -> Iterable[Problem]:
     """What a shared pool cannot have."""
     place = ("pools", name)
     if pool.kind is GpuKind.VGPU and pool.type is None:
-        yield Problem(place, "a pool of kind vgpu needs a 'type', as in 'nvidia-558': see 'gpuyard host scan'")
+        yield Problem(place, "a pool of kind vgpu needs a 'type', as in 'nvidia-560': see 'gpuyard host scan'")
     if pool.kind is GpuKind.VF and pool.type is not None and not (pool.type.isascii() and pool.type.isdigit()):
         text = f"of kind vf the type is the number of a vGPU type, as in '1414', and {pool.type!r} is none"
         yield Problem((*place, "type"), text)
@@ -65,9 +65,15 @@ def _wishes(site: Site, name: str, pool: Pool) -> Iterable[Problem]:
         for key in given:
             yield Problem((*place, key), "is of PCI devices, and Nova gives vGPUs without an alias; leave it out")
     for flavor, wish in site.flavors.items():
-        if wish.gpus.get(name, 0) > 1 and pool.kind is GpuKind.VGPU:
-            text = "a server has one vGPU: of several, Nova would make devices that its driver may refuse; write 1"
+        several = wish.gpus.get(name, 0) > 1 and pool.kind is GpuKind.VGPU
+        if several and not RELEASES[site.release].several_vgpus:
+            text = (
+                f"Nova gives a server several vGPUs from 2026.1 on, and the site's release is {site.release}; write 1"
+            )
             yield Problem(("flavors", flavor, "gpus", name), text)
+        if several and wish.properties.get("group_policy", "isolate") != "isolate":
+            text = "several vGPUs of a server must be of different devices: leave group_policy out"
+            yield Problem(("flavors", flavor, "properties", "group_policy"), text)
         if name in wish.gpus and wish.same_group:
             yield Problem(("flavors", flavor, "same_group"), "shares of GPUs are in no group; leave it out")
 
@@ -124,7 +130,11 @@ def _makers(pool: Pool, inventory: Inventory) -> Iterable[tuple[PciFunction, str
 
 
 def _none_left(function: PciFunction, kind: MdevType) -> str:
-    others = [f"{one.made} of type {one.name}" for one in function.mdev_types if one.made and one.name != kind.name]
+    others = [
+        f"{mdev_kind.made} of type {mdev_kind.name}"
+        for mdev_kind in function.mdev_types
+        if mdev_kind.made and mdev_kind.name != kind.name
+    ]
     because = f": it has {', '.join(others)}" if others else ""
     return f"{function.short_address} can make no {kind.name} now{because}"
 

@@ -14,8 +14,8 @@ from functools import lru_cache
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
+from gpuyard.database.times import moment, seconds
 from gpuyard.model.booking import QuietHours
-from gpuyard.store.times import moment, seconds
 
 STANDARD = "standard"
 """The tariff of moments that no other one claims."""
@@ -60,7 +60,9 @@ class TariffClock:
     def __init__(self, zone: ZoneInfo, tariffs: Sequence[Tariff] = ()) -> None:
         self.zone = zone
         self.tariffs = tuple(tariffs)
-        self._edges = sorted({edge for one in tariffs for part in one.hours for edge in _edges(part)} - {MIDNIGHT})
+        self._edges = sorted(
+            {edge for tariff in tariffs for part in tariff.hours for edge in _edges(part)} - {MIDNIGHT}
+        )
         self._of_day = lru_cache(maxsize=4000)(self._day)
 
     @property

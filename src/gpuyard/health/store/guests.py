@@ -10,13 +10,13 @@ from typing import Any
 
 from sqlalchemy import delete, select
 
+from gpuyard.database.columns import storable
+from gpuyard.database.engine import Database
+from gpuyard.database.times import moment, seconds
+from gpuyard.database.upsert import upsert
 from gpuyard.health.cards import CardSeen
 from gpuyard.health.guests import AgentState
 from gpuyard.health.store.schema import CARDS, GUESTS, HOURS
-from gpuyard.store.columns import storable
-from gpuyard.store.engine import Database
-from gpuyard.store.times import moment, seconds
-from gpuyard.store.upsert import upsert
 
 KEPT = timedelta(days=35)
 """Hours, and servers and cards of which nothing was heard for so long."""
@@ -96,12 +96,12 @@ class GuestStore:
                 if not one.places:
                     connection.execute(delete(CARDS).where(CARDS.c.card == storable(one.card)))
             if hours:
-                starts = {seconds(one.start) for one in hours}
+                starts = {seconds(hour.start) for hour in hours}
                 there = connection.execute(select(HOURS).where(HOURS.c.hour.in_(starts))).all()
                 before = {(row.server, row.card, row.hour): _hour(row) for row in there}
                 sums = [
-                    before[key].plus(one) if (key := (one.server, one.card, seconds(one.start))) in before else one
-                    for one in hours
+                    before[key].plus(hour) if (key := (hour.server, hour.card, seconds(hour.start))) in before else hour
+                    for hour in hours
                 ]
                 rows = [_hour_row(one) for one in sums]
                 connection.execute(upsert(name, HOURS, list(rows[0])), rows)

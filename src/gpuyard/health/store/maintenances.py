@@ -9,14 +9,14 @@ from typing import Any
 
 from sqlalchemy import Row, select, update
 
+from gpuyard.database.columns import storable
+from gpuyard.database.engine import Database
+from gpuyard.database.times import maybe_moment, maybe_seconds, moment, seconds
+from gpuyard.database.upsert import insert_new
 from gpuyard.health.maintenance import OVER, Maintenance, MaintenanceState
 from gpuyard.health.records import HealthEvent, Software
 from gpuyard.health.store.schema import MAINTENANCES
 from gpuyard.health.store.store import TEXT, add_events
-from gpuyard.store.columns import storable
-from gpuyard.store.engine import Database
-from gpuyard.store.times import maybe_moment, maybe_seconds, moment, seconds
-from gpuyard.store.upsert import insert_new
 
 
 class MaintenanceStore:
@@ -84,7 +84,9 @@ def _row(one: Maintenance) -> dict[str, Any]:
         "done_by": storable(one.done_by),
         "software": storable(json.dumps(asdict(one.software), ensure_ascii=False)),
         "problems": storable(json.dumps(one.problems, ensure_ascii=False)),
+        "may_go_down": storable(json.dumps(one.may_go_down)),
         "holds": one.holds,
+        "due": maybe_seconds(one.due),
         "open_host": None if one.state in OVER else storable(one.host),
     }
 
@@ -105,6 +107,8 @@ def _maintenance(row: Row[Any]) -> Maintenance:
         done_by=row.done_by,
         software=Software(**json.loads(row.software)),
         problems=tuple(json.loads(row.problems)),
+        may_go_down=tuple(json.loads(row.may_go_down)),
         holds=row.holds,
+        due=maybe_moment(row.due),
         version=row.version,
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import BigInteger, Column, Index, Table, Text
+from sqlalchemy import BigInteger, Column, Index, Table, Text, literal
 
-from gpuyard.store.columns import RISING, flag, maybe_time, new_tables, number, text, time
-from gpuyard.store.rooms import Room
+from gpuyard.database.columns import RISING, flag, maybe_time, new_tables, number, text, time
+from gpuyard.database.schema_modules import SchemaModule
 
 TABLES = new_tables()
-ROOM = Room("health", Path(__file__).parent / "migrations", TABLES, "health_version")
+ROOM = SchemaModule("health", Path(__file__).parent / "migrations", TABLES, "health_version")
 
 GPUS = Table(
     "gpu_health",
@@ -33,6 +33,9 @@ GPUS = Table(
     text("software"),  # JSON
     text("keeper"),
     number("version"),
+    Column("shown", Text, nullable=False, server_default=literal("{}")),  # JSON; these came later
+    Column("baseline", Text, nullable=False, server_default=literal("")),  # JSON
+    Column("trial", Text, nullable=False, server_default=literal("")),  # JSON
 )
 
 EVENTS = Table(
@@ -148,6 +151,8 @@ MAINTENANCES = Table(
     flag("holds"),
     Column("open_host", Text, nullable=True, unique=True),  # its host, as long as it is not over: one at a time
     number("version"),
+    Column("may_go_down", Text, nullable=False, server_default=literal("[]")),  # JSON; came later
+    maybe_time("due"),
     Index("health_maintenances_host", "host", "created"),
 )
 

@@ -14,22 +14,24 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
 
+from gpuyard.database.columns import storable
+from gpuyard.database.engine import Database
+from gpuyard.database.migrate import migrate
+from gpuyard.database.times import maybe_moment, maybe_seconds, moment, seconds
+from gpuyard.database.upsert import insert_new, put
+from gpuyard.health.baseline import Baseline
 from gpuyard.health.records import (
     GpuHealth,
     HealthEvent,
     HealthState,
     HealthToken,
-    HostWord,
+    HostContact,
     Observation,
     Software,
-    Source,
+    Trial,
 )
 from gpuyard.health.store.schema import EVENTS, GPUS, HOSTS, OBSERVATIONS, ROOM, TOKENS, VALUES
-from gpuyard.store.columns import storable
-from gpuyard.store.engine import Database
-from gpuyard.store.migrate import migrate
-from gpuyard.store.times import maybe_moment, maybe_seconds, moment, seconds
-from gpuyard.store.upsert import insert_new, put
+from gpuyard.model.signals import Source
 
 TEXT = 500
 """Characters of a cause or of evidence, at most."""
@@ -62,7 +64,7 @@ class HealthStore:
         if host:
             query = query.where(GPUS.c.host == storable(host))
         if states:
-            query = query.where(GPUS.c.state.in_(sorted(one.value for one in states)))
+            query = query.where(GPUS.c.state.in_(sorted(state.value for state in states)))
         return self._gpus(query)
 
     def gpu(self, host: str, address: str) -> GpuHealth | None:
@@ -131,14 +133,14 @@ class HealthStore:
         """Durable when this returns; whether any of them was not open already."""
         rows = [
             {
-                "host": storable(one.host),
-                "address": storable(one.address),
-                "code": storable(one.code),
-                "seen": seconds(one.seen),
-                "evidence": storable(one.evidence)[:TEXT],
-                "by": storable(one.by)[:TEXT],
+                "host": storable(observation.host),
+                "address": storable(observation.address),
+                "code": storable(observation.code),
+                "seen": seconds(observation.seen),
+                "evidence": storable(observation.evidence)[:TEXT],
+                "by": storable(observation.by)[:TEXT],
             }
-            for one in observations
+            for observation in observations
         ]
         if not rows:
             return False
@@ -162,17 +164,17 @@ class HealthStore:
 
     # Hosts
 
-    def hear(self, word: HostWord) -> None:
+    def hear(self, word: HostContact) -> None:
         """A host has said something."""
         row = {"host": storable(word.host), "heard": seconds(word.heard), "look": storable(word.look)}
         with self._database.writing() as connection:
             put(connection, HOSTS, row)
 
-    def host(self, host: str) -> HostWord | None:
+    def host(self, host: str) -> HostContact | None:
         """With what it said last; None when nothing was ever heard of it."""
         with self._database.reading() as connection:
             row = connection.execute(select(HOSTS).where(HOSTS.c.host == storable(host))).first()
-        return None if row is None else HostWord(row.host, moment(row.heard), row.look)
+        return None if row is None else HostContact(row.host, moment(row.heard), row.look)
 
     def heard(self) -> dict[str, datetime]:
         """Host -> when something was heard of it last; those of which something was."""
@@ -259,19 +261,19 @@ def add_events(connection: Connection, events: Sequence[HealthEvent]) -> None:
     """Lines of records, within a transaction."""
     rows = [
         {
-            "host": storable(one.host),
-            "address": storable(one.address),
-            "card": storable(one.card),
-            "at": seconds(one.time),
-            "before": one.before.value,
-            "after": one.after.value,
-            "cause": storable(one.cause)[:TEXT],
-            "signal": storable(one.signal),
-            "evidence": storable(one.evidence)[:TEXT],
-            "by": storable(one.by),
-            "source": one.source.value if one.source else "",
+            "host": storable(event.host),
+            "address": storable(event.address),
+            "card": storable(event.card),
+            "at": seconds(event.time),
+            "before": event.before.value,
+            "after": event.after.value,
+            "cause": storable(event.cause)[:TEXT],
+            "signal": storable(event.signal),
+            "evidence": storable(event.evidence)[:TEXT],
+            "by": storable(event.by),
+            "source": event.source.value if event.source else "",
         }
-        for one in events
+        for event in events
     ]
     if rows:
         connection.execute(insert(EVENTS), rows)
@@ -303,6 +305,9 @@ def _gpu_row(gpu: GpuHealth) -> dict[str, Any]:
         "accepted": maybe_seconds(gpu.accepted),
         "software": storable(json.dumps(asdict(gpu.software), ensure_ascii=False)),
         "keeper": storable(gpu.keeper),
+        "shown": json.dumps(dict(gpu.shown), sort_keys=True),
+        "baseline": storable(_baseline_text(gpu.baseline)),
+        "trial": storable(_trial_text(gpu.trial)),
     }
 
 
@@ -325,8 +330,47 @@ def _gpu(row: Row[Any]) -> GpuHealth:
         accepted=maybe_moment(row.accepted),
         software=Software(**json.loads(row.software)),
         keeper=row.keeper,
+        shown=json.loads(row.shown),
+        baseline=_baseline(row.baseline),
+        trial=_trial(row.trial),
         version=row.version,
     )
+
+
+def _trial_text(trial: Trial | None) -> str:
+    if trial is None:
+        return ""
+    times = {
+        "since": seconds(trial.since),
+        "until": seconds(trial.until),
+        "suspicions": list(map(seconds, trial.suspicions)),
+    }
+    return json.dumps({"state": trial.state.value, "signal": trial.signal, "cause": trial.cause[:TEXT], **times})
+
+
+def _trial(text: str) -> Trial | None:
+    if not text:
+        return None
+    stored = json.loads(text)
+    suspicions = tuple(map(moment, stored["suspicions"]))
+    state, since, until = HealthState(stored["state"]), moment(stored["since"]), moment(stored["until"])
+    return Trial(state, stored["signal"], stored["cause"], since, until, suspicions)
+
+
+def _baseline_text(baseline: Baseline | None) -> str:
+    if baseline is None:
+        return ""
+    stored = {
+        "taken": seconds(baseline.taken), "by": baseline.by, "card": baseline.card, "facts": dict(baseline.facts)
+    }  # fmt: skip
+    return json.dumps(stored, ensure_ascii=False, sort_keys=True)
+
+
+def _baseline(text: str) -> Baseline | None:
+    if not text:
+        return None
+    stored = json.loads(text)
+    return Baseline(moment(stored["taken"]), stored["by"], stored["card"], stored["facts"])
 
 
 def _token(row: Row[Any]) -> HealthToken:

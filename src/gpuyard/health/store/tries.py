@@ -8,11 +8,11 @@ from typing import Any
 
 from sqlalchemy import Row, Select, func, insert, select, update
 
+from gpuyard.database.columns import storable
+from gpuyard.database.engine import Database
+from gpuyard.database.times import maybe_moment, maybe_seconds, moment, seconds
 from gpuyard.health.acceptance import OPEN, Try, TryState
 from gpuyard.health.store.schema import TRIES
-from gpuyard.store.columns import storable
-from gpuyard.store.engine import Database
-from gpuyard.store.times import maybe_moment, maybe_seconds, moment, seconds
 
 _TEXTS = ("pool", "by", "by_id", "nonce", "name", "server", "loan", "cause", "driver")
 
@@ -26,7 +26,7 @@ class TryStore:
 
     def add(self, tries: Collection[Try]) -> None:
         """All of a batch, or none."""
-        rows = [_row(one) for one in tries]
+        rows = [_row(attempt) for attempt in tries]
         if rows:
             with self._database.writing() as connection:
                 connection.execute(insert(TRIES), rows)
@@ -75,6 +75,8 @@ def _row(one: Try) -> dict[str, Any]:
         "number": one.number,
         "canary": one.canary,
         "fine": one.fine,
+        "fresh": one.fresh,
+        "facts": dict(one.facts),
         "gpus": one.gpus,
         "since": seconds(one.since),
         "deadline": maybe_seconds(one.deadline),
@@ -99,6 +101,8 @@ def _try(row: Row[Any]) -> Try:
         number=data["number"],
         canary=data["canary"],
         fine=data["fine"],
+        fresh=data.get("fresh", False),  # older tries have neither
+        facts=data.get("facts", {}),
         host=row.host,
         gpus=tuple(data["gpus"]),
         begun=moment(row.begun),

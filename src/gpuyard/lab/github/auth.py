@@ -48,7 +48,7 @@ class Budget:
 
 
 @dataclass
-class ForgeGate:
+class ForgeAuthentication:
     """Makes tokens and knows them again."""
 
     forge: Forge

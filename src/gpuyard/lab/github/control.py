@@ -111,13 +111,13 @@ class Control:
             "runners": forge.runners, "sets": forge.sets, "hooks": forge.hooks, "deliveries": forge.sendings,
         }  # fmt: skip
         now = forge.now().isoformat()
-        return {"now": now, **{name: [dump(asdict(one)) for one in rows.values()] for name, rows in kinds.items()}}
+        return {"now": now, **{name: [dump(asdict(row)) for row in rows.values()] for name, rows in kinds.items()}}
 
 
 def order(body: dict[str, Any]) -> JobOrder:
     """A job from JSON. Raises TypeError and ValueError for what is none."""
     labels = body.get("labels", [])
-    if isinstance(labels, str) or not all(isinstance(one, str) for one in labels):
+    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
         raise TypeError("'labels' is a list of texts")
     more = {key: value for key, value in body.items() if key not in ("labels", "approval_s")}
     approval = body.get("approval_s")

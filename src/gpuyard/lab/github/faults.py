@@ -90,7 +90,7 @@ class FaultRates:
     @classmethod
     def of(cls, rates: Mapping[str, float]) -> FaultRates:
         """From names and rates. Raises ValueError for a name that is none, or a rate that is none."""
-        known = {one.name for one in fields(cls)}
+        known = {field.name for field in fields(cls)}
         if unknown := sorted(set(rates) - known):
             raise ValueError(f"no such fault: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
         return cls(**{name: float(rate) for name, rate in rates.items()})

@@ -30,6 +30,7 @@ from gpuyard.lab.github.records import (
     JobTry,
     QueuedMessage,
 )
+from gpuyard.runners.permissions import documented
 
 NAMESPACE = UUID("5f0c4be2-8f5e-4d9a-9c92-0a6d6f0f7a11")
 
@@ -42,8 +43,9 @@ class ForgeSettings:
     """How long a long poll waits for something to say. 0 for a simulated clock: it answers at once."""
     pickup: timedelta = timedelta(seconds=60)
     """A job that its runner has not taken in this time is queued again."""
-    assignment: timedelta = timedelta(minutes=15)
-    """A job that no runner of its scale set has begun in this time is taken back, and given again later."""
+    assignment: timedelta = timedelta(minutes=5)
+    """A job that no runner of its scale set has begun in this time is taken back, and given again later: so far apart
+    are the assignments that GitHub's support found in its logs (actions/actions-runner-controller#4602)."""
     reassignments: int = 3
     lost: timedelta = timedelta(minutes=10)
     """A runner that is not heard of for so long has lost its job."""
@@ -57,6 +59,10 @@ class ForgeSettings:
     token: timedelta = timedelta(hours=1)
     """Life of installation tokens and of the tokens of the Actions service."""
     requests_an_hour: int = 5000
+    deliveries_kept: timedelta = timedelta(days=3)
+    """Older ones are neither listed nor sent again."""
+    filtered_runs: int = 1000
+    """Most runs that a list gives which was filtered."""
     runners_in_group: int = 10_000
     offers: bool = True
     """A scale set hears of jobs and acquires them; False: they are assigned to it at once, within its capacity."""
@@ -96,6 +102,10 @@ class Forge:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.app: ForgeApp | None = None
+        self.permissions = documented()
+        """Of the app where it is installed, and of all personal tokens: name -> access."""
+        self.repository_runners = True
+        """Whether runners may be registered at repositories; an organisation can forbid it."""
         self.personal_tokens: dict[str, str] = {}
         """Token -> login of its owner."""
         self.accounts: dict[str, ForgeAccount] = {}
@@ -182,15 +192,27 @@ class Forge:
             run.pull = len(repository.pulls) + 1
             repository.pulls[run.pull] = ForgePull(run.pull, actor, association, head, run.head_branch, sha)
         self.runs[run.id] = run
+        if event == "push":
+            repository.pushed = now
         for order in orders:
             self._add_job(run, order)
         self.wake()
         return run
 
-    def rerun(self, run: ForgeRun, failed_only: bool = False) -> None:
-        """Run the jobs of a run again, as new jobs of another attempt."""
+    def ref(self, run: ForgeRun) -> str:
+        """The ref whose workflow file a run follows: of a pull request its merge commit, where the target's own file
+        does not count."""
+        if run.pull and run.event != "pull_request_target":
+            return f"refs/pull/{run.pull}/merge"
+        if run.pull:
+            return f"refs/heads/{self.repositories[run.repository.lower()].default_branch}"
+        return f"refs/heads/{run.head_branch}"
+
+    def rerun(self, run: ForgeRun, failed_only: bool = False, actor: str = "") -> None:
+        """Run the jobs of a run again, as new jobs of another attempt, which `actor` starts."""
         before = [self.jobs[id] for id in run.jobs if self.jobs[id].attempt == run.attempt]
         run.attempt += 1
+        run.triggering_actor = actor or run.triggering_actor or run.actor
         for job in before:
             if not failed_only or job.conclusion != "success":
                 self._add_job(run, job.order)
@@ -293,9 +315,9 @@ class Forge:
     def set_of(self, job: ForgeJob) -> ForgeSet | None:
         """The scale set that a job's labels name."""
         wanted = {label.lower() for label in job.order.labels}
-        for one in self.sets.values():
-            if wanted <= {label.lower() for label in one.labels} and self.may_use(one, job.repository):
-                return one
+        for scale_set in self.sets.values():
+            if wanted <= {label.lower() for label in scale_set.labels} and self.may_use(scale_set, job.repository):
+                return scale_set
         return None
 
     def job_for(self, runner: ForgeRunner) -> ForgeJob | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum, auto
@@ -24,7 +24,8 @@ from gpuyard.lab.github.runner_standin import read_config
 from gpuyard.lab.github.standin import StandIn
 from gpuyard.lab.github.wire import ForgeRequest
 from gpuyard.runners.console import LOG_LINE, PREFIX
-from gpuyard.runners.user_data import SECRET
+from gpuyard.runners.guest.job_rules import refusal
+from gpuyard.runners.user_data import RULES, SECRET
 
 Answer = tuple[int, dict[str, Any]]
 Ask = Callable[[str, str, str, dict[str, Any] | None], Answer]
@@ -56,6 +57,8 @@ class GuestOrders:
     gpus: int
     url: str
     token: str = field(repr=False)
+    rules: Mapping[str, Any] = field(default_factory=dict)
+    """What its job is held against before the first step."""
 
 
 def orders(user_data: str) -> GuestOrders:
@@ -67,7 +70,7 @@ def orders(user_data: str) -> GuestOrders:
         files = {one["path"]: content_of(one) for one in document["write_files"]}
         settings = dict(line.split("=", 1) for line in files[f"{FOLDER}/settings"].splitlines())
         url, _, token = read_config(files[SECRET])
-        return GuestOrders(settings["NAME"], int(settings["GPUS"]), url, token)
+        return GuestOrders(settings["NAME"], int(settings["GPUS"]), url, token, json.loads(files[RULES]))
     except (YAMLError, KeyError, TypeError, ValueError) as error:
         raise UserDataUnreadError(f"not a runner's: {type(error).__name__}") from None
 
@@ -77,6 +80,11 @@ def content_of(one: dict[str, str]) -> str:
     if one.get("encoding") in ("b64", "base64"):
         return base64.b64decode(one["content"]).decode()
     return one["content"]
+
+
+def refused(rules: Mapping[str, Any], job: Mapping[str, Any]) -> str:
+    """Why the hook before the first step does not let a job run; empty when it does. `job` as the stand-in gives it."""
+    return refusal(rules, job["repository"], job["runId"], job["event"])
 
 
 def in_process(standin: StandIn) -> Ask:
@@ -198,6 +206,9 @@ class Guest:
             self.state, self._renewed = GuestState.WORKING, now
             self._until = now + timedelta(seconds=float(self._job["seconds"]))
             self._result = {"success": "Succeeded"}.get(self._job["result"], "Failed")
+            if refused(self.orders.rules, self._job):  # the hook ends the process that runs the steps
+                self._result, self.state = "Failed", GuestState.FINISHING
+                return
             if self._strikes("guest_hostile", now):
                 self._write("\n".join(HOSTILE) + "\n")
             if self._strikes("guest_dies", now):

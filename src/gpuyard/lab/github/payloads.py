@@ -107,7 +107,7 @@ def repository(forge: Forge, one: ForgeRepository) -> Json:
         **{f"{name}_url": own + path for name, path in REPOSITORY_LINKS.items()},
         "created_at": born,
         "updated_at": born,
-        "pushed_at": born,
+        "pushed_at": stamp(one.pushed) if one.pushed else born,
         "git_url": page.replace("http", "git", 1) + ".git",
         "ssh_url": f"git@github.test:{one.full_name}.git",
         "clone_url": f"{page}.git",
@@ -229,7 +229,7 @@ def run(forge: Forge, one: ForgeRun) -> Json:
         "updated_at": stamp(one.created),
         "run_started_at": stamp(one.created),
         "actor": user(forge, one.actor),
-        "triggering_actor": user(forge, one.actor),
+        "triggering_actor": user(forge, one.triggering_actor or one.actor),
         # GitHub leaves this empty for pull requests from forks.
         "pull_requests": [{"number": one.pull}] if one.pull and one.head_repository == one.repository else [],
         "repository": repository(forge, repo),
@@ -238,7 +238,7 @@ def run(forge: Forge, one: ForgeRun) -> Json:
 
 
 def run_status(jobs: list[ForgeJob]) -> str:
-    states = {one.status for one in jobs}
+    states = {job.status for job in jobs}
     if states <= {COMPLETED}:
         return COMPLETED
     for state in ("in_progress", "queued", "waiting"):
@@ -250,7 +250,7 @@ def run_status(jobs: list[ForgeJob]) -> str:
 def run_conclusion(jobs: list[ForgeJob]) -> str | None:
     if run_status(jobs) != COMPLETED:
         return None
-    conclusions = {one.conclusion for one in jobs}
+    conclusions = {job.conclusion for job in jobs}
     return next((one for one in ("failure", "cancelled") if one in conclusions), "success")
 
 

@@ -53,6 +53,8 @@ class ForgeRepository:
     owner: str
     name: str
     private: bool = False
+    pushed: datetime | None = None
+    """When somebody last pushed to it."""
     default_branch: str = "main"
     files: dict[str, str] = field(default_factory=dict)
     """Of the default branch: path -> text."""
@@ -97,6 +99,8 @@ class ForgeRun:
     workflow: str = "CI"
     attempt: int = 1
     pull: int = 0
+    triggering_actor: str = ""
+    """Who started the latest attempt; empty: the actor."""
     jobs: list[int] = field(default_factory=list)
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 from typing import Any
+from urllib.parse import urlencode
 
 from gpuyard.lab.github import payloads
-from gpuyard.lab.github.auth import ForgeGate, Principal, TokenKind, token_answer
+from gpuyard.lab.github.auth import ForgeAuthentication, Principal, TokenKind, token_answer
 from gpuyard.lab.github.forge import Forge
 from gpuyard.lab.github.records import (
     COMPLETED,
@@ -62,7 +65,7 @@ def jit_config(forge: Forge, runner: ForgeRunner) -> str:
 class Rest:
     """Answers requests. Handlers are below, by the path that they answer."""
 
-    def __init__(self, forge: Forge, gate: ForgeGate, hooks: Webhooks) -> None:
+    def __init__(self, forge: Forge, gate: ForgeAuthentication, hooks: Webhooks) -> None:
         self.forge, self.gate, self.hooks = forge, gate, hooks
         self.principal = Principal(TokenKind.APP, "")
 
@@ -103,7 +106,9 @@ class Rest:
 
     def runners_at(self, request: ForgeRequest) -> list[ForgeRunner]:
         owner, repository = self.place(request)
-        return [one for one in self.forge.runners.values() if (one.owner, one.repository) == (owner, repository)]
+        return [
+            runner for runner in self.forge.runners.values() if (runner.owner, runner.repository) == (owner, repository)
+        ]
 
     def runner(self, request: ForgeRequest) -> ForgeRunner:
         found = next((one for one in self.runners_at(request) if one.id == number(request, "id")), None)
@@ -117,17 +122,31 @@ class Rest:
             raise ForgeRefusal(404, "Not Found")
         return found
 
-    def pages(self, request: ForgeRequest, key: str, rows: Iterable[Any]) -> ForgeAnswer:
-        """One page of a list: of objects with a count when ``key`` is given, else a bare list."""
+    def pages(
+        self,
+        request: ForgeRequest,
+        key: str,
+        rows: Iterable[Any],
+        shown: Callable[[Any], Any] = lambda row: row,
+        **more: Any,
+    ) -> ForgeAnswer:
+        """One page of a list: of objects with a count and ``more`` when ``key`` is given, else a bare list. ``shown``
+        makes of a row what is answered."""
         rows = list(rows)
         per_page = min(number(request, "per_page", PER_PAGE), MOST_PER_PAGE) or PER_PAGE
         page = max(1, number(request, "page", 1))
         found = rows[(page - 1) * per_page : page * per_page]
-        headers = {}
-        if page * per_page < len(rows):
-            query = "&".join(f"{k}={v}" for k, v in {**request.query, "page": page + 1}.items())
-            headers["link"] = f'<{self.forge.url}{request.path}?{query}>; rel="next"'
-        return ForgeAnswer(200, {"total_count": len(rows), key: found} if key else found, headers)
+        last = max(1, -(-len(rows) // per_page))
+        ways = {"prev": page - 1, "next": page + 1, "last": last, "first": 1}
+        if page >= last:
+            del ways["next"], ways["last"]
+        if page == 1:
+            del ways["prev"], ways["first"]
+        address = f"{self.forge.url}{request.path}?"
+        links = (f'<{address}{urlencode({**request.query, "page": to})}>; rel="{way}"' for way, to in ways.items())
+        headers = {"link": ", ".join(links)} if ways else {}
+        found = [shown(row) for row in found]
+        return ForgeAnswer(200, {"total_count": len(rows), key: found, **more} if key else found, headers)
 
 
 def number(request: ForgeRequest, name: str, default: int = 0) -> int:
@@ -157,6 +176,7 @@ def installation(rest: Rest, account: ForgeAccount) -> dict[str, Any]:
         "app_id": app.id if app else 0,
         "target_type": "Organization" if account.organization else "User",
         "repository_selection": "all",
+        "permissions": dict(rest.forge.permissions),
         "access_tokens_url": payloads.api(rest.forge, f"/app/installations/{account.installation}/access_tokens"),
         "suspended_at": None,
     }
@@ -166,7 +186,7 @@ def installation(rest: Rest, account: ForgeAccount) -> dict[str, Any]:
 def list_installations(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     rest.require_app()
     return rest.pages(
-        request, "", (installation(rest, one) for one in rest.forge.accounts.values() if one.installation)
+        request, "", (installation(rest, account) for account in rest.forge.accounts.values() if account.installation)
     )
 
 
@@ -186,12 +206,12 @@ def get_installation(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
 def make_installation_token(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     rest.require_app()
     wanted = number(request, "id")
-    account = next((one for one in rest.forge.accounts.values() if one.installation == wanted), None)
+    account = next((account for account in rest.forge.accounts.values() if account.installation == wanted), None)
     if account is None or not wanted:
         raise ForgeRefusal(404, "Not Found")
     token, until = rest.gate.make(TokenKind.INSTALLATION, account.login)
-    permissions = {"administration": "write", "actions": "write", "contents": "read", "metadata": "read"}
-    return ForgeAnswer(201, token_answer(token, until, permissions=permissions, repository_selection="all"))
+    granted = dict(rest.forge.permissions)
+    return ForgeAnswer(201, token_answer(token, until, permissions=granted, repository_selection="all"))
 
 
 @route("GET", "/user")
@@ -218,16 +238,30 @@ def list_installation_repositories(rest: Rest, request: ForgeRequest) -> ForgeAn
         raise ForgeRefusal(
             403, "You must authenticate with an installation access token in order to list repositories."
         )
-    mine = (one for one in rest.forge.repositories.values() if one.owner == rest.principal.subject)
-    return rest.pages(request, "repositories", (payloads.repository(rest.forge, one) for one in mine))
+    mine = (repository for repository in rest.forge.repositories.values() if repository.owner == rest.principal.subject)
+    shown = partial(payloads.repository, rest.forge)
+    return rest.pages(request, "repositories", mine, shown, repository_selection="all")
 
 
 @route("GET", "/orgs/{org}/repos")
 @route("GET", "/users/{org}/repos")
 def list_repositories(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     owner = rest.account(request.parts["org"]).login
-    mine = (one for one in rest.forge.repositories.values() if one.owner == owner)
-    return rest.pages(request, "", (payloads.repository(rest.forge, one) for one in mine))
+    mine = [repository for repository in rest.forge.repositories.values() if repository.owner == owner]
+    sort = request.query.get("sort", "created")
+    long_ago = datetime.min.replace(tzinfo=UTC)
+    keys: dict[str, Callable[[ForgeRepository], Any]] = {
+        "created": lambda one: one.id,
+        "updated": lambda one: (one.pushed or long_ago, one.id),
+        "pushed": lambda one: (one.pushed or long_ago, one.id),
+        "full_name": lambda one: one.full_name.lower(),
+    }
+    direction = request.query.get("direction") or ("asc" if sort == "full_name" else "desc")
+    mine.sort(key=keys.get(sort, keys["created"]), reverse=direction == "desc")
+    kind = request.query.get("type", "all")
+    if kind in ("public", "private"):
+        mine = [one for one in mine if one.private is (kind == "private")]
+    return rest.pages(request, "", mine, partial(payloads.repository, rest.forge))
 
 
 @route("GET", "/repos/{owner}/{repo}")
@@ -322,9 +356,9 @@ def get_pull(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
 def list_pulls(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     repository, head = rest.repository(request), request.query.get("head", "")
     found = [
-        one
-        for one in repository.pulls.values()
-        if not head or head == f"{one.head_repository.partition('/')[0]}:{one.head_branch}"
+        pull
+        for pull in repository.pulls.values()
+        if not head or head == f"{pull.head_repository.partition('/')[0]}:{pull.head_branch}"
     ]
     return rest.pages(request, "", (payloads.pull(rest.forge, repository, one) for one in found))
 
@@ -332,7 +366,7 @@ def list_pulls(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
 @route("GET", "/repos/{owner}/{repo}/commits/{sha}/pulls")
 def list_commit_pulls(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     repository = rest.repository(request)
-    found = (one for one in repository.pulls.values() if one.head_sha == request.parts["sha"])
+    found = (pull for pull in repository.pulls.values() if pull.head_sha == request.parts["sha"])
     return rest.pages(request, "", (payloads.pull(rest.forge, repository, one) for one in found))
 
 
@@ -390,13 +424,13 @@ def list_groups(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     groups = rest.account(request.parts["org"]).groups.values()
     rows = (
         {
-            "id": one.id,
-            "name": one.name,
-            "default": one.id == DEFAULT_GROUP,
-            "visibility": "all" if one.repositories is None else "selected",
+            "id": group.id,
+            "name": group.name,
+            "default": group.id == DEFAULT_GROUP,
+            "visibility": "all" if group.repositories is None else "selected",
             "allows_public_repositories": True,
         }
-        for one in groups
+        for group in groups
     )
     return rest.pages(request, "runner_groups", rows)
 
@@ -453,10 +487,16 @@ def make_jit(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     name, labels, group = body.get("name"), body.get("labels"), body.get("runner_group_id")
     if not isinstance(name, str) or not 0 < len(name) <= 64:
         raise ForgeRefusal(422, 'Invalid request.\n\n"name" wasn\'t supplied.' if not name else "name is too long")
-    if not isinstance(labels, list) or not 1 <= len(labels) <= 100 or not all(isinstance(one, str) for one in labels):
+    if (
+        not isinstance(labels, list)
+        or not 1 <= len(labels) <= 100
+        or not all(isinstance(label, str) for label in labels)
+    ):
         raise ForgeRefusal(422, "Invalid request.\n\nlabels must be an array of 1 to 100 strings")
     if not isinstance(group, int):
         raise ForgeRefusal(422, 'Invalid request.\n\n"runner_group_id" wasn\'t supplied.')
+    if repository and not forge.repository_runners:
+        raise ForgeRefusal(403, "")
     known = forge.accounts[owner.lower()].groups.get(group)
     if known is None:
         raise ForgeRefusal(404, "Not Found")
@@ -471,7 +511,7 @@ def new_runner(
 ) -> ForgeRunner:
     """A registration. Raises ForgeRefusal: 409 for a name that is taken, 422 for a group that is full."""
     now, place = forge.now(), (owner, repository)
-    here = [one for one in forge.runners.values() if (one.owner, one.repository) == place]
+    here = [runner for runner in forge.runners.values() if (runner.owner, runner.repository) == place]
     if any(one.name.lower() == name.lower() for one in here) or forge.faults.strikes("conflict", name, now):
         raise ForgeRefusal(409, f"Already exists - A runner with the name *** already exists: {name}")
     in_group = sum(1 for one in here if one.group == group)
@@ -511,7 +551,8 @@ def list_runs(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
             row = payloads.run(rest.forge, run)
             if not wanted or wanted in (row["status"], row["conclusion"]):
                 rows.append(row)
-    return rest.pages(request, "workflow_runs", rows)
+    filters = {"actor", "branch", "check_suite_id", "created", "event", "head_sha", "status"} & {*request.query}
+    return rest.pages(request, "workflow_runs", rows[: rest.forge.settings.filtered_runs] if filters else rows)
 
 
 @route("GET", "/repos/{owner}/{repo}/actions/runs/{id}")
@@ -551,5 +592,6 @@ def rerun(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     run = rest.run(request)
     if any(one.status != COMPLETED for one in jobs_of(rest, run, run.attempt)):
         raise ForgeRefusal(403, "This workflow is already running")
-    rest.forge.rerun(run, failed_only=request.path.endswith("failed-jobs"))
+    person = rest.principal.subject if rest.principal.kind is TokenKind.PERSON else ""
+    rest.forge.rerun(run, failed_only=request.path.endswith("failed-jobs"), actor=person)
     return ForgeAnswer(201, {})

@@ -16,7 +16,9 @@ A runner has the JIT configuration and nothing else. All paths are below ``/_ser
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from gpuyard.lab.github import payloads
 from gpuyard.lab.github.forge import Forge
 from gpuyard.lab.github.records import IN_PROGRESS, ForgeJob, ForgeRunner
 from gpuyard.lab.github.wire import ForgeAnswer, ForgeRequest, ServiceRefusal
@@ -58,7 +60,7 @@ class RunnerSide:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         found = None
         if scheme == "Bearer" and token:
-            found = next((one for one in self.forge.runners.values() if getattr(one, what) == token), None)
+            found = next((runner for runner in self.forge.runners.values() if getattr(runner, what) == token), None)
         if found is None:
             raise ServiceRefusal(
                 401, "TaskAgentNotFoundException",
@@ -103,10 +105,18 @@ class RunnerSide:
                 "jobDisplayName": order.name,
                 "repository": job.repository,
                 "runId": job.run,
+                "event": self._event(job),
                 "seconds": order.seconds,
                 "result": order.result,
             },
         )
+
+    def _event(self, job: ForgeJob) -> dict[str, Any]:
+        """What the payload of the event that started a run says of where its code is from."""
+        repository, run = self.forge.repositories[job.repository.lower()], self.forge.runs[job.run]
+        if not run.pull:
+            return {}
+        return {"pull_request": payloads.pull(self.forge, repository, repository.pulls[run.pull])}
 
     def _job(self, runner: ForgeRunner, id: str) -> ForgeJob:
         job = self.forge.jobs.get(int(id)) if id.isdecimal() and len(id) < 18 else None

@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from base64 import b64decode
 from typing import Any
@@ -89,10 +90,20 @@ def read_config(text: str) -> tuple[str, str, str]:
         raise ValueError("the just-in-time configuration cannot be read") from None
 
 
+def context(job: dict[str, Any]) -> dict[str, str]:
+    """What actions/runner tells of a job in the environment, and the event in a file."""
+    folder = tempfile.mkdtemp(prefix="event-")
+    path = os.path.join(folder, "event.json")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(job.get("event", {}), file)
+    known = {"GITHUB_REPOSITORY": job["repository"], "GITHUB_RUN_ID": str(job["runId"]), "GITHUB_EVENT_PATH": path}
+    return {**os.environ, **known}
+
+
 def work(connection: RunnerLine, job: dict[str, Any]) -> str:
     """Do a job; returns its result."""
     command = os.environ.get("GPUYARD_JOB_COMMAND")
-    process = subprocess.Popen(command, shell=True) if command else None  # noqa: S602
+    process = subprocess.Popen(command, shell=True, env=context(job)) if command else None  # noqa: S602
     began = renewed = time.monotonic()
     result = {"success": "Succeeded", "failure": "Failed"}.get(job.get("result", "success"), "Failed")
     while process.poll() is None if process else time.monotonic() - began < float(job.get("seconds", 0)):

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid5
 
-from gpuyard.lab.github.auth import ForgeGate, TokenKind
+from gpuyard.lab.github.auth import ForgeAuthentication, TokenKind
 from gpuyard.lab.github.forge import NAMESPACE, Forge
 from gpuyard.lab.github.records import (
     COMPLETED,
@@ -44,7 +44,9 @@ AGENTS = "/_apis/distributedtask/pools/0/agents"
 class ScaleSets:
     """Answers listeners of scale sets, and gives sets their jobs."""
 
-    def __init__(self, forge: Forge, gate: ForgeGate, wait: Callable[[Callable[[], bool], float], bool]) -> None:
+    def __init__(
+        self, forge: Forge, gate: ForgeAuthentication, wait: Callable[[Callable[[], bool], float], bool]
+    ) -> None:
         self.forge, self.gate, self.wait = forge, gate, wait
         self._tenants: dict[str, str] = {}
         """Of an address of the service -> the ``owner`` or ``owner/name`` that it is for."""
@@ -132,20 +134,20 @@ class ScaleSets:
         wanted = request.query.get("groupName", "").lower()
         groups = self.forge.accounts[place.partition("/")[0].lower()].groups.values()
         rows = [
-            {"id": one.id, "name": one.name, "size": 0, "isDefaultGroup": one.id == DEFAULT_GROUP}
-            for one in groups
-            if wanted in ("", one.name.lower())
+            {"id": group.id, "name": group.name, "size": 0, "isDefaultGroup": group.id == DEFAULT_GROUP}
+            for group in groups
+            if wanted in ("", group.name.lower())
         ]
         return ForgeAnswer(200, {"count": len(rows), "value": rows})
 
     def _list(self, request: ForgeRequest, place: str, parts: dict[str, str]) -> ForgeAnswer:
         name, group = request.query.get("name", ""), request.query.get("runnerGroupId", "")
         rows = [
-            self._shown(one)
-            for one in self.forge.sets.values()
-            if (one.repository or one.owner) == place
-            and name.lower() in ("", one.name.lower())
-            and group in ("", str(one.group))
+            self._shown(scale_set)
+            for scale_set in self.forge.sets.values()
+            if (scale_set.repository or scale_set.owner) == place
+            and name.lower() in ("", scale_set.name.lower())
+            and group in ("", str(scale_set.group))
         ]
         return ForgeAnswer(200, {"count": len(rows), "value": rows})
 
@@ -155,7 +157,9 @@ class ScaleSets:
         wanted, group = str(body.get("name") or ""), body.get("runnerGroupId", DEFAULT_GROUP)
         if not wanted or group not in self.forge.accounts[owner.lower()].groups:
             raise ServiceRefusal(400, "ArgumentException", "a scale set needs a name, and a runner group that exists")
-        same = [one for one in self.forge.sets.values() if (one.repository or one.owner) == place]
+        same = [
+            scale_set for scale_set in self.forge.sets.values() if (scale_set.repository or scale_set.owner) == place
+        ]
         if any(one.name.lower() == wanted.lower() and one.group == group for one in same):
             raise ServiceRefusal(409, "RunnerScaleSetExistsException", f"Runner scale set {wanted} exists already.")
         one = ForgeSet(
@@ -373,9 +377,9 @@ class ScaleSets:
     def tick(self) -> None:
         """Sessions that nobody polls end; assignments that nobody took up come to nothing."""
         now, settings = self.forge.now(), self.forge.settings
-        for one in self.forge.sets.values():
-            if one.session and one.polled and now - one.polled >= settings.session_idle:
-                one.session = ""
+        for scale_set in self.forge.sets.values():
+            if scale_set.session and scale_set.polled and now - scale_set.polled >= settings.session_idle:
+                scale_set.session = ""
         for job in list(self.forge.unfinished.values()):
             if job.assigned_until and job.assigned_until <= now and job.status == QUEUED and not job.offered:
                 self._take_back(job)
@@ -409,7 +413,7 @@ class ScaleSets:
             "repositoryName": name,
             "ownerName": owner,
             "jobId": str(uuid5(NAMESPACE, f"job {job.id}")),
-            "jobWorkflowRef": f"{job.repository}/.github/workflows/ci.yml@refs/heads/{run.head_branch}",
+            "jobWorkflowRef": f"{job.repository}/.github/workflows/ci.yml@{self.forge.ref(run)}",
             "jobDisplayName": job.order.name,
             "workflowRunId": job.run,
             "eventName": run.event,
@@ -436,7 +440,7 @@ class ScaleSets:
         return ForgeAnswer(200, {"runner": reference(runner), "encodedJITConfig": jit_config(self.forge, runner)})
 
     def _agents_at(self, place: str) -> list[ForgeRunner]:
-        return [one for one in self.forge.runners.values() if (one.repository or one.owner) == place]
+        return [runner for runner in self.forge.runners.values() if (runner.repository or runner.owner) == place]
 
     def _agents(self, request: ForgeRequest, place: str, parts: dict[str, str]) -> ForgeAnswer:
         wanted = request.query.get("agentName", "").lower()
@@ -469,10 +473,10 @@ def labels_of(body: Json) -> tuple[str, ...]:
     """Labels in the body of a scale set. Raises ServiceRefusal (400)."""
     rows = body.get("labels") or []
     if not isinstance(rows, list) or not all(
-        isinstance(one, dict) and isinstance(one.get("name"), str) for one in rows
+        isinstance(row, dict) and isinstance(row.get("name"), str) for row in rows
     ):
         raise ServiceRefusal(400, "ArgumentException", "labels are a list of objects with a name")
-    return tuple(one["name"] for one in rows)
+    return tuple(row["name"] for row in rows)
 
 
 def numeral(text: str) -> int:

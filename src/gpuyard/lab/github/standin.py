@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from gpuyard.lab.github import control, rest, rest_hooks, runner_side, scale_sets
-from gpuyard.lab.github.auth import ForgeGate
+from gpuyard.lab.github import control, permissions, rest, rest_hooks, runner_side, scale_sets
+from gpuyard.lab.github.auth import ForgeAuthentication, Principal
 from gpuyard.lab.github.faults import Faults
 from gpuyard.lab.github.forge import Forge, ForgeSettings
 from gpuyard.lab.github.routing import Routes
@@ -37,7 +37,7 @@ class StandIn:
         runner_url: str = "",
     ) -> None:
         self.forge = Forge(now, faults, settings, url, runner_url)
-        self.gate = ForgeGate(self.forge)
+        self.gate = ForgeAuthentication(self.forge)
         self.hooks = Webhooks(self.forge)
         self.control = control.Control(self.forge)
         self._rest = rest.Rest(self.forge, self.gate, self.hooks)
@@ -117,12 +117,19 @@ class StandIn:
             if found is None:
                 raise ForgeRefusal(404, "Not Found")
             handler, parts = found
+            self._permitted(principal, request.method, path, parts)
             answer = handler(self._rest, replace(request, parts=parts))
         except ForgeRefusal as refusal:
             answer = refusal.answer
         if answer.status == 304:
             self.gate.unlimit(principal.subject)
         return replace(answer, headers={**headers, **answer.headers})
+
+    def _permitted(self, principal: Principal, method: str, path: str, parts: Mapping[str, str]) -> None:
+        """Raises ForgeRefusal."""
+        repository = self.forge.repositories.get(f"{parts.get('owner', '')}/{parts.get('repo', '')}".lower())
+        public = repository is not None and not repository.private
+        permissions.require(principal, self.forge.permissions, method, path, public)
 
     def _refuse_at_random(self, subject: str) -> None:
         """Faults of which a request is refused before anything is done."""

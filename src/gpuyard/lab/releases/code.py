@@ -23,7 +23,11 @@ def write_code(folder: Path) -> Path:
     link.symlink_to(Path(gpuyard.__file__).parent, target_is_directory=True)
     metadata = private_folder(folder / f"gpuyard-{__version__}.dist-info")
     write_private(metadata / "METADATA", f"Metadata-Version: 2.1\nName: gpuyard\nVersion: {__version__}\n")
-    ours = [f"{one.name} = {one.value}" for one in entry_points(group=DRIVERS) if one.value.startswith("gpuyard.")]
+    ours = [
+        f"{entry_point.name} = {entry_point.value}"
+        for entry_point in entry_points(group=DRIVERS)
+        if entry_point.value.startswith("gpuyard.")
+    ]
     write_private(metadata / "entry_points.txt", "\n".join([f"[{DRIVERS}]", *ours, ""]))
     return folder
 

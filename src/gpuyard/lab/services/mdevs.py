@@ -83,7 +83,7 @@ class PlayedLibvirt:
         card = [made for name, made in self._made.values() if self._card(name) == self._card(maker)]
         if any(made != kind for made in card):
             return 0
-        (able,) = (one for one in device.mdev_types if one.name == kind)
+        (able,) = (mdev_kind for mdev_kind in device.mdev_types if mdev_kind.name == kind)
         here = sum(name == maker for name, _ in self._made.values())
         return max(0, min(able.units - here, (able.most or able.units) - len(card)))
 

@@ -95,7 +95,7 @@ def _foreign(reading: Reading, path: Path, entry: Mapping[str, Any], cloud: str)
     said = f"runner {spoken[:100]!r} is for the cloud {cloud[:40]!r}: gpuyard leaves it alone"
     remedy = "" if cloud in CLOUDS else "write 'cloud: openstack' if gpuyard shall make it"
     reading.say("other-cloud", path, said, remedy)
-    texts = [one for one in labels if isinstance(one, str)][:MOST_LABELS] if isinstance(labels, list) else []
+    texts = [label for label in labels if isinstance(label, str)][:MOST_LABELS] if isinstance(labels, list) else []
     return CirunRunner(spoken[:300], cloud[:40], tuple(texts), (), (), reading.file, reading.document.line(path))
 
 
@@ -116,7 +116,7 @@ def _labels(reading: Reading, path: Path, entry: Mapping[str, Any]) -> list[str]
             reason = f"of the label {label!r} only {bare(label)!r} counts: what follows '--' is a job's own"
             reading.say("label-suffix", (*place, index), reason, f"write {bare(label)!r}")
         elif bare(label).startswith(HOSTED):
-            reason = f"jobs that ask for {label!r} may also run on GitHub's own runners of that name"
+            reason = f"GitHub's own runners have names like {label!r}: jobs that ask for such a label alone run there"
             reading.say("hosted-label", (*place, index), reason, "take a label of your own, as in 'cirun-gpu'")
     return labels
 
@@ -136,7 +136,7 @@ def _ways(reading: Reading, path: Path, entry: Mapping[str, Any]) -> list[Way]:
         said = ", ".join(f"{size} of {key!r}" for key, size in sizes.items())
         reason = f"{said}: where a list has no more, its last value stays"
         reading.say("lists-differ", path, reason, "write lists of the same length, or one value for all")
-    if isinstance(regions, list) and len({str(one) for one in regions}) > 1:
+    if isinstance(regions, list) and len({str(region) for region in regions}) > 1:
         reading.say("region-ignored", (*path, "region"), "gpuyard's site is in one region: the list is ignored")
     asked = [
         len(value) if isinstance(value := entry.get(key), list) else 1 for key in ("instance_type", "machine_image")
@@ -197,7 +197,7 @@ def _idle(reading: Reading, path: Path, value: object) -> tuple[IdleTime, ...] |
     if ways == ["usage_based"]:
         return _by_use(reading, (*place, "usage_based"), idle["usage_based"])
     times = (_time(reading, one, entry) for one, entry in reading.entries(idle, "schedule", MOST_WAYS, place))
-    return tuple(one for one in times if one is not None)
+    return tuple(time for time in times if time is not None)
 
 
 def _by_use(reading: Reading, path: Path, value: object) -> tuple[()] | IdleByUse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 GENERAL = frozenset({"self-hosted", "linux", "x64"})
@@ -9,6 +10,11 @@ GENERAL = frozenset({"self-hosted", "linux", "x64"})
 any runner of anybody."""
 HOSTED = ("ubuntu-", "windows-", "macos-")
 """How the labels of GitHub's own runners begin."""
+HOSTED_NAME = re.compile(
+    r"(ubuntu|windows|macos)-(latest|slim|[0-9]{1,4}(\.[0-9]{2})?)(-(arm|intel|large|xlarge|vs[0-9]{4}))*"
+)
+"""The labels themselves, as docs.github.com (Actions, "GitHub-hosted runners reference") lists them for standard
+runners and for larger ones of macOS. Larger ones of Linux and Windows have names that their organisation chooses."""
 PREFIX = "cirun-"
 """How labels begin that are meant for `.cirun.yml`, by its manual; gpuyard does not ask for it."""
 
@@ -23,6 +29,17 @@ def fits(asked: Iterable[str], runner: Iterable[str]) -> bool:
     not GENERAL."""
     wanted = {bare(label) for label in asked}
     return bool(wanted - GENERAL) and wanted <= {bare(label) for label in runner} | GENERAL
+
+
+def is_hosted(asked: Sequence[str]) -> bool:
+    """Whether a job asks for hosted runners' labels and nothing else, so that GitHub itself runs it. A GitHub
+    Enterprise Server has no hosted runners, and people give their own ones such labels."""
+    return bool(asked) and all(HOSTED_NAME.fullmatch(label.strip().lower()) for label in asked)
+
+
+def is_general(asked: Iterable[str]) -> bool:
+    """Whether a job asks for nothing that sets our runners apart, so that none of them `fits`."""
+    return {bare(label) for label in asked} <= GENERAL
 
 
 def meant_for_cirun(asked: Sequence[str]) -> bool:

@@ -13,6 +13,8 @@ class Repository:
     default_branch: str = "main"
     private: bool = False
     archived: bool = False
+    pushed: datetime | None = None
+    """When somebody last pushed to it."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,6 @@ class WorkflowRun:
     """``owner/name`` where the code is from; empty when that repository is gone."""
     head_branch: str
     head_sha: str
-    pull_requests: tuple[int, ...] = ()
-    """Empty for those from forks: ask `pull_requests_of`."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,28 @@ class HookAttempt:
     ok: bool
     """Its receiver answered 2xx."""
     redelivery: bool = False
+    action: str = ""
+    """Of a workflow job: ``queued``, ``in_progress`` ..."""
+
+
+@dataclass(frozen=True)
+class HookAttempts:
+    """One page of what a webhook has sent, the newest first."""
+
+    attempts: tuple[HookAttempt, ...]
+    cursor: str = ""
+    """Where the next page begins; empty after the last one."""
+
+
+@dataclass(frozen=True)
+class RepositoryPage:
+    """One page of an enrolment's repositories, without archived ones and those that are not enrolled."""
+
+    repositories: tuple[Repository, ...]
+    more: bool = False
+    """Whether there are further pages."""
+    oldest_push: datetime | None = None
+    """Of the whole page, with those that are left out."""
 
 
 @dataclass(frozen=True)

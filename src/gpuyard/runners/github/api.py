@@ -16,13 +16,13 @@ from gidgethub.sansio import create_headers, decipher_response
 
 from gpuyard import __version__
 from gpuyard.model.text import printable
+from gpuyard.openstack.breaker import CircuitBreaker, Clock, TokenBucket
 from gpuyard.runners import fields
-from gpuyard.runners.breaker import CircuitBreaker, Clock, TokenBucket
 from gpuyard.runners.github.answers import CallCount
 from gpuyard.runners.github.credentials import credentials_of
 from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
 from gpuyard.runners.github.line import CallCounter, HostLine, Now, Sleep, said
-from gpuyard.runners.github.wire import MOST_BYTES, HttpWire, WireAnswer
+from gpuyard.runtime.http import MOST_BYTES, HttpClient, WireAnswer
 from gpuyard.site.runner_rules import Enrolment
 
 AGENT = f"gpuyard/{__version__}"
@@ -66,7 +66,7 @@ class RestApi:
         self,
         enrolment: Enrolment,
         *,
-        wire: HttpWire | None = None,
+        wire: HttpClient | None = None,
         now: Now = lambda: datetime.now(UTC),
         clock: Clock = time.monotonic,
         sleep: Sleep = time.sleep,
@@ -75,7 +75,7 @@ class RestApi:
     ) -> None:
         """`rate` and `burst` are points of GitHub's secondary limit: a read costs 1, a write 5."""
         self.base = api_base(enrolment.url)
-        self.wire = wire or HttpWire()
+        self.wire = wire or HttpClient()
         self.now = now
         self.clock = clock
         self.sleep = sleep
@@ -149,6 +149,14 @@ class RestApi:
                 return
             reply = self.ask("GET", self._same_host(reply.more, f"GET {path}"), as_app=as_app)
         raise GitHubError(f"GET {path}: more than {MOST_PAGES} pages", GitHubTrouble.REFUSED)
+
+    def page(
+        self, path: str, key: str = "", *, query: Mapping[str, object] | None = None, as_app: bool = False
+    ) -> tuple[list[Mapping[str, Any]], str]:
+        """One page of a list, of PER_PAGE objects at most, and the address of the next page; empty after the last one.
+        Raises GitHubError."""
+        reply = self.ask("GET", path, query={"per_page": PER_PAGE, **(query or {})}, as_app=as_app)
+        return listed(reply.data, key, f"GET {path}"), self._same_host(reply.more, f"GET {path}") if reply.more else ""
 
     def _ask_as_app(self, method: str, path: str) -> Mapping[str, Any]:
         return fields.row(self.ask(method, path, as_app=True).data)

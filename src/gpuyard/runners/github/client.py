@@ -6,23 +6,24 @@ the organisation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote, urlsplit
 
 from gpuyard.runners import fields
 from gpuyard.runners.github.answers import (
     CallCount,
     Hook,
     HookAttempt,
+    HookAttempts,
     JitRunner,
     PullRequest,
     RegisteredRunner,
     RegistrationToken,
     Repository,
     RepositoryFile,
+    RepositoryPage,
     WorkflowRun,
 )
 from gpuyard.runners.github.api import RestApi, listed
@@ -37,9 +38,14 @@ MOST_FILE_BYTES = 1 << 20
 MOST_RUNS = 300
 """Runs of a repository that are looked at, of each status."""
 MOST_HOOKS = 20
-MOST_ATTEMPTS = 5000
+MOST_CURSOR = 500
+"""Characters of a cursor."""
 REPOSITORY_GROUP = 1
 """Runners of a repository are in no group, and GitHub wants a number all the same."""
+FORBIDDEN = (
+    "; a runner of one repository needs 'Administration: write' there, and an organisation may forbid such runners "
+    "(Settings, Actions, General, Runners): a scale set needs neither"
+)
 DESCRIPTION = 140
 """Characters that GitHub takes in a commit status."""
 
@@ -53,22 +59,55 @@ class GitHubClient:
         self.api = api or RestApi(enrolment)
         self.host = enrolment.url.partition("://")[2].lower()
         self._groups: dict[str, int] = {}
+        self._all_repositories: bool | None = None
 
-    def repositories(self) -> list[Repository]:
-        """Those that are enrolled and that the app or token can see; archived ones are left out."""
+    def repositories(self, page: int = 1) -> RepositoryPage:
+        """Those that are enrolled and that the app or token can see; archived ones are left out. The oldest first, so
+        that pages stay as they are when there are more. GitHub's pages have 100, before any is left out."""
         if self.enrolment.repository:
-            found = [fields.row(self.api.ask("GET", _repository(self.enrolment.repository)).data)]
+            rows, more = [fields.row(self.api.ask("GET", _repository(self.enrolment.repository)).data)], ""
         elif self.enrolment.app:
-            found = list(self.api.pages("/installation/repositories", "repositories"))
+            rows, more = self.api.page("/installation/repositories", "repositories", query={"page": page})
         else:
-            found = list(self.api.pages(f"{owner_path(self.enrolment)}/repos", query={"type": "all"}))
-        known = map(_repository_row, found)
-        return [one for one in known if one.name and not one.archived and self.enrolment.includes(one.name)]
+            rows, more = self._of_organization(page, "created", "asc")
+        return self._enrolled(rows, more)
+
+    def pushed_repositories(self, page: int = 1) -> RepositoryPage:
+        """The same, those first that were pushed to last; nothing where an app was installed for some repositories
+        only: GitHub sorts no list of those."""
+        if self.enrolment.repository or (self.enrolment.app and not self._sees_all()):
+            return RepositoryPage(())
+        return self._enrolled(*self._of_organization(page, "pushed", "desc"))
+
+    def _of_organization(self, page: int, sort: str, direction: str) -> tuple[list[Mapping[str, Any]], str]:
+        query = {"type": "all", "sort": sort, "direction": direction, "page": page}
+        return self.api.page(f"{owner_path(self.enrolment)}/repos", query=query)
+
+    def _sees_all(self) -> bool:
+        """Whether the app was installed for all repositories. Asked once."""
+        if self._all_repositories is None:
+            told = fields.row(self.api.ask("GET", "/installation/repositories", query={"per_page": 1}).data)
+            self._all_repositories = fields.text(told, "repository_selection", 20) == "all"
+        return self._all_repositories
+
+    def _enrolled(self, rows: Sequence[Mapping[str, Any]], more: str) -> RepositoryPage:
+        known = [_repository_row(row) for row in rows]
+        found = [one for one in known if one.name and not one.archived and self.enrolment.includes(one.name)]
+        pushes = [one.pushed for one in known if one.pushed]
+        return RepositoryPage(tuple(found), bool(more), min(pushes, default=None))
 
     def repository(self, name: str) -> Repository | None:
         """None when there is none, or none that the app or token may see."""
         data = self._or_none(_repository(name))
         return None if data is None else _repository_row(fields.row(data))
+
+    def granted(self) -> Mapping[str, str] | None:
+        """The permissions of the app where it is installed, name -> access; None for a token, of which GitHub does not
+        say."""
+        if self.enrolment.app is None:
+            return None
+        told = fields.row(self.api.ask("GET", f"{owner_path(self.enrolment)}/installation", as_app=True).data)
+        return {name: access for name, access in fields.row(told, "permissions").items() if isinstance(access, str)}
 
     # Runners
 
@@ -82,6 +121,8 @@ class GitHubClient:
             told = self.api.ask("POST", f"{self._runners(repository)}/generate-jitconfig", body=body).data
         except GitHubError as error:
             self._groups.clear()
+            if error.status == 403 and error.kind is GitHubTrouble.REFUSED and self._of_repository(repository):
+                raise GitHubError(f"{error}{FORBIDDEN}", error.kind, status=403) from None
             raise _conflict_when(error, "already exists") from None
         return jit_runner(told, "encoded_jit_config")
 
@@ -159,15 +200,13 @@ class GitHubClient:
         data = self._or_none(f"{_repository(repository)}/actions/jobs/{id}")
         return None if data is None else self._job(data, repository)
 
-    def waiting_jobs(self, repository: str) -> list[JobUpdate]:
-        """All jobs of runs that are queued or in progress, those included that are over: 2 calls, and 1 for each such
-        run."""
+    def waiting_runs(self, repository: str) -> list[int]:
+        """Runs that are queued or in progress, the oldest first, of each at most MOST_RUNS: 2 calls at least."""
         runs: dict[int, None] = {}
         for status in ("queued", "in_progress"):
             found = self.api.pages(f"{_repository(repository)}/actions/runs", "workflow_runs", query={"status": status})
             runs |= dict.fromkeys(fields.whole(one, "id") for one in islice(found, MOST_RUNS))
-        jobs = (job for id in runs if id for job in self.jobs_of(repository, id))
-        return list(jobs)
+        return sorted(filter(None, runs))
 
     def jobs_of(self, repository: str, run: int) -> list[JobUpdate]:
         """Jobs of the last attempt of a run."""
@@ -187,9 +226,6 @@ class GitHubClient:
             head_repository=fields.repository(fields.row(told, "head_repository"), "full_name"),
             head_branch=fields.text(told, "head_branch", 256),
             head_sha=fields.text(told, "head_sha", 64),
-            pull_requests=tuple(
-                number for one in fields.rows(told, "pull_requests", 20) if (number := fields.whole(one, "number"))
-            ),
         )
 
     def cancel_run(self, repository: str, id: int) -> None:
@@ -197,11 +233,6 @@ class GitHubClient:
         self.api.ask("POST", f"{_repository(repository)}/actions/runs/{id}/cancel")
 
     # People and pull requests
-
-    def pull_request(self, repository: str, number: int) -> PullRequest:
-        return _pull_request(
-            fields.row(self.api.ask("GET", f"{_repository(repository)}/pulls/{number}").data), repository
-        )
 
     def pull_requests_of(self, repository: str, owner: str, branch: str) -> list[PullRequest]:
         """Those whose code is the branch of a repository of `owner`, newest first, at most 100."""
@@ -237,27 +268,12 @@ class GitHubClient:
         ]
         return found
 
-    def deliveries(self, hook: Hook, since: datetime) -> list[HookAttempt]:
-        """Newest first, back to a time; at most MOST_ATTEMPTS."""
-        found = []
-        pages = self.api.pages(hook.path, as_app=_as_app(hook))
-        for one in islice(pages, MOST_ATTEMPTS):
-            delivered = fields.moment(one, "delivered_at")
-            if delivered is None:
-                continue
-            if delivered < since:
-                break
-            found.append(
-                HookAttempt(
-                    fields.whole(one, "id"),
-                    fields.text(one, "guid", 64),
-                    fields.text(one, "event", 64),
-                    delivered,
-                    200 <= fields.whole(one, "status_code") < 300,
-                    fields.truth(one, "redelivery"),
-                )
-            )
-        return found
+    def deliveries(self, hook: Hook, cursor: str = "") -> HookAttempts:
+        """A page of what a webhook has sent, the newest first. GitHub's filter by ``status=failure`` is of no use here:
+        it leaves out deliveries whose receiver gave no answer at all, which have the status code 0."""
+        rows, more = self.api.page(hook.path, query={"cursor": cursor}, as_app=_as_app(hook))
+        next_cursor = parse_qs(urlsplit(more).query).get("cursor", [""])[0] if more else ""
+        return HookAttempts(tuple(filter(None, map(_attempt, rows))), next_cursor[:MOST_CURSOR])
 
     def redeliver(self, hook: Hook, delivery: int) -> None:
         """Has GitHub deliver it again, with the same GUID."""
@@ -312,6 +328,7 @@ def _repository_row(row: Mapping[str, Any]) -> Repository:
         fields.text(row, "default_branch", 256) or "main",
         row.get("private") is not False,  # what is not said is taken for private
         fields.truth(row, "archived"),
+        fields.moment(row, "pushed_at"),
     )
 
 
@@ -342,6 +359,21 @@ def _pull_request(one: Mapping[str, Any], repository: str) -> PullRequest:
         source,
         fields.text(head, "sha", 64),
         source.lower() != repository.lower(),
+    )
+
+
+def _attempt(one: Mapping[str, Any]) -> HookAttempt | None:
+    delivered = fields.moment(one, "delivered_at")
+    if delivered is None:
+        return None
+    return HookAttempt(
+        fields.whole(one, "id"),
+        fields.text(one, "guid", 64),
+        fields.text(one, "event", 64),
+        delivered,
+        200 <= fields.whole(one, "status_code") < 300,
+        fields.truth(one, "redelivery"),
+        fields.text(one, "action", 40),
     )
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from gpuyard.model.text import printable
+from gpuyard.openstack.breaker import CircuitBreaker
 from gpuyard.runners import fields
-from gpuyard.runners.breaker import CircuitBreaker
 from gpuyard.runners.github.answers import CallCount
 from gpuyard.runners.github.errors import GitHubError, GitHubTrouble, PollEndedError
-from gpuyard.runners.github.wire import MOST_BYTES, READ, TOTAL, HttpWire, WireAnswer, WireError, WireStop
+from gpuyard.runtime.http import MOST_BYTES, READ, TOTAL, HttpClient, HttpClientError, WireAnswer, WireStop
 
 Now = Callable[[], datetime]
 Sleep = Callable[[float], None]
@@ -43,7 +43,7 @@ class CallCounter:
 class HostLine:
     """To one host."""
 
-    def __init__(self, wire: HttpWire, breaker: CircuitBreaker, counter: CallCounter, now: Now, sleep: Sleep) -> None:
+    def __init__(self, wire: HttpClient, breaker: CircuitBreaker, counter: CallCounter, now: Now, sleep: Sleep) -> None:
         self._wire = wire
         self._breaker = breaker
         self._counter = counter
@@ -71,7 +71,7 @@ class HostLine:
             self._counter.add(calls=1)
             try:
                 answer = self._wire.exchange(method, url, headers, body, read=read, total=total, most=most, stop=stop)
-            except WireError as error:
+            except HttpClientError as error:
                 if stop and stop.stopped:
                     raise PollEndedError(f"{what}: called off") from None
                 trouble, again = self._broken(what, error), safe or not error.sent
@@ -94,7 +94,7 @@ class HostLine:
             at = self._now() + timedelta(seconds=wait)
             raise GitHubError(f"{what}: not asked, since GitHub did not answer several times", retry_at=at)
 
-    def _broken(self, what: str, error: WireError) -> GitHubError:
+    def _broken(self, what: str, error: HttpClientError) -> GitHubError:
         if error.too_big:
             self._breaker.worked()
             return GitHubError(f"{what}: {error}", GitHubTrouble.REFUSED)
@@ -111,7 +111,7 @@ def said(answer: WireAnswer) -> str:
     errors = told.get("errors")
     words = [fields.text(told, "message", 300)]
     words += [
-        printable(one[:200]) if isinstance(one, str) else fields.text(fields.row(one), "message", 200)
-        for one in (errors[:3] if isinstance(errors, list) else [errors])
+        printable(error[:200]) if isinstance(error, str) else fields.text(fields.row(error), "message", 200)
+        for error in (errors[:3] if isinstance(errors, list) else [errors])
     ]
     return "".join(f": {word}" for word in words if word)

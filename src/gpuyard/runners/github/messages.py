@@ -74,7 +74,7 @@ class SetMessage:
     @property
     def available(self) -> tuple[int, ...]:
         """Requests that are to be acquired."""
-        return tuple(one.request for one in self.notices if one.kind is NoticeKind.AVAILABLE)
+        return tuple(notice.request for notice in self.notices if notice.kind is NoticeKind.AVAILABLE)
 
 
 @dataclass(frozen=True)
@@ -94,26 +94,26 @@ def job_updates(
     place = f"{host}/set/{scope.removeprefix(host + '/')}/{runner_set.id}"  # its numbers are of one organisation
     return [
         JobUpdate(
-            id=f"{place}/{one.request}",
-            repository=one.repository,
+            id=f"{place}/{notice.request}",
+            repository=notice.repository,
             scope=scope,
-            state=STATES[one.kind],
+            state=STATES[notice.kind],
             labels=(runner_set.name,),
             scale_set=runner_set.name,
-            queued=one.queued,
-            run_id=one.run_id,
-            workflow=one.workflow_ref.partition("@")[0].rpartition("/")[2],
-            name=one.name,
-            event=one.event,
-            head_branch=one.workflow_ref.partition("@" + BRANCH)[2],
-            html_url=f"{url}/{one.repository}/actions/runs/{one.run_id}" if one.run_id else "",
-            runner=one.runner,
-            conclusion=CONCLUSIONS.get(one.result.lower(), one.result.lower()),
-            started=one.started,
-            completed=one.finished,
+            queued=notice.queued,
+            run_id=notice.run_id,
+            workflow=notice.workflow_ref.partition("@")[0].rpartition("/")[2],
+            name=notice.name,
+            event=notice.event,
+            head_branch=notice.workflow_ref.partition("@" + BRANCH)[2],
+            html_url=f"{url}/{notice.repository}/actions/runs/{notice.run_id}" if notice.run_id else "",
+            runner=notice.runner,
+            conclusion=CONCLUSIONS.get(notice.result.lower(), notice.result.lower()),
+            started=notice.started,
+            completed=notice.finished,
         )
-        for one in message.notices
-        if one.kind in STATES
+        for notice in message.notices
+        if notice.kind in STATES
     ]
 
 

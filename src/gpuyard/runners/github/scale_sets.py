@@ -27,7 +27,7 @@ from gpuyard.runners.github.messages import (
     runner_set,
 )
 from gpuyard.runners.github.set_service import API_VERSION, SetService
-from gpuyard.runners.github.wire import WireAnswer, WireStop
+from gpuyard.runtime.http import WireAnswer, WireStop
 
 __all__ = ["JobNotice", "NoticeKind", "ScaleSetClient", "SetMessage", "SetSession", "job_updates"]
 
@@ -68,7 +68,7 @@ class ScaleSetClient:
                     raise
             else:
                 return runner_set(_row(answer))
-        if {one.lower() for one in found.labels} != {one.lower() for one in wanted}:
+        if {label.lower() for label in found.labels} != {one.lower() for one in wanted}:
             answer = self._service.ask("PATCH", f"{SETS}/{found.id}", body=_body(name, number, wanted))
             return runner_set(_row(answer))
         return found
@@ -101,7 +101,7 @@ class ScaleSetClient:
         """`online` and `busy` are not told here."""
         found = _row(self._service.ask("GET", AGENTS, query={"agentName": name}))
         runners = (runner_of_set(one) for one in listed(found, "value", f"GET {AGENTS}"))
-        return next((one for one in runners if one.name == name), None)
+        return next((runner for runner in runners if runner.name == name), None)
 
     def delete_runner(self, id: int) -> bool:
         """False when it was gone already. CONFLICT while it has a job."""
@@ -110,7 +110,7 @@ class ScaleSetClient:
     def _named(self, name: str, group: int) -> RunnerSet | None:
         found = _row(self._service.ask("GET", SETS, query={"runnerGroupId": group, "name": name}))
         sets = (runner_set(one) for one in listed(found, "value", f"GET {SETS}"))
-        return next((one for one in sets if one.name.lower() == name.lower()), None)
+        return next((scale_set for scale_set in sets if scale_set.name.lower() == name.lower()), None)
 
     def _group(self, name: str) -> int:
         if name.lower() == "default" or self._github.enrolment.repository:
@@ -178,7 +178,7 @@ class SetSession:
             )
         )
         got = _row(answer).get("value")
-        return tuple(one for one in requests if one in got) if isinstance(got, list) else ()
+        return tuple(request for request in requests if request in got) if isinstance(got, list) else ()
 
     def interrupt(self) -> None:
         """Ends the poll that is under way, or else the next one as it begins, from another thread. The session goes
@@ -247,7 +247,7 @@ def _body(name: str, group: int, labels: tuple[str, ...]) -> dict[str, Any]:
     return {
         "name": name,
         "runnerGroupId": group,
-        "labels": [{"type": "System", "name": one} for one in labels],
+        "labels": [{"type": "System", "name": label} for label in labels],
         "RunnerSetting": {"disableUpdate": True},  # it lives for one job: a new image brings a new runner
     }
 

@@ -16,7 +16,7 @@ from gpuyard.runners.github.api import AGENT, RestApi, limited
 from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
 from gpuyard.runners.github.line import PAUSES, HostLine, said
 from gpuyard.runners.github.messages import expiry
-from gpuyard.runners.github.wire import WireAnswer
+from gpuyard.runtime.http import WireAnswer
 from gpuyard.site.runner_rules import Enrolment
 
 API_VERSION = "6.0-preview"

@@ -78,7 +78,15 @@ divide() { # cgroups for the runner and for its job, so that a job that eats eve
     echo 1000 >"$cgroup/runner/cpu.weight"
     echo $((free - kept))K >"$cgroup/job/memory.max"
     chown "$user" "$cgroup/cgroup.procs" "$cgroup/job/cgroup.procs"
-    export GPUYARD_JOB_CGROUP="$cgroup/job" ACTIONS_RUNNER_HOOK_JOB_STARTED=$here/job-started.sh
+    export GPUYARD_JOB_CGROUP="$cgroup/job"
+}
+
+claim_hook() { # what runs before the first step is ours; a hook of the image's own, which .env may name, runs after it
+    variable=ACTIONS_RUNNER_HOOK_JOB_STARTED
+    own=$(sed -n "s/^$variable=//p" "$folder/.env" 2>/dev/null | tail -n 1)
+    [ -z "$own" ] || sed -i "/^$variable=/d" "$folder/.env" || give_up "$folder/.env names a hook that cannot be taken out"
+    export GPUYARD_NEXT_HOOK="${own:-$ACTIONS_RUNNER_HOOK_JOB_STARTED}"
+    export ACTIONS_RUNNER_HOOK_JOB_STARTED=$here/job-started.sh
 }
 
 follow() { # the runner's own words, as actions/runner prints them, become markers
@@ -97,9 +105,10 @@ follow() { # the runner's own words, as actions/runner prints them, become marke
 
 run() {
     cp /var/lib/cloud/data/instance-id $here/started
-    check_gpus
+    [ "$GPUS" = 0 ] || check_gpus
     find_runner || give_up "the image has no runner: there is no run.sh in /opt/actions-runner"
     find_user || give_up "the image has no user 'runner', and none could be made"
+    claim_hook
     divide 2>/dev/null
     jit=$(cat $state/jitconfig)
     rm -f $state/jitconfig

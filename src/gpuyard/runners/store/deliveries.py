@@ -12,13 +12,13 @@ from functools import cache
 from sqlalchemy import Connection, and_, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from gpuyard.database.columns import storable
+from gpuyard.database.engine import Database
+from gpuyard.database.times import moment, seconds
+from gpuyard.database.upsert import upsert
 from gpuyard.runners.records import HookDelivery, Job, RunnerEvent
 from gpuyard.runners.store.schema import DELIVERIES
 from gpuyard.runners.store.writing import put_all
-from gpuyard.store.columns import storable
-from gpuyard.store.engine import Database
-from gpuyard.store.times import moment, seconds
-from gpuyard.store.upsert import upsert
 
 KEEP = timedelta(days=4)
 """GitHub redelivers for three days."""
@@ -59,17 +59,17 @@ class Deliveries:
         """Several in one transaction: a burst costs one commit."""
         rows = [
             {
-                "scope": storable(one.scope),
-                "id": storable(one.id),
-                "event": storable(one.event),
-                "received": seconds(one.received),
-                "body": zlib.compress(one.body, FASTEST),
-                "tries": one.tries,
-                "next_try": seconds(one.received),
+                "scope": storable(delivery.scope),
+                "id": storable(delivery.id),
+                "event": storable(delivery.event),
+                "received": seconds(delivery.received),
+                "body": zlib.compress(delivery.body, FASTEST),
+                "tries": delivery.tries,
+                "next_try": seconds(delivery.received),
                 "outcome": "",
                 "error": "",
             }
-            for one in deliveries
+            for delivery in deliveries
         ]
         if rows:
             with self._database.writing() as connection:

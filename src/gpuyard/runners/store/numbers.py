@@ -7,10 +7,10 @@ from datetime import datetime
 
 from sqlalchemy import func, select
 
+from gpuyard.database.engine import Database
+from gpuyard.database.times import moment, seconds
 from gpuyard.runners.records import Cause, JobState
 from gpuyard.runners.store.schema import JOBS, RUNNERS
-from gpuyard.store.engine import Database
-from gpuyard.store.times import moment, seconds
 
 MOST = 50_000
 """Rows of one answer: the latest ones."""

@@ -9,9 +9,9 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from gpuyard.database.columns import storable
+from gpuyard.database.times import maybe_moment, maybe_seconds, moment, seconds
 from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, ServerChoice, Trust, Wanted
-from gpuyard.store.columns import storable
-from gpuyard.store.times import maybe_moment, maybe_seconds, moment, seconds
 
 REMEMBERED = 1024
 """Different texts of a kind that need not be read again: most jobs of a repository want the same."""
@@ -66,7 +66,7 @@ TRUST = Form(lambda trust: trust.value if trust else "", lambda text: Trust(text
 CAUSE = Form(lambda cause: cause.value if cause else "", lambda text: Cause(text) if text else None)
 
 JOB: Mapping[str, Form] = {
-    **dict.fromkeys([one.name for one in fields(Job)], PLAIN),
+    **dict.fromkeys([field.name for field in fields(Job)], PLAIN),
     **dict.fromkeys(["not_before", "started", "completed", "changed"], MAYBE_TIME),
     "queued": TIME,
     "state": Form(lambda state: state.value, JobState),
@@ -75,7 +75,7 @@ JOB: Mapping[str, Form] = {
     "wanted": WANTED,
 }
 RUNNER: Mapping[str, Form] = {
-    **dict.fromkeys([one.name for one in fields(Runner)], PLAIN),
+    **dict.fromkeys([field.name for field in fields(Runner)], PLAIN),
     **dict.fromkeys(["active", "online", "busy", "ended", "until"], MAYBE_TIME),
     "created": TIME,
     "changed": TIME,

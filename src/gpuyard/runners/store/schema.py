@@ -6,11 +6,11 @@ from pathlib import Path
 
 from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, Table, Text
 
-from gpuyard.store.columns import RISING, flag, maybe_time, new_tables, number, text, time
-from gpuyard.store.rooms import Room
+from gpuyard.database.columns import RISING, flag, maybe_time, new_tables, number, text, time
+from gpuyard.database.schema_modules import SchemaModule
 
 TABLES = new_tables()
-ROOM = Room("runners", Path(__file__).parent / "migrations", TABLES, "runners_version")
+ROOM = SchemaModule("runners", Path(__file__).parent / "migrations", TABLES, "runners_version")
 
 JOBS = Table(
     "jobs",
@@ -132,6 +132,7 @@ SETS = Table(
     number("assigned"),
     maybe_time("seen"),
     text("error"),
+    Column("waiting", BigInteger, nullable=False, server_default="0"),  # came later
 )
 
 REPOSITORIES = Table(

@@ -13,6 +13,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, delete, insert, select
 
+from gpuyard.database.columns import storable
+from gpuyard.database.engine import Database
+from gpuyard.database.migrate import migrate
+from gpuyard.database.times import maybe_moment, maybe_seconds, moment, seconds
+from gpuyard.database.upsert import insert_new, put
 from gpuyard.runners.records import (
     DONE,
     OVER,
@@ -30,11 +35,6 @@ from gpuyard.runners.store.rows import JOB, RUNNER, runner_row, to_job, to_runne
 from gpuyard.runners.store.schema import EVENTS, JOBS, LOGS, ROOM, RUNNERS, SETS, VALUES
 from gpuyard.runners.store.visibility import Visibility
 from gpuyard.runners.store.writing import add_events, put_all
-from gpuyard.store.columns import storable
-from gpuyard.store.engine import Database
-from gpuyard.store.migrate import migrate
-from gpuyard.store.times import maybe_moment, maybe_seconds, moment, seconds
-from gpuyard.store.upsert import insert_new, put
 
 LOG = 64 * 1024
 """Characters of a runner's log that are kept: its end."""
@@ -99,6 +99,7 @@ class RunnerStore(Deliveries, Numbers, Visibility):
             "id": state.id,
             "last_message": state.last_message,
             "assigned": state.assigned,
+            "waiting": state.waiting,
             "seen": maybe_seconds(state.seen),
             "error": storable(state.error),
         }
@@ -193,7 +194,7 @@ class RunnerStore(Deliveries, Numbers, Visibility):
         """What happened to a job, and to these runners while they were for it; in the order in which it was written,
         the last lines when there are more."""
         job = storable(job)
-        theirs = EVENTS.c.runner.in_([storable(one) for one in runners]) & EVENTS.c.job.in_(["", job])
+        theirs = EVENTS.c.runner.in_([storable(runner) for runner in runners]) & EVENTS.c.job.in_(["", job])
         return self._events((EVENTS.c.job == job) | theirs, limit)
 
     def scale_sets(self) -> list[ScaleSetState]:
@@ -201,7 +202,14 @@ class RunnerStore(Deliveries, Numbers, Visibility):
             rows = connection.execute(select(SETS).order_by(SETS.c.scope, SETS.c.name)).all()
         return [
             ScaleSetState(
-                row.scope, row.name, row.id, row.last_message, row.assigned, maybe_moment(row.seen), row.error
+                row.scope,
+                row.name,
+                row.id,
+                row.last_message,
+                row.assigned,
+                maybe_moment(row.seen),
+                row.error,
+                row.waiting,
             )
             for row in rows
         ]
@@ -212,7 +220,8 @@ class RunnerStore(Deliveries, Numbers, Visibility):
             RUNNERS.c[name] for name in ("for_repository", "pool", "gpu_count", "created", "ended", "kind", "busy")
         ]
         query = select(*columns, JOBS.c.repository.label("of_job")).outerjoin(JOBS, JOBS.c.id == RUNNERS.c.job)
-        live, lately = RUNNERS.c.state.in_(_LIVE), RUNNERS.c.ended > seconds(since)
+        live = RUNNERS.c.state.in_(_LIVE)
+        lately = ~live & (RUNNERS.c.ended > seconds(since))
         with self._database.reading() as connection:
             rows = [row for which in (live, lately) for row in connection.execute(query.where(which))]
         return [
@@ -250,5 +259,5 @@ class RunnerStore(Deliveries, Numbers, Visibility):
 
 
 def _some_jobs(states: Collection[JobState], repository: str) -> Select[Any]:
-    query = select(*_JOB).where(JOBS.c.state.in_(sorted(one.value for one in states)))
+    query = select(*_JOB).where(JOBS.c.state.in_(sorted(state.value for state in states)))
     return query.where(JOBS.c.repository == storable(repository)) if repository else query

@@ -1,17 +1,17 @@
-"""Which repositories are public, so that names of others stay among those who may know them."""
+"""Repositories: which are public, so that names of others stay among those who may know them, and which had jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, delete, func, select
 
+from gpuyard.database.columns import storable
+from gpuyard.database.engine import Database
+from gpuyard.database.times import seconds
+from gpuyard.database.upsert import put
 from gpuyard.runners.store.schema import JOBS, REPOSITORIES
-from gpuyard.store.columns import storable
-from gpuyard.store.engine import Database
-from gpuyard.store.times import seconds
-from gpuyard.store.upsert import put
 
 BELIEVED = timedelta(days=2)
 """What GitHub said so long ago counts no more: a repository may have become private."""
@@ -46,9 +46,17 @@ class Visibility:
 
     def repositories_of(self, jobs: Collection[str]) -> dict[str, str]:
         """Id of job -> its repository."""
-        query = select(JOBS.c.id, JOBS.c.repository).where(JOBS.c.id.in_([storable(one) for one in jobs]))
+        query = select(JOBS.c.id, JOBS.c.repository).where(JOBS.c.id.in_([storable(job) for job in jobs]))
         with self._database.reading() as connection:
             return {row.id: row.repository for row in connection.execute(query)}
+
+    def repositories_with_jobs(self, scope: str, since: datetime, limit: int = 5000) -> list[str]:
+        """Repositories (``owner/name``) of an enrolment that had jobs since then, the latest first."""
+        latest = func.max(JOBS.c.queued)
+        query = select(JOBS.c.repository).where(JOBS.c.scope == storable(scope), JOBS.c.queued >= seconds(since))
+        query = query.group_by(JOBS.c.repository).order_by(latest.desc(), JOBS.c.repository).limit(limit)
+        with self._database.reading() as connection:
+            return [*connection.scalars(query)]
 
     @staticmethod
     def prune_repositories(connection: Connection, now: datetime) -> None:

@@ -9,12 +9,12 @@ from functools import cache
 from sqlalchemy import Connection, Table, case, insert, or_
 from sqlalchemy.dialects import postgresql, sqlite
 
+from gpuyard.database.columns import storable
+from gpuyard.database.times import seconds
+from gpuyard.database.upsert import upsert
 from gpuyard.runners.records import DONE, OVER, Job, JobState, Runner, RunnerEvent, RunnerState
 from gpuyard.runners.store.rows import JOB_COLUMNS, RUNNER_COLUMNS, job_row, runner_row
 from gpuyard.runners.store.schema import EVENTS, JOBS, RUNNERS
-from gpuyard.store.columns import storable
-from gpuyard.store.times import seconds
-from gpuyard.store.upsert import upsert
 
 TEXT = 2_000
 """Characters of an event, at most."""
@@ -22,7 +22,7 @@ TEXT = 2_000
 
 def _ranks(states: type[StrEnum], last: frozenset[StrEnum]) -> Mapping[str, int]:
     """The number of each state in its life; the last ones have the same, since none follows on another."""
-    order = [one.value for one in states if one not in last]
+    order = [state.value for state in states if state not in last]
     return {**{name: place for place, name in enumerate(order)}, **{one.value: len(order) for one in last}}
 
 
@@ -50,8 +50,8 @@ def put_runner(connection: Connection, runner: Runner) -> bool:
 
 def add_events(connection: Connection, events: Iterable[RunnerEvent]) -> None:
     rows = [
-        {"at": seconds(one.at), "runner": one.runner, "job": one.job, "text": storable(one.text)[:TEXT]}
-        for one in events
+        {"at": seconds(event.at), "runner": event.runner, "job": event.job, "text": storable(event.text)[:TEXT]}
+        for event in events
     ]
     if rows:
         connection.execute(insert(EVENTS), rows)
@@ -61,7 +61,9 @@ def put_all(
     connection: Connection, jobs: Sequence[Job], runners: Sequence[Runner], events: Sequence[RunnerEvent]
 ) -> bool:
     """Whether all were written. An event of a job or a runner that was not is left out with it."""
-    late_jobs = {one.id for one in jobs if not put_job(connection, one)}
-    late_runners = {one.name for one in runners if not put_runner(connection, one)}
-    add_events(connection, [one for one in events if one.job not in late_jobs and one.runner not in late_runners])
+    late_jobs = {job.id for job in jobs if not put_job(connection, job)}
+    late_runners = {runner.name for runner in runners if not put_runner(connection, runner)}
+    add_events(
+        connection, [event for event in events if event.job not in late_jobs and event.runner not in late_runners]
+    )
     return not late_jobs and not late_runners

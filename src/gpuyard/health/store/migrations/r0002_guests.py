@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from gpuyard.store.columns import number, text
+from gpuyard.database.columns import number, text
 
 revision = "0002"
 down_revision = "0001"

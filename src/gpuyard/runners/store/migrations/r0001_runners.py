@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from gpuyard.store.columns import RISING, maybe_time, number, text
+from gpuyard.database.columns import RISING, maybe_time, number, text
 
 revision = "0001"
 down_revision = None

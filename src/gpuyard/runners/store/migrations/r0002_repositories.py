@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from gpuyard.store.columns import flag, number, text
+from gpuyard.database.columns import flag, number, text
 
 revision = "0002"
 down_revision = "0001"

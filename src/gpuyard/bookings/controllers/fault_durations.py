@@ -1,0 +1,66 @@
+"""What one look at the cloud means for bookings: which servers are about to take a GPU, which lanes cannot be had."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from datetime import datetime, timedelta
+
+from gpuyard.inventory.state import gpu_statuses
+from gpuyard.model.booking import Lane
+from gpuyard.model.gpu import GpuState
+from gpuyard.model.world import Server, Snapshot
+from gpuyard.site.compile import CompiledSite
+
+PATIENCE = timedelta(minutes=5)
+"""How long something must be wrong with a lane before bookings leave it, but for a nova-compute that Nova says is
+down."""
+STUCK = timedelta(minutes=30)
+"""A server that Nova has been making for longer is not waited for."""
+TAKING = frozenset({"resize_prep", "rebuild_spawning", "unshelving"})
+"""What Nova does before or while a server gets another GPU."""
+
+
+class FaultDurations:
+    """Remembers since when what is wrong has been wrong; forgetting it costs PATIENCE."""
+
+    def __init__(self, compiled: CompiledSite) -> None:
+        self._gpus = compiled.gpus
+        self._pools = {flavor.name: flavor.pool or "" for flavor in compiled.flavors}
+        self._since: dict[int, datetime] = {}
+
+    def pool_of(self, flavor: str) -> str:
+        """The pool that servers of a flavor take GPUs of; empty when the site does not know the flavor."""
+        return self._pools.get(flavor, "")
+
+    @staticmethod
+    def on_its_way(server: Server, has_gpus: bool, now: datetime) -> bool:
+        """Whether Nova may be about to give it a GPU."""
+        if server.created is not None and now - server.created > STUCK and not server.task:
+            return False
+        return (server.status == "BUILD" and not has_gpus) or server.task in TAKING
+
+    def troubles(self, lanes: Iterable[Lane], snapshot: Snapshot, ours: Collection[str]) -> dict[int, str]:
+        """Lane -> what is wrong with it, lastingly. `ours`: providers that are reserved by enforcement itself."""
+        statuses = {(s.gpu.host, s.gpu.address): s for s in gpu_statuses(self._gpus, snapshot)}
+        found: dict[int, str] = {}
+        down: set[int] = set()
+        for lane in lanes:
+            service = snapshot.services.get(lane.host)
+            if service is not None and service.silent:  # nothing is known, not even that all is well
+                if lane.trouble:
+                    found[lane.id] = lane.trouble
+                continue
+            if service is not None and not service.up:  # Nova has waited for it for a minute
+                found[lane.id] = f"nova-compute on {lane.host} is down"
+                down.add(lane.id)
+                continue
+            for address in lane.addresses:
+                status = statuses.get((lane.host, address))
+                if status is None or (status.state is GpuState.HELD and status.gpu.provider_name in ours):
+                    continue
+                if status.state in (GpuState.LOST, GpuState.BLOCKED, GpuState.HELD):
+                    found.setdefault(lane.id, f"{lane.host}/{address}: {status.reason}")
+        now = snapshot.taken_at
+        self._since = {lane: min(self._since.get(lane, now), now) for lane in found}  # the clock may go back
+        known = down | {lane.id for lane in lanes if lane.trouble}
+        return {lane: why for lane, why in found.items() if lane in known or now - self._since[lane] >= PATIENCE}

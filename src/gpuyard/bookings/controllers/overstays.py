@@ -1,0 +1,209 @@
+"""Carries out what becomes of servers that keep GPUs without a booking: bookings/reclaim.py decides it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import MappingProxyType
+
+from gpuyard.bookings.controllers.addresses import Addresses
+from gpuyard.bookings.controllers.reclaim_servers import Reclaimer
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.bookings.ledger.pool_transaction import GPUYARD
+from gpuyard.bookings.matching import may_use
+from gpuyard.bookings.pool_view import PoolView
+from gpuyard.bookings.reclaim import IDLE, MEANS, RULES, CaseStep, Do, idle_ones, plan_cases, reasons, warning
+from gpuyard.bookings.records import AuditEntry, Event, Overstay, Query
+from gpuyard.bookings.shortage import shortage
+from gpuyard.model.booking import BookingState, ReclaimAction
+from gpuyard.model.counts import Counts
+from gpuyard.openstack.errors import CloudError
+from gpuyard.site.schema import Site
+
+LOG = logging.getLogger(__name__)
+STALE = timedelta(seconds=60)
+"""Nothing is done about a server that was seen longer ago."""
+OUTCOMES = ("done", "failed")
+OVER = frozenset({BookingState.ENDED, BookingState.NO_SHOW})
+
+
+class OverstayController:
+    """The cases of one site."""
+
+    def __init__(
+        self,
+        site: Site,
+        ledger: Ledger,
+        reclaimer: Reclaimer,
+        now: Callable[[], datetime],
+        require_turn: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`require_turn`: raises when another process may be at the same work; asked before each thing that is done."""
+        self._site = site
+        self._ledger = ledger
+        self._records = ledger.upkeep.records
+        self._reclaimer = reclaimer
+        self._now = now
+        self._require_turn = require_turn
+        self.counted = Counts((do.value, rule, outcome) for do in Do for rule in RULES for outcome in OUTCOMES)
+        """(step, rule, outcome) of what was tried."""
+        self.idle: Callable[[], Collection[str]] = frozenset
+        """Servers that do nothing with their GPUs, as their guests say (health/controllers/agent_service.py)."""
+        rules = site.health.idle if site.health else None
+        self._only_warn = frozenset({IDLE}) if rules is not None and rules.action == "warn" else frozenset()
+        self.addresses = Addresses(reclaimer.address, ledger, now)
+
+    def look(self, view_now: Callable[[], PoolView], taken_at: datetime) -> None:
+        """What is due for the servers of a pool, as they were seen at `taken_at`. `view_now`: with the bookings as they
+        are when it is called. An error with one server keeps nobody's case waiting; it is raised afterwards."""
+        booking = self._site.booking
+        assert booking is not None
+        view = view_now()
+        problems: list[str] = []
+        for _ in range(2):  # a case that is opened is warned of at once
+            now = self._now()
+            if abs(now - taken_at) > STALE:
+                break
+            cases = [case for case in self._records.open_cases() if case.pool == view.pool]
+            steps = plan_cases(view, self._reasons(view), cases, booking.dry_run, now, self._only_warn)
+            for step in steps:
+                self._require_turn()
+                outcome = "failed"
+                try:
+                    self._carry_out(step, view_now, taken_at)
+                    outcome = "done"
+                except CloudError as problem:
+                    problems.append(f"server {step.case.server} ({step.case.server_id}): {problem}")
+                finally:
+                    self.counted.add(step.do.value, step.case.rule, outcome)
+            if problems or not any(step.do is Do.OPEN for step in steps):
+                break
+        if problems:
+            raise CloudError("; ".join(problems))
+
+    def _reasons(self, view: PoolView) -> dict[str, str]:
+        """Server -> why it must go. Bookings whose time has begun count, also before the clock has come to them."""
+        now = self._now()
+        begun = tuple(
+            replace(booking, state=BookingState.ACTIVE)
+            if booking.state is BookingState.CONFIRMED and booking.ask.start <= now < booking.ask.end
+            else booking
+            for booking in view.bookings
+        )
+        view = replace(view, bookings=begun)
+        idle = idle_ones(view, self.idle())
+        return {**idle, **reasons(view, self._ended(view), shortage(view, now).yielding)}
+
+    def _carry_out(self, step: CaseStep, view_now: Callable[[], PoolView], taken_at: datetime) -> None:
+        case = step.case
+
+        def still() -> bool:
+            """Whether the reason is still there: since the look somebody may have booked, or have got more time."""
+            self._require_turn()
+            return abs(self._now() - taken_at) <= STALE and case.server_id in self._reasons(view_now())
+
+        LOG.info("server %s (%s): %s, %s", case.server, case.server_id, step.do, case.rule)
+        if step.do is Do.ACT:
+            self._act(step, still)
+        elif step.do is Do.WARN:
+            self._warn(step, view_now().matches.bookings_of.get(case.server_id, ()))
+        else:
+            getattr(self, f"_{step.do.value}")(step)
+
+    def _ended(self, view: PoolView) -> dict[tuple[str, str], datetime]:
+        """When bookings that those who have servers without one could use were over last."""
+        found: dict[tuple[str, str], datetime] = {}
+        for holder in view.matches.unbooked:
+            owner = (holder.user_id, holder.project_id)
+            query = Query(pool=view.pool, project_id=holder.project_id, states=OVER, start=holder.created)
+            for booking in self._ledger.find(query):
+                if may_use(holder, booking):
+                    found[owner] = max(booking.ask.end, found.get(owner, booking.ask.end))
+        return found
+
+    def _open(self, step: CaseStep) -> None:
+        self._records.put_case(step.case)
+
+    def _warn(self, step: CaseStep, bookings: Sequence[str]) -> None:
+        """`bookings`: ids of those that the server draws on, which only one that is idle has."""
+        case = step.case
+        text = warning(case)
+        if not case.dry_run:
+            self._reclaimer.warn(case.server_id, text)
+        give_back = "; ".join(f"gpuyard booking end {id}" for id in bookings)
+        kind, more = ("server.idle", {"give_back": give_back}) if case.rule == IDLE else ("reclaim.warned", {})
+        self._tell(case, kind, "server.warn", text, more)
+        self._records.put_case(case)
+
+    def _act(self, step: CaseStep, still: Callable[[], bool]) -> None:
+        case = step.case
+        if not still():
+            return
+        if case.dry_run:
+            self._note(case, f"server.{case.action.value}", f"dry run: {MEANS[case.action]}")
+            self._records.put_case(case)
+            return
+        # Written first: should this process be killed in the call, it is known who has taken the GPU back.
+        self._records.put_case(case)
+        said = self._reclaimer.act(case, still)
+        if said:
+            self._note(case, f"server.{case.action.value}", said)
+
+    def _finish(self, step: CaseStep) -> None:
+        case = step.case
+        self._reclaimer.hand_over(case)
+        stopped = case.action is ReclaimAction.STOP
+        text = "it is shut off and keeps its GPU: this frees nothing" if stopped else "its GPU is free"
+        self._tell(case, "reclaim.done", f"server.{case.action.value}", text)
+        self._records.put_case(case)
+
+    def _clear(self, step: CaseStep) -> None:
+        case = step.case
+        if case.warned is not None and not case.dry_run:
+            self._reclaimer.take_warning_off(case.server_id)
+        self._note(case, "server.clear", "there is no reason for it any more")
+        self._records.put_case(case)
+
+    def _tell(
+        self, case: Overstay, kind: str, action: str, text: str, more: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """An event and its audit entry, once for each case and kind."""
+        now = self._now()
+        details = {
+            "server": case.server,
+            "server_id": case.server_id,
+            "pool": case.pool,
+            "rule": case.rule,
+            "why": RULES[case.rule],
+            "action": case.action.value,
+            "text": text,
+            **more,
+        }
+        if case.due is not None:
+            details["due"] = case.due.isoformat()
+        if case.dry_run:
+            details["dry_run"] = "true"
+        email = self.addresses.of(case.user_id, case.pool)
+        event = Event(kind, now, "", case.user_id, email, details)
+        entries = [_entry(case, action, text, now)]
+        if not email:
+            why = f"its owner could not be told: Keystone has no address of user {case.user_id}"
+            entries.append(_entry(case, "message.no_address", why, now))
+        what = f"{kind} {'dry run' if case.dry_run else ''}"
+        self._ledger.upkeep.note_once(case.pool, _subject(case), what, event, *entries)
+
+    def _note(self, case: Overstay, action: str, text: str) -> None:
+        """An audit entry, once for each case and text: what is tried again at every look is not a new thing."""
+        entry = _entry(case, action, text, self._now())
+        self._ledger.upkeep.note_once(case.pool, _subject(case), f"{action} {text}", None, entry)
+
+
+def _subject(case: Overstay) -> str:
+    return f"case {case.server_id} {int(case.seen.timestamp())}"
+
+
+def _entry(case: Overstay, action: str, text: str, now: datetime) -> AuditEntry:
+    words = f"dry run: {text}" if case.dry_run and not text.startswith("dry run") else text
+    return AuditEntry(now, GPUYARD, action, case.server_id, case.rule, f"server {case.server}: {words}")

@@ -1,0 +1,185 @@
+"""Servers that keep GPUs without a booking: warn, wait, then what the rule says. Pure.
+
+A case is a server's story from the first sight to the end. What is decided here is only what follows from now; it is
+decided again at the next look, so whatever failed or was interrupted is done then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from gpuyard.bookings.matching import Holder
+from gpuyard.bookings.pool_view import PoolView
+from gpuyard.bookings.records import Overstay
+from gpuyard.bookings.shortage import tolerated
+from gpuyard.model.booking import ReclaimAction
+
+MUST_BOOK = "must_book"
+PAST_THE_END = "past the end"
+TOO_MANY = "projects.gpus"
+YIELDS = "yields to a booking"
+IDLE = "idle"
+RULES = {
+    MUST_BOOK: "this pool's GPUs are only for those who have booked them",
+    PAST_THE_END: "its booking is over",
+    TOO_MANY: "its project has more GPUs without a booking than it may",
+    YIELDS: "somebody has booked, and no other GPU is free",
+    IDLE: "nothing has run on its GPUs for long",
+}
+"""The rule of a case -> what the server's owner is told."""
+ASKED = "Nova was told: "
+
+
+class Do(StrEnum):
+    """What is to be done about a case, in this order when there are several."""
+
+    OPEN = "open"
+    """Write the case down."""
+    WARN = "warn"
+    """Tell the owner, on the server and by an event, and write down when the time is up."""
+    ACT = "act"
+    """Time is up."""
+    FINISH = "finish"
+    """The GPU is back by what was done: tell so."""
+    CLEAR = "clear"
+    """There is no reason for the case any more: take the warning off."""
+
+
+@dataclass(frozen=True)
+class CaseStep:
+    do: Do
+    case: Overstay
+    """As it is to be written once it is done."""
+    status: str = ""
+    """The server's, as Nova has it."""
+
+
+def reasons(view: PoolView, ended: Mapping[tuple[str, str], datetime], yielding: Iterable[str]) -> dict[str, str]:
+    """Server -> the rule by which it must go. `ended`: (user, project) -> when a booking
+    of the pool that they could use was over last. Servers that Nova is still making are left for the next look."""
+    may_stay, must_yield = tolerated(view), set(yielding)
+    found = {}
+    for holder in view.strays:
+        if holder.on_its_way or holder.status == "BUILD":
+            continue
+        if holder.id in may_stay:
+            if holder.id in must_yield:
+                found[holder.id] = YIELDS
+            continue
+        over = ended.get((holder.user_id, holder.project_id))
+        if over is not None and holder.created is not None and holder.created < over:
+            found[holder.id] = PAST_THE_END
+        else:
+            found[holder.id] = TOO_MANY if holder.project_id in view.unbooked else MUST_BOOK
+    return found
+
+
+def idle_ones(view: PoolView, idle: Collection[str]) -> dict[str, str]:
+    """Those of some servers that do nothing with GPUs of the pool, booked or not: server -> the rule by which it must
+    go. Servers that only gpuyard starts have their own ways."""
+    return {
+        holder.id: IDLE
+        for holder in view.holders
+        if holder.id in idle and holder.lanes and not holder.on_its_way and holder.status == "ACTIVE"
+        and holder.project_id not in view.trusted
+    }  # fmt: skip
+
+
+def plan_cases(
+    view: PoolView,
+    why: Mapping[str, str],
+    cases: Sequence[Overstay],
+    dry_run: bool,
+    now: datetime,
+    only_warn: Collection[str] = (),
+) -> list[CaseStep]:
+    """What to do about the servers of a pool. `cases`: its open ones; `only_warn`: rules by which nothing follows but
+    a warning. A step at a time for each."""
+    holders = {holder.id: holder for holder in view.holders if holder.lanes}
+    steps = [_next(view, case, holders.get(case.server_id), why, dry_run, now, only_warn) for case in cases]
+    known = {case.server_id for case in cases}
+    for server, rule in why.items():
+        if server not in known:
+            holder = holders[server]
+            case = Overstay(
+                server_id=server,
+                server=holder.name,
+                pool=view.pool,
+                user_id=holder.user_id,
+                project_id=holder.project_id,
+                rule=rule,
+                action=_action(view, holder, rule, only_warn),
+                seen=now,
+                dry_run=dry_run,
+                text=RULES[rule],
+            )
+            steps.append(CaseStep(Do.OPEN, case, holder.status))
+    return [step for step in steps if step is not None]
+
+
+def _next(
+    view: PoolView,
+    case: Overstay,
+    holder: Holder | None,
+    why: Mapping[str, str],
+    dry_run: bool,
+    now: datetime,
+    only_warn: Collection[str],
+) -> CaseStep | None:
+    if holder is None or case.server_id not in why:
+        if holder is not None and holder.on_its_way:
+            return None
+        if holder is None and asked(case) and case.done is None:
+            return CaseStep(Do.FINISH, replace(case, done=now, cleared=now))
+        return CaseStep(Do.CLEAR, replace(case, cleared=now), holder.status if holder else "")
+    rules = view.rules(holder.project)
+    if case.dry_run != dry_run:
+        # What was only said so far is said again, for real, with all of its time; or the other way round.
+        fresh = replace(case, dry_run=dry_run, warned=None, due=None, done=None, text=RULES[why[case.server_id]])
+        return CaseStep(Do.OPEN, fresh, holder.status)
+    rule = why[case.server_id]
+    case = replace(case, action=_action(view, holder, rule, only_warn), rule=rule)
+    if case.warned is None or case.due is None:
+        return CaseStep(Do.WARN, replace(case, warned=now, due=now + rules.grace), holder.status)
+    if now < case.due or case.action is ReclaimAction.WARN:
+        return None
+    if case.done is not None and (dry_run or holder.status == "SHUTOFF" or case.action is not ReclaimAction.STOP):
+        return None
+    if dry_run:
+        return CaseStep(Do.ACT, replace(case, done=now), holder.status)
+    if case.action is ReclaimAction.STOP and holder.status == "SHUTOFF":
+        return CaseStep(Do.FINISH, replace(case, done=now), holder.status)
+    return CaseStep(Do.ACT, replace(case, text=ASKED + RULES[case.rule]), holder.status)
+
+
+def _action(view: PoolView, holder: Holder, rule: str, only_warn: Collection[str]) -> ReclaimAction:
+    return ReclaimAction.WARN if rule in only_warn else view.rules(holder.project).reclaim
+
+
+def asked(case: Overstay) -> bool:
+    """Whether Nova was told to take the GPU back; it is told again until it has done so."""
+    return case.text.startswith(ASKED)
+
+
+def warning(case: Overstay) -> str:
+    """What is written on the server: Nova takes 255 characters."""
+    assert case.due is not None
+    until = case.due.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    if case.rule == IDLE:
+        then = "" if case.action is ReclaimAction.WARN else f"; at {until} {MEANS[case.action]}"
+        return f"{RULES[IDLE]}: use it, or delete or shelve this server, please, and end its booking{then}"[:255]
+    if case.action is ReclaimAction.WARN:
+        return f"gives its GPU back, please: {RULES[case.rule]}; book one, or delete or shelve this server"[:255]
+    return f"{until}: {MEANS[case.action]}, because {RULES[case.rule]}; book a GPU, or delete or shelve it before"[:255]
+
+
+MEANS = {
+    ReclaimAction.WARN: "nothing happens",
+    ReclaimAction.SHELVE: "this server is shelved (it keeps its disk and can be unshelved)",
+    ReclaimAction.STOP: "this server is shut off",
+    ReclaimAction.SNAPSHOT_AND_DELETE: "this server is kept as an image and deleted",
+    ReclaimAction.DELETE: "this server is deleted",
+}

@@ -1,0 +1,29 @@
+"""What people see of bookings of others. `web/others.py` has the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from gpuyard.model.booking import Booking
+from gpuyard.web.others import SOMEBODY, hides, projects_of, shown_project
+from gpuyard.web.people import Visitor
+from gpuyard.web.settings import OthersShown
+
+
+def is_near(booking: Booking, user_id: str, projects: Collection[str]) -> bool:
+    """Whether a booking is somebody's own, or of one of their projects (ids)."""
+    return booking.user_id == user_id or booking.project_id in projects
+
+
+def project_for(booking: Booking, others: OthersShown, who: Visitor) -> str:
+    """Of which project a booking is, as somebody sees it."""
+    known = booking.project_id in projects_of(who) or not hides(others, who)
+    return booking.project if known else shown_project(booking.project, others)
+
+
+def hidden(booking: Booking, others: OthersShown) -> Booking:
+    """A booking of others: when and which GPUs, and not whose."""
+    project = shown_project(booking.project, others)
+    ask = replace(booking.ask, comment="")
+    return replace(booking, user=SOMEBODY, project=project, email="", reason="", server="", ask=ask)

@@ -1,0 +1,273 @@
+"""From GPUs to what stands in the table of all of them, on the page of one, and on that of a host. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import urlencode
+
+from gpuyard.bookings.web.booking_documents import BookingRow
+from gpuyard.health.records import HostContact
+from gpuyard.inventory.web.api import GpuFilter
+from gpuyard.inventory.web.presenter import MEANINGS, GpuBox, Marks, Since, gpu_boxes, gpu_href, host_href, since
+from gpuyard.model.booking import BookingKind
+from gpuyard.model.finding import Finding, Severity
+from gpuyard.model.gpu import Gpu, GpuRole, GpuState, GpuStatus
+from gpuyard.model.host import HostFacts
+from gpuyard.model.text import counted
+from gpuyard.model.world import HostService
+
+PAGE = 100
+"""GPUs on one page of the table."""
+KINDS = {BookingKind.HOLD: "hold", BookingKind.RUNNER: "runner", BookingKind.LOAN: "loan"}
+NOT_KNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class GpuTable:
+    gpus: Sequence[GpuBox]
+    count: str
+    """``12 GPUs``: all that match."""
+    hosts: Mapping[str, str]
+    """Name of a host -> its page."""
+    csv: str
+    before: str
+    after: str
+    """Addresses of the pages around this one; empty at the ends."""
+    place: str
+    """``101 to 200``; empty when all are shown."""
+
+
+def gpu_table(found: Sequence[GpuStatus], wanted: GpuFilter, page: int, now: datetime, marks: Marks | None) -> GpuTable:
+    """`found`: those that match, as who looks may see them. `page`: from 1 on."""
+    pages = max(1, -(-len(found) // PAGE))
+    page = min(page, pages)
+    shown = found[(page - 1) * PAGE : page * PAGE]
+    filters = [
+        (name, str(getattr(one, "value", one))) for name in ("pool", "state", "host") for one in getattr(wanted, name)
+    ]
+    filters += [("q", wanted.q)] if wanted.q else []
+
+    def at(number: int) -> str:
+        query = urlencode([*filters, *([("page", number)] if number > 1 else [])])
+        return f"gpus?{query}" if query else "gpus"
+
+    return GpuTable(
+        gpus=gpu_boxes(shown, now, marks),
+        count=counted(len(found), "GPU"),
+        hosts={status.gpu.host: host_href(status.gpu.host) for status in shown},
+        csv=f"v1/gpus?{urlencode([*filters, ('format', 'csv')])}",
+        before=at(page - 1) if page > 1 else "",
+        after=at(page + 1) if page < pages else "",
+        place=f"{(page - 1) * PAGE + 1} to {(page - 1) * PAGE + len(shown)}" if pages > 1 else "",
+    )
+
+
+@dataclass(frozen=True)
+class SlotMate:
+    """Another GPU of the slot."""
+
+    href: str
+    name: str
+    role: str
+    state: str
+
+
+@dataclass(frozen=True)
+class BookingLine:
+    """What keeps a GPU for a time."""
+
+    colour: str
+    what: str
+    who: str
+    comment: str
+    start: Since
+    end: Since
+    on: bool
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """What is known of a GPU without its health."""
+
+    box: GpuBox
+    host: str
+    host_href: str
+    pool: str
+    meaning: str
+    """Of its state."""
+    facts: Sequence[tuple[str, str]]
+    neighbours: Sequence[SlotMate]
+    bookings: Sequence[BookingLine]
+
+
+def gpu_facts(
+    status: GpuStatus, slot: Iterable[GpuStatus], bookings: Sequence[BookingRow], now: datetime, marks: Marks | None
+) -> GpuFacts:
+    """`slot`: the GPUs of its IOMMU group, as who looks may see them. `bookings`: of it, by start."""
+    gpu = status.gpu
+    (box,) = gpu_boxes([status], now, marks)
+    return GpuFacts(
+        box=box,
+        host=gpu.host,
+        host_href=host_href(gpu.host),
+        pool=gpu.pool,
+        meaning=MEANINGS[status.state],
+        facts=[(name, value) for name, value in _hardware(gpu) if value],
+        neighbours=[
+            SlotMate(gpu_href(one.gpu.host, one.gpu.address), one.gpu.address, one.gpu.role.value, one.state.value)
+            for one in slot
+            if one.gpu.address != gpu.address
+        ],
+        bookings=[_booking(booking, now) for booking in bookings],
+    )
+
+
+def _hardware(gpu: Gpu) -> list[tuple[str, str]]:
+    group = "none: the IOMMU is off" if gpu.group is None else str(gpu.group)
+    role = {
+        GpuRole.LONE: "alone in its group",
+        GpuRole.LEADER: f"leader of set {gpu.set_letter}: a server has it alone, or with its peers",
+        GpuRole.PEER: f"peer in set {gpu.set_letter}: a server has it with its leader only",
+    }[gpu.role]
+    return [
+        ("Model", gpu.model), ("PCI id", gpu.ids), ("IOMMU group", group), ("In its group", role),
+        ("NUMA node", "" if gpu.numa_node is None else str(gpu.numa_node)),
+        ("Class in Placement", gpu.resource_class), ("Cannot be given", gpu.blocked),
+    ]  # fmt: skip
+
+
+def _booking(one: BookingRow, now: datetime) -> BookingLine:
+    on = one.start <= now
+    return BookingLine(
+        colour="held" if one.kind is BookingKind.HOLD else "claimed" if on else "booked",
+        what=KINDS.get(one.kind, "booking"),
+        who=" in ".join(filter(None, (one.user, one.project))),
+        comment=one.comment,
+        start=since(one.start, now),
+        end=since(one.end, now),
+        on=on,
+    )
+
+
+@dataclass(frozen=True)
+class GpuSeen:
+    """What a host said last of one of its GPUs."""
+
+    address: str
+    driver: str
+    link: str
+    power: str
+    errors: str
+    card: str
+    drift: Sequence[str]
+    """How it differs from what the site expects."""
+
+
+@dataclass(frozen=True)
+class HostSaid:
+    """What a host said last, for operators."""
+
+    heard: Since | None
+    facts: Sequence[tuple[str, str]]
+    gpus: Sequence[GpuSeen]
+    drift: Sequence[str]
+
+
+def service_line(service: HostService | None, *, details: bool) -> tuple[str, str]:
+    """How its nova-compute is, and the state of a GPU whose colour that has. `details`: also why it is so."""
+    if service is None:
+        return NOT_KNOWN, "lost"
+    if service.silent:
+        return f"{NOT_KNOWN}: its cell of Nova does not answer", "lost"
+    why = f": {service.disabled_reason}" if service.disabled_reason and details else ""
+    if not service.up:
+        return f"down{' (forced)' if service.forced_down else ''}{why}", "blocked"
+    return (f"up, but disabled{why}", "held") if not service.enabled else ("up", "free")
+
+
+def host_seen(gpus: Sequence[Gpu], facts: HostFacts | None, word: HostContact | None, now: datetime) -> HostSaid:
+    """`facts`: as recorded for the site file; `word`: as the host said last."""
+    look = json.loads(word.look) if word is not None and word.look else {}
+    known: dict[str, str] = {name: str(look.get(name, "")) for name in ("kernel", "firmware", "qemu")}
+    recorded = facts.kernel if facts else ""
+    drift = []
+    if known["kernel"] and recorded and known["kernel"] != recorded:
+        drift.append(f"it runs kernel {known['kernel']}; the site file was recorded with {recorded}")
+    shown = [("Kernel", known["kernel"] or (f"{recorded} (as recorded)" if recorded else "")),
+             ("Firmware", known["firmware"]), ("QEMU", known["qemu"]), *_machine(facts)]  # fmt: skip
+    by_address = {str(one.get("address")): one for one in look.get("gpus", ())}
+    return HostSaid(
+        heard=since(word.heard, now) if word else None,
+        facts=[(name, value) for name, value in shown if value],
+        gpus=[_gpu_seen(gpu, by_address[gpu.address]) for gpu in gpus if gpu.address in by_address],
+        drift=[
+            *drift,
+            *(f"it says nothing of GPU {gpu.address}" for gpu in gpus if look and gpu.address not in by_address),
+        ],
+    )
+
+
+def _machine(facts: HostFacts | None) -> list[tuple[str, str]]:
+    if facts is None:
+        return []
+    memory = f"{facts.memory_mib / 1024:.0f} GiB" if facts.memory_mib else ""
+    nodes = f"{facts.numa_nodes} NUMA nodes" if facts.numa_nodes > 1 else ""
+    cpus = counted(facts.cpus, "CPU") if facts.cpus else ""
+    return [("CPUs", ", ".join(filter(None, (facts.cpu_model, cpus, nodes)))), ("Memory", memory),
+            ("Kernel command line", facts.command_line)]  # fmt: skip
+
+
+def _gpu_seen(gpu: Gpu, look: Mapping[str, object]) -> GpuSeen:
+    raw = look.get("link")
+    link = raw if isinstance(raw, dict) else {}
+    width, most, speed = link.get("width") or 0, link.get("max_width") or 0, link.get("speed") or 0
+    aer = look.get("aer")
+    errors = ", ".join(f"{count} {kind}" for kind, count in aer.items() if count) if isinstance(aer, dict) else ""
+    drift = []
+    if not look.get("present", True):
+        drift.append("it is gone from the bus")
+    elif look.get("ids") and look["ids"] != gpu.ids:
+        drift.append(f"it is a {look['ids']}, and the site expects {gpu.ids}")
+    elif look.get("group") is not None and gpu.group is not None and look["group"] != gpu.group:
+        drift.append(f"it is in IOMMU group {look['group']}, and the site expects {gpu.group}")
+    if most and width and width < most:
+        drift.append(f"its link has {width} of {most} lanes")
+    return GpuSeen(
+        address=gpu.address,
+        driver=str(look.get("driver") or ""),
+        link=f"{speed:g} GT/s x{width}" if width else "",
+        power=str(look.get("power") or ""),
+        errors=errors,
+        card=str(look.get("serial") or ""),
+        drift=drift,
+    )
+
+
+SEVERITIES = {
+    Severity.ALARM: "blocked", Severity.ERROR: "blocked", Severity.WARNING: "held", Severity.UNKNOWN: "lost",
+    Severity.NOTE: "booked", Severity.OK: "free",
+}  # fmt: skip
+"""Of a finding -> state of a GPU whose colour it has."""
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """What one check of a host says."""
+
+    severity: str
+    colour: str
+    name: str
+    says: str
+    remedy: str
+
+
+def check_rows(found: Iterable[Finding]) -> list[CheckRow]:
+    return [CheckRow(one.severity.value, SEVERITIES[one.severity], one.code, one.reason, one.remedy) for one in found]
+
+
+def free_of(statuses: Sequence[GpuStatus]) -> str:
+    """``3 free of 8``."""
+    return f"{sum(one.state is GpuState.FREE for one in statuses)} free of {len(statuses)}"

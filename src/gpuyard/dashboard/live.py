@@ -1,0 +1,258 @@
+"""The live feed: one task looks at the yard for all open pages, and every page gets what differs from what it shows,
+never a queue.
+
+Looking is a comparison of two numbers, so the feed polls: there is no callback between threads to get wrong, and a
+change that was missed is seen at the next look. The task runs only while pages are open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+
+from fastapi.sse import EventSourceResponse, format_sse_event
+from starlette.types import Send
+
+from gpuyard.dashboard.live_map import LiveMap
+from gpuyard.dashboard.sources import Sources
+from gpuyard.database.errors import StoreError
+from gpuyard.health.web.health_presenter import marks_of
+from gpuyard.inventory.controllers.cache import InventoryView
+from gpuyard.inventory.web import freshness
+from gpuyard.inventory.web.presenter import Marks
+from gpuyard.inventory.web.shown_servers import hidden_view
+from gpuyard.web.assets import render
+from gpuyard.web.connections import is_loopback
+from gpuyard.web.login_throttle import places
+from gpuyard.web.settings import OthersShown
+
+LOG = logging.getLogger(__name__)
+TURN = re.compile(r"([0-9a-f]{8})-([0-9]{1,15})")
+"""What a page shows: which feed it had it from, and the turn of its map."""
+NOTHING = -1
+"""The turn of a page that shows no map, or one that is too old to be told what differs: it gets the whole map."""
+MOST_BEHIND = 30
+"""Turns that a page may be behind and still be told what differs."""
+MOST_DRAWN = 6
+"""Blocks of one map and turn that are drawn and kept, besides two that always are: the whole map, and what differs from
+the turn before. Pages that show yet another turn get the whole map: what they say of it, anybody can make up."""
+LOOK_EVERY = 0.25
+"""Seconds between looks at the yard."""
+MARKS_EVERY = 2.0
+"""Seconds between looks at how GPUs are, which the database has."""
+HEARTBEAT = 15.0
+"""Seconds of silence after which a page is told that the line is alive. live.js gives up after three of them."""
+RETRY = 2000
+"""Milliseconds that a browser waits before it connects again."""
+PIECE = 64 * 1024
+"""Bytes that are handed to the server at once. It waits for a slow page between pieces, so that a large map is in
+memory once and not once for every page."""
+MOST_STREAMS = 500
+"""Open pages at once."""
+MOST_OF_USER = 30
+MOST_OF_PLACE, MOST_OF_NETWORK = 150, 300
+"""When it is neither this machine nor a gateway, behind which anybody can be."""
+
+
+class FeedResponse(EventSourceResponse):
+    """Ends its stream at once when the browser goes, also when it goes while something is being sent to it."""
+
+    async def stream_response(self, send: Send) -> None:
+        assert isinstance(self.body_iterator, AsyncGenerator)
+        async with aclosing(self.body_iterator):
+            await super().stream_response(send)
+
+
+class LiveFeed:
+    """Made once per app; everything but the constructor and `close` runs in the event loop."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._name = secrets.token_hex(4)  # turns begin anew with every process
+        self._maps = {hidden: LiveMap() for hidden in (False, True)}
+        """With all names, and with others hidden."""
+        self._drawn: dict[tuple[bool, int, int], bytes] = {}
+        """Whether others are hidden, the turn that a page shows, and the one that it is to show -> what it is told;
+        nothing when that could not be drawn. Only of the last turn, and of each map MOST_DRAWN and two."""
+        self._drawing = asyncio.Lock()
+        self._changed = asyncio.Event()
+        """Replaced by a new one after every change, so that setting it wakes whoever waits and nobody twice."""
+        self._marks: Marks | None = None
+        self._marks_due = 0.0
+        self._pulse: freshness.Pulse | None = None
+        self._pulse_block = b""
+        self._watcher: asyncio.Task[None] | None = None
+        self._looking = asyncio.Lock()
+        self.gateways = sources.settings.trusted_gateways
+        self.streams = 0
+        """Pages that are open now."""
+        self._of: Counter[str] = Counter()
+        """The same, of each user, place and network."""
+        self.closed = False
+
+    @property
+    def turn(self) -> str:
+        """What a page shows that is made from now on, or something newer."""
+        return f"{self._name}-{self._maps[False].turn}"
+
+    @property
+    def full(self) -> bool:
+        return self.streams >= MOST_STREAMS
+
+    def shares(self, address: str, user_id: str) -> dict[str, int]:
+        """Whom a page counts for, and how many each may have."""
+        shares = {f"user {user_id}": MOST_OF_USER} if user_id else {}
+        if address not in self.gateways and not is_loopback(address):
+            place, network = places(address)
+            shares |= {f"network {network}": MOST_OF_NETWORK, f"place {place}": MOST_OF_PLACE}
+        return shares
+
+    def exhausted(self, shares: Mapping[str, int]) -> int:
+        """How many pages somebody has who may have no more; 0 when nobody is."""
+        return max((most for who, most in shares.items() if self._of[who] >= most), default=0)
+
+    def close(self) -> None:
+        """End all streams: the server waits for them before it stops."""
+        self.closed = True
+        self._changed.set()
+
+    async def stream(
+        self, shares: Collection[str] = (), hidden: bool = False, known: str = ""
+    ) -> AsyncGenerator[bytes, None]:
+        """Events for one page: what it does not show yet, then each change, then a heartbeat whenever it was quiet.
+        Before them nothing, at once: the page counts from then on. `hidden`: of the map that hides others; `known`: the
+        `turn` of what it shows, which anybody may have written."""
+        self.streams += 1
+        self._of.update(list(shares))
+        try:
+            if self._watcher is None:
+                self._watcher = asyncio.create_task(self._watch(), name="portal-feed")
+            yield b""
+            await self._look()  # or the page could get a map that is older than the one it came with
+            yield format_sse_event(retry=RETRY)
+            turn, pulse = self._turn_of(known), b""
+            while not self.closed:
+                changed = self._changed
+                block, turn = await self._since(turn, hidden)
+                old, pulse = pulse, self._pulse_block
+                due = [block] * bool(block) + [pulse] * (pulse is not old)
+                for one in due:
+                    for start in range(0, len(one), PIECE):
+                        yield one[start : start + PIECE]
+                if not due and not await _happens(changed, HEARTBEAT):
+                    yield self._heartbeat()
+        finally:
+            self.streams -= 1
+            self._of -= Counter(list(shares))  # which also forgets those that have none
+
+    def _turn_of(self, known: str) -> int:
+        """NOTHING of a page that shows nothing of this feed's."""
+        found = TURN.fullmatch(known)
+        return int(found[2]) if found and found[1] == self._name else NOTHING
+
+    async def _since(self, turn: int, hidden: bool) -> tuple[bytes, int]:
+        """What to tell a page that shows the map of a turn, and the turn that it shows then. Drawn once for all pages
+        that show the same."""
+        async with self._drawing:
+            shown = self._maps[hidden]
+            if shown.view is None or turn >= shown.turn:
+                return b"", turn
+            self._drawn = {one: block for one, block in self._drawn.items() if one[2] == shown.turn}
+            told = self._told_from(turn, hidden)
+            key = hidden, told, shown.turn
+            if key not in self._drawn:
+                self._drawn[key] = await self._draw(shown, told)
+            block = self._drawn[key]
+            return (block, shown.turn) if block else (b"", turn)
+
+    def _told_from(self, turn: int, hidden: bool) -> int:
+        """The turn from which on a page that shows a map of an older one is told what differs; NOTHING: it gets the
+        whole map."""
+        shown = self._maps[hidden]
+        if turn < shown.shape or turn < shown.turn - MOST_BEHIND:
+            return NOTHING
+        if turn == shown.turn - 1 or (hidden, turn, shown.turn) in self._drawn:
+            return turn
+        always = NOTHING, shown.turn - 1
+        others = sum(one == hidden and of not in always for one, of, _ in self._drawn)
+        return turn if others < MOST_DRAWN else NOTHING
+
+    async def _draw(self, shown: LiveMap, turn: int) -> bytes:
+        try:
+            # In a thread: a large map takes a tenth of a second, in which every other request would wait.
+            kind, html = await asyncio.to_thread(shown.since, turn, self._sources.now())
+        except Exception:  # the next one may be better
+            LOG.exception("turn %d of the map could not be drawn", shown.turn)
+            return b""
+        return format_sse_event(event=kind, data_str=html, id=f"{self._name}-{shown.turn}")
+
+    def _heartbeat(self) -> bytes:
+        # A comment keeps proxies from closing the line. Scripts do not see comments, hence the pulse with it.
+        return format_sse_event(comment="heartbeat") + self._pulse_block
+
+    async def _watch(self) -> None:
+        try:
+            while self.streams and not self.closed:
+                await self._look()
+                await asyncio.sleep(LOOK_EVERY)
+        finally:
+            self._watcher = None
+
+    async def _look(self) -> None:
+        """Tell what differs from the last look."""
+        async with self._looking:
+            view, now = self._sources.inventory.latest(), self._sources.now()
+            marks = await self._look_at_marks()
+            old = self._maps[False]
+            if view and (old.view is None or view.generation != old.view.generation or marks != self._marks):
+                self._maps = await asyncio.to_thread(_advanced, self._maps, view, marks, self._sources.settings.others)
+                self._marks = marks
+                self._tell()
+            pulse = freshness.pulse(view, self._sources.driver.statuses(), now)
+            if pulse != self._pulse:
+                self._pulse = pulse
+                self._pulse_block = format_sse_event(event="pulse", data_str=render("pulse.html", pulse=pulse))
+                self._tell()
+
+    async def _look_at_marks(self) -> Marks | None:
+        """Those of a moment ago, where the database was asked then or does not answer."""
+        now = time.monotonic()
+        if self._sources.health is None or now < self._marks_due:
+            return self._marks
+        self._marks_due = now + MARKS_EVERY
+        try:
+            return await asyncio.to_thread(marks_of, self._sources.health)
+        except StoreError as error:
+            LOG.error("how GPUs are cannot be read: %s", error)
+            return self._marks
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _advanced(
+    maps: Mapping[bool, LiveMap], view: InventoryView, marks: Marks | None, others: OthersShown
+) -> dict[bool, LiveMap]:
+    """Both in the same turn: a page does not say which of them it shows."""
+    shown = maps[False].after(view, marks)
+    if others is OthersShown.NAMES:
+        return {False: shown, True: shown}
+    hidden = maps[True].after(hidden_view(view, others), marks)
+    return {False: shown, True: replace(hidden, turn=shown.turn)}
+
+
+async def _happens(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,73 @@
+"""The map as it changes: a page that shows an older one is told what differs, and not the world again. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from gpuyard.inventory.controllers.cache import InventoryView
+from gpuyard.inventory.web.presenter import Marks, gpu_boxes, pool_cards, present
+from gpuyard.model.gpu import Gpu
+from gpuyard.web.assets import render
+
+WHOLE, PARTS = "map", "parts"
+"""Events: the map, and those of its parts that changed. live.js swaps both in."""
+
+
+@dataclass(frozen=True)
+class LiveMap:
+    """The map in one turn, and since which turn each of its GPUs is as it is."""
+
+    turn: int = 0
+    """Rises with every change; 0: nothing has been seen yet."""
+    shape: int = 0
+    """The turn since which it has these GPUs, in this order."""
+    view: InventoryView | None = None
+    marks: Marks | None = None
+    changed: tuple[int, ...] = ()
+    """Of each GPU of the view, in its order; 0 of one that is as it was when the shape was new."""
+
+    def after(self, view: InventoryView, marks: Marks | None) -> LiveMap:
+        """The map in the next turn; the same one when nothing differs."""
+        turn, old = self.turn + 1, self.view
+        if old is None or (marks is None) != (self.marks is None) or not _same_gpus(old, view):
+            return LiveMap(turn, turn, view, marks, (0,) * len(view.statuses))
+        before = zip(old.statuses, self.changed, strict=True)
+        changed = tuple(
+            turn if was != now or _mark(self.marks, was.gpu) != _mark(marks, now.gpu) else since
+            for (was, since), now in zip(before, view.statuses, strict=True)
+        )
+        if changed == self.changed:
+            return self if view == old else replace(self, view=view)
+        return LiveMap(turn, self.shape, view, marks, changed)
+
+    def since(self, turn: int, now: datetime) -> tuple[str, str]:
+        """What to tell a page that shows the map of another turn: the kind of event, and HTML. `now` is what durations
+        are counted to."""
+        if self.view is None:
+            raise ValueError("nothing has been seen yet")
+        if turn < self.shape:
+            return WHOLE, render("map.html", page=present(self.view, now, self.marks))
+        statuses = self.view.statuses
+        changed = [status for status, since in zip(statuses, self.changed, strict=True) if since > turn]
+        hosts, pools = {one.gpu.host for one in changed}, {one.gpu.pool for one in changed}
+        page = present(
+            replace(self.view, statuses=tuple(status for status in statuses if status.gpu.host in hosts)),
+            now,
+            self.marks,
+        )
+        return PARTS, render(
+            "map_parts.html",
+            generation=self.view.generation,
+            pools=pool_cards([status for status in statuses if status.gpu.pool in pools]),
+            hosts=page.hosts,
+            gpus=gpu_boxes(changed, now, self.marks),
+        )
+
+
+def _same_gpus(one: InventoryView, other: InventoryView) -> bool:
+    return [status.gpu for status in one.statuses] == [status.gpu for status in other.statuses]
+
+
+def _mark(marks: Marks | None, gpu: Gpu) -> str:
+    return (marks or {}).get((gpu.host, gpu.address), "")

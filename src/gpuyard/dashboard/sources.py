@@ -1,0 +1,39 @@
+"""What pages have that show several capabilities: one of each, or None where the site does not have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.diagnosis.controllers.capacity import CapacityService
+from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.inventory.web.inventory_context import InventoryContext
+from gpuyard.model.finding import Finding
+from gpuyard.model.host import HostFacts
+from gpuyard.openstack.people import People
+from gpuyard.runners.web.runner_sources import RunnerSources
+from gpuyard.usage.controllers.accounting import AccountingService
+from gpuyard.usage.controllers.reading import History
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources(InventoryContext):
+    ledger: Ledger | None = None
+    """None when the site has no bookings; then there is no login either."""
+    people: People | None = None
+    """Who may log in; with a ledger always there."""
+    runners: RunnerSources | None = None
+    """None when the site has none."""
+    health: HealthService | None = None
+    """None when the site does not follow it; with it there is a ledger."""
+    facts: Mapping[str, HostFacts] = field(default_factory=dict)
+    """Of hosts, by name, as they were recorded for the site file."""
+    bootable: CapacityService | None = None
+    """Says what could be started now; None where no cloud can be asked."""
+    history: History | None = None
+    """Who had which GPU when; None where that is not kept. With it there is a ledger."""
+    accounting: AccountingService | None = None
+    """With a ledger whose site follows what GPUs are used for."""
+    checks: Callable[[str], Sequence[Finding]] | None = None
+    """What was found in the recording of a host, by name; None where there are no recordings."""

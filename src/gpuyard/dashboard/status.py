@@ -1,0 +1,240 @@
+"""What a site tells of itself: how much there is now, what is out of use, what is planned, and how old all that is.
+
+Also for who has not logged in, who sees less: neither hosts nor what operators and loops have said (`details`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from gpuyard.bookings.records import Query
+from gpuyard.bookings.store import StoreError
+from gpuyard.dashboard.sources import Sources
+from gpuyard.health.maintenance import Maintenance, MaintenanceState
+from gpuyard.health.records import KEPT_BACK, GpuHealth
+from gpuyard.inventory.controllers.cache import InventoryView
+from gpuyard.inventory.web.api import PoolRow, pool_list
+from gpuyard.inventory.web.freshness import is_late
+from gpuyard.model.booking import Booking, BookingKind, BookingState, Lane
+from gpuyard.model.gpu import Gpu, GpuState
+from gpuyard.runtime.control_loops import LoopStatus
+from gpuyard.web.documents import Moment
+
+AHEAD = timedelta(days=30)
+"""So far ahead what is planned is told."""
+MOST_PLANNED = 100
+MOST_HOLDS = 1000
+NOBODYS = frozenset({GpuState.LOST, GpuState.BLOCKED})
+"""States in which a GPU is of no use, and of which no hold and no record of its health tells."""
+
+
+class SiteCondition(StrEnum):
+    """The state of a site in a word."""
+
+    WELL = "well"
+    """Every GPU of the site is used, or could be."""
+    REDUCED = "reduced"
+    """Some are out of use."""
+    STALE = "stale"
+    """The cloud, or a part of gpuyard, does not answer: what is told is as old as it says."""
+    UNKNOWN = "unknown"
+    """The cloud was not seen since gpuyard began."""
+
+
+class Incident(BaseModel):
+    """GPUs of a pool that are out of use for one reason."""
+
+    pool: str
+    what: str = Field(description="`lost`, `blocked`, or a state of health: `suspect`, `quarantined`, `in repair` ...")
+    gpus: int
+    since: Moment | None = Field(description="Of the one that is so for longest; null: not known.")
+    hosts: list[str] = Field(description="Where; empty when the site does not tell strangers.")
+
+
+class Planned(BaseModel):
+    """GPUs that operators keep out of use for a time."""
+
+    kind: Literal["maintenance", "hold"]
+    start: Moment
+    end: Moment = Field(description="When they are expected back.")
+    on: bool = Field(description="It has begun.")
+    overdue: bool = Field(description="It should be over.")
+    gpus: int
+    pools: list[str]
+    hosts: list[str] = Field(description="Where; empty when the site does not tell strangers.")
+    why: str = Field(description="In the words of operators; empty when the site does not tell who asks.")
+
+
+class LoopRow(BaseModel):
+    """A part of gpuyard that looks again and again."""
+
+    name: str
+    description: str
+    last_success: Moment | None
+    age: int | None = Field(description="Seconds since its last good run; null: there was none yet.")
+    late: bool = Field(description="It had no good run for longer than it should.")
+    failures: int = Field(description="Runs that failed since the last one that went well.")
+    error: str = Field(description="What the last run failed with; empty: nothing, or not told to strangers.")
+
+
+class SiteStatus(BaseModel):
+    """The state of a site."""
+
+    site: str
+    time: Moment = Field(description="Now; it is made once a second at most.")
+    state: SiteCondition
+    taken_at: Moment | None = Field(description="When the cloud was looked at last; null: not yet.")
+    age: int | None = Field(description="Seconds since then.")
+    pools: list[PoolRow] = Field(description="By name; empty while the cloud was not seen.")
+    incidents: list[Incident] = Field(description="By pool.")
+    planned: list[Planned] = Field(description="What is on and what comes within 30 days, by start.")
+    known: bool = Field(description="False: the database does not answer, so that incidents and plans are not all.")
+    loops: list[LoopRow]
+
+
+@dataclass(frozen=True)
+class Withheld:
+    """What the database knows of GPUs that are out of use, or will be."""
+
+    health: Sequence[GpuHealth] = ()
+    maintenances: Sequence[Maintenance] = ()
+    holds: Sequence[Booking] = ()
+    lanes: Mapping[int, Lane] = field(default_factory=dict)
+
+
+def read_withheld(sources: Sources, now: datetime) -> Withheld:
+    """Raises StoreError."""
+    ledger, service = sources.ledger, sources.health
+    if ledger is None:
+        return Withheld()
+    wanted = Query(
+        kinds=frozenset({BookingKind.HOLD}),
+        states=frozenset({BookingState.CONFIRMED, BookingState.ACTIVE}),
+        start=now,
+        end=now + AHEAD,
+    )
+    return Withheld(
+        service.store.gpus(KEPT_BACK) if service is not None else (),
+        service.maintenances.open() if service is not None else (),
+        ledger.find(wanted, MOST_HOLDS),
+        {lane.id: lane for lane in ledger.lanes()},
+    )
+
+
+def site_status(sources: Sources, *, details: bool, holds: bool = True) -> SiteStatus:
+    """Also when the cloud, the database or both do not answer. `holds`: whether who asks sees why GPUs are held."""
+    now, view, loops = sources.now(), sources.inventory.latest(), sources.driver.statuses()
+    try:
+        kept, known = read_withheld(sources, now), True
+    except StoreError:
+        kept, known = Withheld(), False
+    found = incidents(view, kept.health, details=details)
+    return SiteStatus(
+        site=sources.site_name,
+        time=now,
+        state=word_of(view, found, loops, known=known),
+        taken_at=view.taken_at if view else None,
+        age=max(0, int((now - view.taken_at).total_seconds())) if view else None,
+        pools=pool_list(view).pools if view else [],
+        incidents=found,
+        planned=planned(kept, sources.gpus, now, details=details, holds=holds),
+        known=known,
+        loops=[loop_row(loop, details=details) for loop in loops],
+    )
+
+
+def word_of(
+    view: InventoryView | None, found: Sequence[Incident], loops: Sequence[LoopStatus], *, known: bool
+) -> SiteCondition:
+    if view is None:
+        return SiteCondition.UNKNOWN
+    if not known or any(map(is_late, loops)):
+        return SiteCondition.STALE
+    return SiteCondition.REDUCED if found else SiteCondition.WELL
+
+
+def incidents(view: InventoryView | None, health: Iterable[GpuHealth], *, details: bool) -> list[Incident]:
+    """Each GPU counts once: what is said of its health goes before what the cloud says."""
+    found: dict[tuple[str, str], list[tuple[str, datetime | None]]] = {}
+    bad = set()
+    for one in health:
+        bad.add((one.host, one.address))
+        found.setdefault((one.pool, one.state.value), []).append((one.host, one.since))
+    for status in view.statuses if view else ():
+        gpu = status.gpu
+        if status.state in NOBODYS and (gpu.host, gpu.address) not in bad:
+            found.setdefault((gpu.pool, status.state.value), []).append((gpu.host, None))
+    return [
+        Incident(
+            pool=pool,
+            what=what,
+            gpus=len(gpus),
+            since=min((since for _, since in gpus if since), default=None),
+            hosts=sorted({host for host, _ in gpus}) if details else [],
+        )
+        for (pool, what), gpus in sorted(found.items())
+    ]
+
+
+def planned(kept: Withheld, gpus: Iterable[Gpu], now: datetime, *, details: bool, holds: bool = True) -> list[Planned]:
+    """Maintenances, and holds that are not made of one; those of one operator's word together."""
+    all_gpus = list(gpus)
+    found = [
+        _maintenance(maintenance, all_gpus, now) for maintenance in kept.maintenances if maintenance.start < now + AHEAD
+    ]
+    own = {maintenance.id for maintenance in kept.maintenances}
+    together: dict[tuple[datetime, datetime, str], list[Lane]] = {}
+    for hold in kept.holds:
+        if hold.series not in own:
+            key = hold.ask.start, hold.ask.end, hold.ask.comment
+            together.setdefault(key, []).extend(kept.lanes[lane] for lane in hold.lanes if lane in kept.lanes)
+    found += [_hold(start, end, why if holds else "", lanes, now) for (start, end, why), lanes in together.items()]
+    found.sort(key=lambda one: (one.start, one.end, one.kind, one.hosts))
+    return [one if details else one.model_copy(update={"hosts": [], "why": ""}) for one in found[:MOST_PLANNED]]
+
+
+def _maintenance(one: Maintenance, gpus: Sequence[Gpu], now: datetime) -> Planned:
+    mine = [gpu for gpu in gpus if gpu.host == one.host]
+    return Planned(
+        kind="maintenance",
+        start=one.begun or one.start,
+        end=one.until,
+        on=one.state is not MaintenanceState.PLANNED,
+        overdue=one.until < now,
+        gpus=len(mine),
+        pools=sorted({gpu.pool for gpu in mine}),
+        hosts=[one.host],
+        why=one.why,
+    )
+
+
+def _hold(start: datetime, end: datetime, why: str, lanes: Sequence[Lane], now: datetime) -> Planned:
+    return Planned(
+        kind="hold",
+        start=start,
+        end=end,
+        on=start <= now,
+        overdue=False,
+        gpus=sum(lane.size for lane in lanes),
+        pools=sorted({lane.pool for lane in lanes}),
+        hosts=sorted({lane.host for lane in lanes}),
+        why=why,
+    )
+
+
+def loop_row(loop: LoopStatus, *, details: bool) -> LoopRow:
+    return LoopRow(
+        name=loop.name,
+        description=loop.description,
+        last_success=loop.last_success,
+        age=None if loop.age is None else int(loop.age),
+        late=is_late(loop),
+        failures=loop.failures,
+        error=loop.error if details else "",
+    )

@@ -1,0 +1,348 @@
+"""Backups of a whole database, while it is in use, and the way back.
+
+A backup is one SQLite file, whichever database it is of: it has the tables of every room at the steps that they were
+at, so either database can be restored from it, by this release and by later ones.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, MetaData, Table, insert, inspect, select, text
+
+from gpuyard.database.engine import SERVING, Database, open_engine, parse_url, private_file, translated
+from gpuyard.database.errors import StoreError
+from gpuyard.database.migrate import (
+    HEAD,
+    LOCK,
+    ONE_AT_A_TIME,
+    file_lock,
+    migrate,
+    refuse_newer,
+    revision_of,
+    run_steps,
+    steps_of,
+)
+from gpuyard.database.schema_modules import SchemaModule
+from gpuyard.database.times import moment, seconds
+from gpuyard.model.errors import BlockedError
+
+TOOL = "gpuyard db"
+"""What this calls itself to PostgreSQL; portals have another name there."""
+GOING = 2.0
+"""Seconds for which PostgreSQL may still show a connection that was closed."""
+ROWS = 2000
+"""Held in memory at a time."""
+NOTE = "gpuyard_backup"
+"""The table of a backup that no database has: when and by which release it was made."""
+
+
+@dataclass(frozen=True)
+class BackupNote:
+    """What a backup says of itself."""
+
+    made: datetime
+    release: str
+    """Of the gpuyard that made it."""
+
+
+def file_url(path: Path) -> URL:
+    return URL.create("sqlite", database=str(path))
+
+
+def open_tool(url: str) -> Database:
+    """For the commands of this module: a statement may take as long as it takes, and nothing is made that is not
+    there. Raises StoreError."""
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+        raise StoreError(f"there is no database {parsed.database}; name another with --database or GPUYARD_DATABASE")
+    return Database(url, statement=0, who=TOOL)
+
+
+def back_up(database: Database, rooms: Sequence[SchemaModule], path: Path, note: BackupNote) -> None:
+    """Write a backup, all of one moment; who uses the database goes on. Raises StoreError, and then there is no file.
+
+    The file is its owner's alone, and has its name only when it is whole.
+    """
+    if path.exists():
+        raise StoreError(f"{path} is there already; a backup never replaces another one")
+    part = path.with_name(f"{path.name}.part")
+    _remove(part)
+    private_file(part)
+    try:
+        with _refused(part):
+            if database.sqlite:
+                _copy_file(Path(database.url.database or ""), part)
+            else:
+                _copy_server(database, rooms, part)
+            _finish(part, note)
+        os.rename(part, path)
+        _on_disk(path.parent)
+    finally:
+        _remove(part)
+
+
+def note_of(path: Path) -> BackupNote | None:
+    """None of a file that was not made by `back_up`, as the copy before a migration. Raises StoreError."""
+    with _refused(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
+        if file.execute("select 1 from sqlite_master where name = ?", (NOTE,)).fetchone() is None:
+            return None
+        made, release = file.execute(f"select made, release from {NOTE}").fetchone()  # noqa: S608 - a name of ours
+        return BackupNote(moment(int(made)), str(release))
+
+
+def unpack(backup: Path, path: Path, rooms: Sequence[SchemaModule]) -> Database:
+    """A copy of a backup, with this release's tables. Raises StoreError when it is not whole, or of a newer release."""
+    if not backup.is_file():
+        raise StoreError(f"there is no backup {backup}")
+    private_file(path)
+    with _refused(backup):
+        _copy_file(backup, path)
+        with closing(sqlite3.connect(path)) as copy:
+            said = [str(row[0]) for row in copy.execute("pragma integrity_check(3)")]
+            if said != ["ok"]:
+                raise StoreError(f"{backup} is damaged and nothing was restored: {'; '.join(said)}")
+            copy.execute(f"drop table if exists {NOTE}")
+            copy.commit()
+    database = Database(file_url(path).render_as_string(hide_password=False))
+    try:
+        with database.reading() as connection:
+            if not any(revision_of(connection, room) for room in rooms):
+                raise StoreError(f"{backup} has nothing of gpuyard's in it")
+        for room in rooms:
+            migrate(database.url, room)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def replace_all(database: Database, rooms: Sequence[SchemaModule], source: Database) -> None:
+    """Make a database what an unpacked backup is, all at once or not at all. Raises BlockedError when somebody else has
+    it open, and StoreError."""
+    if database.sqlite:
+        _replace_file(Path(database.url.database or ""), Path(source.url.database or ""))
+    else:
+        _replace_server(database, rooms, source)
+
+
+def set_aside(url: URL, path: Path) -> bool:
+    """Copy the file of a SQLite database that nobody can read, with its log; False when there is none to copy."""
+    here = Path(url.database or "")
+    if url.get_backend_name() != "sqlite" or not here.is_file():
+        return False
+    for ending in ("", "-wal"):
+        if Path(f"{here}{ending}").is_file():
+            private_file(Path(f"{path}{ending}"))
+            shutil.copyfile(f"{here}{ending}", f"{path}{ending}")
+    return True
+
+
+def refuse_in_use(database: Database) -> None:
+    """Raises BlockedError while a portal has connections to a PostgreSQL database; SQLite says it when it is
+    replaced."""
+    if database.sqlite:
+        return
+    query = text(
+        "select count(*) from pg_stat_activity where datname = current_database() and application_name = :name "
+        "and pid <> pg_backend_pid()"
+    )
+    until = time.monotonic() + GOING
+    while True:
+        with database.reading() as connection:
+            others = connection.execute(query, {"name": SERVING}).scalar_one()
+        if not others:
+            return
+        if time.monotonic() > until:
+            raise BlockedError(_in_use(database.name))
+        time.sleep(0.1)
+
+
+def _in_use(name: str) -> str:
+    return f"a portal, or another program, has {name} open; stop it first (systemctl stop gpuyard)"
+
+
+# SQLite's own way
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """In one step, so of one moment; who writes meanwhile does not wait, and what its log has is in it."""
+    with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
+        old.backup(new)
+        new.execute("pragma journal_mode = delete")  # one file, that can be read where nothing can be written
+
+
+def _replace_file(path: Path, source: Path) -> None:
+    with file_lock(path), closing(sqlite3.connect(source)) as new:
+        try:
+            _fill(path, new)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                if "locked" in str(error):
+                    raise BlockedError(_in_use(str(path))) from None
+                raise StoreError(f"{path} cannot be replaced: {error}") from None
+            for ending in ("-wal", "-shm", ""):  # it is no database any more; what it was has been set aside
+                Path(f"{path}{ending}").unlink(missing_ok=True)
+            private_file(path)
+            _fill(path, new)
+
+
+def _fill(path: Path, new: sqlite3.Connection) -> None:
+    """Over what is there, in one transaction: whoever is killed in it leaves the old. Nobody else may have it open."""
+    with closing(sqlite3.connect(path, timeout=1)) as old:
+        old.execute("pragma locking_mode = exclusive")  # of a database with a log it takes that nobody else has it open
+        old.execute("begin exclusive")
+        old.execute("commit")
+        new.backup(old)
+
+
+# PostgreSQL
+
+
+def _copy_server(database: Database, rooms: Sequence[SchemaModule], path: Path) -> None:
+    with database.reading() as source:
+        for room in rooms:
+            revision = revision_of(source, room)
+            refuse_newer(room, steps_of(room), revision, database.name)
+            if revision is not None:
+                migrate(file_url(path), room, revision)
+        tables = _reflected(source, rooms)
+        engine = open_engine(file_url(path))
+        try:
+            with engine.connect() as target, target.begin():
+                # What a room will take over, and its steps have not made yet: the sessions of the very first release.
+                there = set(inspect(target).get_table_names())
+                tables.create_all(target, [table for table in tables.sorted_tables if table.name not in there])
+                copied = MetaData()
+                copied.reflect(target, only=[table.name for table in tables.sorted_tables])
+                _copy_rows(source, target, tables, copied)
+        finally:
+            engine.dispose()
+
+
+def _replace_server(database: Database, rooms: Sequence[SchemaModule], source: Database) -> None:
+    """In one transaction, after which readers see the new; until then they see the old."""
+    with ONE_AT_A_TIME, translated(database.name), database.engine.connect() as target, target.begin():
+        target.execute(text("select pg_advisory_xact_lock(:number)"), {"number": LOCK})
+        for room in rooms:
+            refuse_newer(room, steps_of(room), revision_of(target, room), database.name)
+        there = set(inspect(target).get_table_names())
+        names = [name for room in rooms for name in (*room.tables.tables, room.version_table) if name in there]
+        quoted = target.dialect.identifier_preparer.quote_identifier
+        for name in names:
+            target.execute(text(f"drop table {quoted(name)} cascade"))
+        for room in rooms:
+            run_steps(target, room, steps_of(room), HEAD)
+        with source.reading() as connection:
+            _copy_rows(connection, target, _reflected(connection, rooms), _reflected(target, rooms))
+
+
+def _reflected(connection: Connection, rooms: Sequence[SchemaModule]) -> MetaData:
+    """The tables of rooms as they are there."""
+    there, found = set(inspect(connection).get_table_names()), MetaData()
+    found.reflect(connection, only=sorted(name for room in rooms for name in room.tables.tables if name in there))
+    return found
+
+
+def _copy_rows(source: Connection, target: Connection, have: MetaData, want: MetaData) -> None:
+    """Those that others refer to come first."""
+    for table in want.sorted_tables:
+        old = have.tables[table.name]
+        rows = source.execute(select(old), execution_options={"yield_per": ROWS})
+        for some in rows.mappings().partitions():
+            target.execute(insert(table), [dict(row) for row in some])
+        _go_on_counting(source, target, old)
+
+
+def _go_on_counting(source: Connection, target: Connection, table: Table) -> None:
+    """Numbers that were given once, and whose rows are gone, are not given again."""
+    last = _last_number(source, table)
+    if last is None:
+        return
+    if target.dialect.name == "sqlite":
+        if "sqlite_sequence" not in _names(target):
+            return
+        target.execute(text("delete from sqlite_sequence where name = :name"), {"name": table.name})
+        row = {"name": table.name, "last": last}
+        target.execute(text("insert into sqlite_sequence (name, seq) values (:name, :last)"), row)
+    elif (sequence := _sequence(target, table)) is not None:
+        target.execute(text("select setval(:sequence, :last)"), {"sequence": sequence, "last": last})
+
+
+def _last_number(connection: Connection, table: Table) -> int | None:
+    """None: none was given yet, or the table has no such numbers."""
+    if connection.dialect.name == "sqlite":
+        if "sqlite_sequence" not in _names(connection):
+            return None
+        query = text("select seq from sqlite_sequence where name = :name")
+        kept = connection.execute(query, {"name": table.name}).scalar()
+        keys = list(table.primary_key)
+        if kept is None and len(keys) == 1 and keys[0].name == "id":  # of a table that gives numbers again
+            kept = connection.execute(select(keys[0]).order_by(keys[0].desc()).limit(1)).scalar()
+        return int(kept) if isinstance(kept, int) and kept > 0 else None
+    sequence = _sequence(connection, table)
+    if sequence is None:
+        return None
+    last = connection.execute(text(f"select last_value, is_called from {sequence}")).one()  # noqa: S608 - quoted already
+    return int(last.last_value) if last.is_called else None
+
+
+def _names(connection: Connection) -> set[str]:
+    return {str(name) for name in connection.execute(text("select name from sqlite_master")).scalars()}
+
+
+def _sequence(connection: Connection, table: Table) -> str | None:
+    """Its name, quoted as PostgreSQL says it."""
+    if "id" not in table.c:
+        return None
+    quoted = connection.dialect.identifier_preparer.quote_identifier(table.name)
+    found = connection.execute(text("select pg_get_serial_sequence(:name, 'id')"), {"name": quoted}).scalar()
+    return None if found is None else str(found)
+
+
+# Files
+
+
+def _finish(path: Path, note: BackupNote) -> None:
+    with closing(sqlite3.connect(path)) as file:
+        file.execute(f"create table {NOTE} (made integer not null, release text not null)")
+        file.execute(f"insert into {NOTE} values (?, ?)", (seconds(note.made), note.release))  # noqa: S608 - as above
+        file.commit()
+        file.execute("pragma journal_mode = delete")
+        (said,) = file.execute("pragma quick_check(1)").fetchone()
+        if said != "ok":
+            raise StoreError(f"the database is damaged, and no backup was made: {said}; see gpuyard db check")
+    with path.open("rb") as whole:
+        os.fsync(whole.fileno())
+
+
+def _on_disk(folder: Path) -> None:
+    """The names in it, too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    for ending in ("", "-wal", "-shm", "-journal", ".lock"):
+        Path(f"{path}{ending}").unlink(missing_ok=True)
+
+
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """What SQLite and the system say of a file, as StoreError."""
+    try:
+        with translated(str(path)):
+            yield
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(f"{path}: {error}") from None

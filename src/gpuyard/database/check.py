@@ -1,0 +1,119 @@
+"""Whether a database is whole, and which release its tables are of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Column, Connection, MetaData, Table, and_, func, inspect, literal_column, select, text
+from sqlalchemy.exc import DBAPIError
+
+from gpuyard.database.engine import Database
+from gpuyard.database.migrate import revision_of, steps_of
+from gpuyard.database.schema_modules import SchemaModule
+
+MOST = 5
+"""Things that are named of each kind of problem."""
+
+
+@dataclass(frozen=True)
+class RoomVersion:
+    """Which step the tables of a room are at."""
+
+    room: str
+    at: str | None
+    """None: there are none yet; they come when they are needed."""
+    newest: str
+    """That this release knows."""
+    known: bool
+    """Whether this release knows where they are; else a newer one made them."""
+
+    @property
+    def due(self) -> bool:
+        """An upgrade would change it."""
+        return self.known and self.at != self.newest
+
+
+def versions(database: Database, rooms: Sequence[SchemaModule]) -> list[RoomVersion]:
+    """Raises StoreError."""
+    found = []
+    with database.reading() as connection:
+        for room in rooms:
+            script, at = steps_of(room), revision_of(connection, room)
+            known = {revision.revision for revision in script.walk_revisions()}
+            newest = str(script.get_current_head())
+            found.append(RoomVersion(room.name, at, newest, at is None or at in known))
+    return found
+
+
+def problems(database: Database, rooms: Sequence[SchemaModule]) -> list[str]:
+    """What is wrong with the data; none when it is whole. Every row is read. Raises StoreError when it cannot be
+    read at all."""
+    with database.reading() as connection:
+        try:
+            return [*_damage(connection, rooms, database.sqlite), *_orphans(connection, rooms)]
+        except DBAPIError as error:
+            if "malformed" not in str(error.orig):
+                raise
+            return [f"the file is damaged: {error.orig}"]
+
+
+def _damage(connection: Connection, rooms: Sequence[SchemaModule], sqlite: bool) -> Iterator[str]:
+    if sqlite:
+        said = [str(scalar) for scalar in connection.execute(text(f"pragma integrity_check({MOST})")).scalars()]
+        yield from (f"the file is damaged: {one}" for one in said if one != "ok")
+        return
+    quoted = connection.dialect.identifier_preparer.quote_identifier
+    for table in _tables(connection, rooms).sorted_tables:  # PostgreSQL says nothing until somebody reads
+        connection.execute(select(func.count(literal_column(f"{quoted(table.name)}::text"))).select_from(table))
+
+
+def _orphans(connection: Connection, rooms: Sequence[SchemaModule]) -> Iterator[str]:
+    """Rows that refer to one that is not there."""
+    there = _tables(connection, rooms).tables
+    for room in rooms:
+        for table in room.tables.sorted_tables:
+            if table.name in there:
+                for columns, others in [*_keys(table), *_loose(room, table)]:
+                    if others[0].table.name in there:
+                        yield from _without(connection, columns, others)
+
+
+def _keys(table: Table) -> Iterator[tuple[list[Column[object]], list[Column[object]]]]:
+    for key in table.foreign_key_constraints:
+        yield [element.parent for element in key.elements], [element.column for element in key.elements]
+
+
+def _loose(room: SchemaModule, table: Table) -> Iterator[tuple[list[Column[object]], list[Column[object]]]]:
+    for name, other in room.references.items():
+        if name.partition(".")[0] == table.name:
+            yield [_column(room, name)], [_column(room, other)]
+
+
+def _column(room: SchemaModule, name: str) -> Column[object]:
+    table, _, column = name.partition(".")
+    return room.tables.tables[table].c[column]
+
+
+def _without(connection: Connection, columns: list[Column[object]], others: list[Column[object]]) -> Iterator[str]:
+    table, other = columns[0].table, others[0].table
+    if not {column.name for column in columns} <= _columns(connection, table.name):
+        return  # a later step brings it
+    same = and_(*(mine == theirs for mine, theirs in zip(columns, others, strict=True)))
+    lost = select(*columns).where(~select(literal_column("1")).select_from(other).where(same).exists())
+    many = connection.execute(select(func.count()).select_from(lost.subquery())).scalar_one()
+    if many:
+        some = connection.execute(lost.distinct().limit(MOST)).all()
+        named = ", ".join(" ".join(str(value) for value in row) for row in some)
+        words = "/".join(column.name for column in columns)
+        yield f"{table.name}: {many} rows refer by {words} to {other.name} that are not there ({named})"
+
+
+def _columns(connection: Connection, table: str) -> set[str]:
+    return {str(column["name"]) for column in inspect(connection).get_columns(table)}
+
+
+def _tables(connection: Connection, rooms: Sequence[SchemaModule]) -> MetaData:
+    found, there = MetaData(), set(inspect(connection).get_table_names())
+    found.reflect(connection, only=sorted(name for room in rooms for name in room.tables.tables if name in there))
+    return found

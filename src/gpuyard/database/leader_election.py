@@ -1,0 +1,183 @@
+"""What only one process may do at a time. The right to it ends with the process, however that ends.
+
+On SQLite it is a lock on a file beside the database, on PostgreSQL one of a session, which ends with its connection.
+There whoever has a turn says a word every BEAT seconds. Of a process that does not, since it is stopped or its machine
+or its network is gone, the server ends the session after SILENCE, and it finds its turn lost when it goes on. In the
+same rhythm those who were refused a turn ask whether it has come free.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from zlib import crc32
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from gpuyard.database.engine import Database, private_file, translated
+from gpuyard.database.errors import StoreError
+
+LOG = logging.getLogger(__name__)
+BEAT = 1.5
+"""Seconds between two words of one that has a turn, and between two questions of one that waits for it."""
+SILENCE = 6
+"""Seconds without a word after which PostgreSQL (14 or later) takes a turn away. Some beats: busy is not dead."""
+LAST = 5
+"""Seconds for which `end_turns` waits for a question that is under way: the database may not answer."""
+NUMBERS = 5_283_174_901_000_000
+"""PostgreSQL's advisory locks have numbers; ours begin here."""
+LOCKS = NUMBERS + (1 << 32)
+"""Those of transactions."""
+
+
+def take_lock(connection: Connection, name: str) -> None:
+    """Wait until no other transaction that writes has this; until the end of this one it has it. On SQLite one writes
+    at a time anyway."""
+    if connection.dialect.name == "postgresql":
+        number = LOCKS + crc32(name.encode())
+        connection.execute(text("select pg_advisory_xact_lock(:number)"), {"number": number})
+
+
+class LeaderElection:
+    """Those that this process has."""
+
+    def __init__(self, database: Database, silence: int = SILENCE) -> None:
+        """`silence`: seconds without a word from this process after which PostgreSQL takes its turns away; 0: never."""
+        self._database = database
+        self._silence = silence
+        self._files: dict[str, int] = {}
+        self._connections: dict[str, Connection] = {}
+        self._waits: set[str] = set()
+        """Turns that this process was refused, or has lost."""
+        self._calls: dict[str, Callable[[], None]] = {}
+        self._turns = threading.Lock()
+        self._over = threading.Event()
+        self._beats: threading.Thread | None = None
+
+    def on_free(self, name: str, call: Callable[[], None]) -> None:
+        """Call this when a turn that this process was refused, or has lost, can be had: to wake who takes it. Only on
+        PostgreSQL, and perhaps several times."""
+        self._calls[name] = call
+
+    def take_turn(self, name: str) -> bool:
+        """Whether this process has the turn now: it takes it when nobody has it, and keeps it until `end_turns`."""
+        with self._turns:
+            if self._database.sqlite:
+                return self._take_file(name)
+            if self._beats is None:
+                self._over = threading.Event()
+                self._beats = threading.Thread(target=self._beat, args=(self._over,), name="turns", daemon=True)
+                self._beats.start()
+            self._waits.add(name)  # also when the database does not answer
+            taken = self._take_lock(name)
+            if taken:
+                self._waits.discard(name)
+            return taken
+
+    def has_turn(self, name: str) -> bool:
+        """Whether this process has had the turn without a break since it took it."""
+        with self._turns:
+            if self._database.sqlite:
+                return name in self._files
+            return self._is_alive(name)
+
+    def taken(self) -> list[str]:
+        """Names of those that this process has, as far as it knows: nobody is asked."""
+        return sorted({*self._files, *self._connections})
+
+    def end_turns(self) -> None:
+        """Let others have them."""
+        with self._turns:
+            self._over.set()
+            beats, self._beats = self._beats, None
+            self._waits.clear()
+            for descriptor in self._files.values():
+                os.close(descriptor)
+            self._files.clear()
+            for connection in self._connections.values():
+                connection.invalidate()  # the lock belongs to the session, which must not go back to the pool with it
+                connection.close()
+            self._connections.clear()
+        if beats is not None:
+            beats.join(LAST)
+
+    def _take_file(self, name: str) -> bool:
+        if name in self._files:
+            return True
+        path = Path(f"{self._database.url.database}.{name}")
+        private_file(path)
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return False
+        self._files[name] = descriptor
+        return True
+
+    def _take_lock(self, name: str) -> bool:
+        if self._is_alive(name):
+            return True
+        with translated(self._database.name):
+            connection = self._database.for_turns.connect().execution_options(isolation_level="AUTOCOMMIT")
+            try:
+                taken = connection.execute(text("select pg_try_advisory_lock(:number)"), {"number": _number(name)})
+                if taken.scalar_one():
+                    connection.execute(text(f"set idle_session_timeout = '{self._silence}s'"))
+                    self._connections[name] = connection
+                    return True
+            except SQLAlchemyError:
+                connection.invalidate()  # it may have the lock
+                connection.close()
+                raise
+            connection.close()
+            return False
+
+    def _is_alive(self, name: str) -> bool:
+        """Whether the session is still there, and with it the lock; forgets it when not. A word is said by it."""
+        connection = self._connections.get(name)
+        if connection is None:
+            return False
+        try:
+            connection.execute(text("select 1"))
+        except SQLAlchemyError:  # the server was restarted or has gone, or this process was silent
+            LOG.warning("the turn to keep %s was lost: the database has ended its session", name)
+            connection.invalidate()
+            connection.close()
+            del self._connections[name]
+            self._waits.add(name)
+            return False
+        return True
+
+    def _beat(self, over: threading.Event) -> None:
+        while not over.wait(BEAT):
+            with self._turns:
+                if over.is_set():
+                    return
+                for name in list(self._connections):
+                    self._is_alive(name)
+                waits = sorted(self._waits)
+            try:
+                free = [name for name in waits if self._is_free(name)]
+            except StoreError as error:  # as those know who use it
+                LOG.debug("nobody can say whose turn it is: %s", error)
+                continue
+            for name in free:
+                if name in self._calls and not over.is_set():
+                    self._calls[name]()
+
+    def _is_free(self, name: str) -> bool:
+        """Has the lock for as long as the statement takes."""
+        with translated(self._database.name), self._database.for_turns.connect() as connection:
+            asks = connection.execution_options(isolation_level="AUTOCOMMIT").execute
+            taken = asks(text("select pg_try_advisory_xact_lock(:number)"), {"number": _number(name)}).scalar_one()
+        return bool(taken)
+
+
+def _number(name: str) -> int:
+    return NUMBERS + crc32(name.encode())

@@ -1,0 +1,133 @@
+"""Brings the tables of a room to those of this release.
+
+One process at a time does it, in one transaction, so that several may start at once and none ever sees half of it. A
+database of a newer release is refused. A SQLite file is copied before it is changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Connection, Engine, text
+
+from gpuyard.database.engine import IMMEDIATE, PATIENCE, open_engine, open_sqlite, private_file, shown, translated
+from gpuyard.database.errors import StoreError
+from gpuyard.database.schema_modules import SchemaModule
+
+HEAD = "head"
+ONE_AT_A_TIME = threading.Lock()
+"""Alembic hands its operations to the migrations in a global variable."""
+LOCK = 5_283_174_901_226_411
+"""Number of PostgreSQL's advisory lock; any that nobody else uses."""
+
+
+def migrate(url: URL, room: SchemaModule, target: str = HEAD) -> None:
+    """Raises StoreError; then nothing was changed."""
+    sqlite = url.get_backend_name() == "sqlite"
+    path = Path(url.database or "") if sqlite else None
+    with translated(shown(url)), ONE_AT_A_TIME, file_lock(path) if path else nullcontext():
+        engine = open_sqlite(url, foreign_keys=False) if sqlite else open_engine(url, statement=0)
+        try:
+            _upgrade(engine, room, path, target)
+        finally:
+            engine.dispose()
+
+
+def _upgrade(engine: Engine, room: SchemaModule, path: Path | None, target: str) -> None:
+    with engine.connect() as connection:
+        connection.execution_options(**{IMMEDIATE: True})
+        with connection.begin():
+            if path is None:
+                connection.execute(text("select pg_advisory_xact_lock(:number)"), {"number": LOCK})
+            script = steps_of(room)
+            before = revision_of(connection, room)
+            refuse_newer(room, script, before, shown(engine.url))
+            if before == script.get_current_head():
+                return
+            if path and before:
+                _copy(path, f"{room.name}-{before}")
+            run_steps(connection, room, script, target)
+            if path:
+                _check_references(connection, path)
+
+
+def steps_of(room: SchemaModule) -> ScriptDirectory:
+    return _steps_in(room.steps)
+
+
+@cache
+def _steps_in(folder: Path) -> ScriptDirectory:
+    """Read once: each of its files is compiled anew when it is asked for its steps."""
+    return ScriptDirectory(folder, version_locations=[folder])
+
+
+def revision_of(connection: Connection, room: SchemaModule) -> str | None:
+    """Which step the room's tables are at; None before the first one."""
+    return MigrationContext.configure(connection, opts={"version_table": room.version_table}).get_current_revision()
+
+
+def run_steps(connection: Connection, room: SchemaModule, script: ScriptDirectory, target: str) -> None:
+    """Over this connection, and within its transaction."""
+    steps = {"version_table": room.version_table, "fn": lambda revision, _: script._upgrade_revs(target, revision)}
+    context = MigrationContext.configure(connection, opts=steps)
+    with context.begin_transaction(), Operations.context(context):
+        context.run_migrations()
+
+
+def refuse_newer(room: SchemaModule, script: ScriptDirectory, revision: str | None, name: str) -> None:
+    known = {revision.revision for revision in script.walk_revisions()}
+    if revision is not None and revision not in known:
+        raise StoreError(
+            f"the database {name} was made by a newer gpuyard (the {room.name}'s tables are at {revision}, this one "
+            f"knows {script.get_current_head()}); install that release again, or restore a copy of before"
+        )
+
+
+def _copy(path: Path, what: str) -> None:
+    """``gpuyard.db`` -> ``gpuyard.db.before-ledger-0001``, which is a whole database with all that its log had."""
+    target = path.with_name(f"{path.name}.before-{what}")
+    private_file(target)
+    with closing(sqlite3.connect(path)) as old, closing(sqlite3.connect(target)) as new:
+        old.backup(new)
+
+
+def _check_references(connection: Connection, path: Path) -> None:
+    """References are not enforced during a migration, since that may make a table anew."""
+    broken = connection.execute(text("pragma foreign_key_check")).first()
+    if broken is not None:
+        raise StoreError(f"{path} could not be brought up to date: table {broken[0]} refers to a row that is not there")
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    private_file(path)
+    lock = path.with_name(f"{path.name}.lock")
+    private_file(lock)
+    descriptor = os.open(lock, os.O_RDWR)
+    try:
+        _wait_for(descriptor, lock)
+        yield
+    finally:
+        os.close(descriptor)  # unlocks
+
+
+def _wait_for(descriptor: int, lock: Path) -> None:
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > until:
+                raise StoreError(f"another process has held {lock} for {PATIENCE} s; is a migration stuck?") from None
+            time.sleep(0.05)

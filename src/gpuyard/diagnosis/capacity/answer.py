@@ -1,0 +1,114 @@
+"""Answers as rows, the same for the API, the pages and the command lines; keys are only ever added."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from gpuyard.bookings.lasting import Span
+from gpuyard.bookings.policy import spell
+from gpuyard.diagnosis.capacity.reckon import Bootable
+from gpuyard.model.booking import Booking
+
+MOST_HOSTS = 50
+"""That are named of one flavor, and of one reason."""
+MOST_KINDS = 3
+"""That a line names beside the first."""
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What the ledger adds, where GPUs can be booked and it can be asked."""
+
+    spans: tuple[Span, ...] = ()
+    coming: Booking | None = None
+    """The project's next booking of the pool that has not begun."""
+
+
+NOTHING_AHEAD = Ahead()
+
+
+def row_of(one: Bootable, ahead: Ahead = NOTHING_AHEAD) -> dict[str, Any]:
+    """One flavor. Times are datetimes, RAM is in MiB, disks in GiB."""
+    flavor, coming = one.flavor, ahead.coming
+    return {
+        "name": flavor.name,
+        "id": flavor.id,
+        "pool": one.pool,
+        "gpus": one.gpus,
+        "vcpus": flavor.vcpus,
+        "ram": flavor.ram,
+        "disk": flavor.disk,
+        "ephemeral": flavor.ephemeral,
+        "public": flavor.public,
+        "now": one.now,
+        "until": min((span.until for span in ahead.spans if span.until), default=None),
+        "spans": [{"servers": s.servers, "until": s.until, "booking": s.booking or None} for s in ahead.spans],
+        "answer": answer(one, ahead),
+        "where": [{"host": host, "servers": one.where[host]} for host in _fullest(one.where)],
+        "hosts": len(one.where),
+        "causes": [{"code": cause.code, "reason": cause.reason, "remedy": cause.remedy} for cause in one.causes],
+        "others": [
+            {
+                "code": rest.code,
+                "reason": rest.reason,
+                "gpus": rest.gpus,
+                "hosts": list(rest.hosts[:MOST_HOSTS]),
+                "host_count": len(rest.hosts),
+            }
+            for rest in one.others
+        ],
+        "doubts": list(one.doubts),
+        "next_booking": None
+        if coming is None
+        else {"id": coming.id, "start": coming.ask.start, "end": coming.ask.end, "gpus": coming.ask.gpus},
+    }
+
+
+def _fullest(where: Mapping[str, int]) -> list[str]:
+    """The hosts that would take most."""
+    return sorted(where, key=lambda host: (-where[host], host))[:MOST_HOSTS]
+
+
+def answer(one: Bootable, ahead: Ahead = NOTHING_AHEAD) -> str:
+    """One line: ``2 now, until Fri 2026-11-27 08:00 UTC``, or ``none now: `` and the reason that is nearest."""
+    if one.now is None:
+        return f"not known: {one.doubts[-1]}"
+    if not one.now:
+        return f"none now: {_why(one)}{_next(ahead.coming)}"
+    return f"{one.now} now{_until(ahead.spans)}"
+
+
+def _until(spans: Sequence[Span]) -> str:
+    ends = {span.until for span in spans}
+    if ends <= {None}:
+        return ""
+    if len(ends) == 1:
+        return f", until {_moment(spans[0].until)}"
+    return ": " + ", ".join(f"{span.servers} {_end(span)}" for span in spans)
+
+
+def _end(span: Span) -> str:
+    return f"until {_moment(span.until)}" if span.until else "with no end in sight"
+
+
+def _moment(time: datetime | None) -> str:
+    return spell(time) if time else ""
+
+
+def _why(one: Bootable) -> str:
+    if one.causes:
+        return str(one.causes[0].payload["short"] or one.causes[0].reason)
+    if not one.others:
+        return "no host has such GPUs" if one.gpus else "no host takes it"
+    first, *more = one.others
+    if not one.gpus:
+        return first.reason
+    some = f"{first.gpus} GPU{'' if first.gpus == 1 else 's'} {first.code} ({first.reason})"
+    return ", ".join([some, *(f"{rest.gpus} {rest.code}" for rest in more[:MOST_KINDS])])
+
+
+def _next(coming: Booking | None) -> str:
+    return f"; booking {coming.id} begins {spell(coming.ask.start)}" if coming else ""

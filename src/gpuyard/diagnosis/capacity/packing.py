@@ -1,0 +1,80 @@
+"""How many servers of one flavor a host would take one after the other, whichever of its devices Nova gives to each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from gpuyard.diagnosis.capacity.facts import FreeDevice, HostResources
+from gpuyard.diagnosis.why.causes import unmet
+from gpuyard.diagnosis.why.facts import Limit
+from gpuyard.nova.request import PINNED, SHARED, DeviceNeed, Request
+
+ENOUGH = 10**6
+"""More than any host takes."""
+
+
+def on_host(host: HostResources, request: Request) -> int:
+    """Of a host that nothing speaks against. What all servers share on it, and its devices, bound each other; what
+    providers share with several hosts is not counted here."""
+    rooms = host.node.rooms or {}
+    bounds = [
+        rooms_for(host, name, needs) for name, needs in request.amounts.items() if name in rooms or name == PINNED
+    ]
+    found = min([ENOUGH, *bounds, on_devices(host.devices, request.devices)])
+    return min(found, 1) if request.groups else found  # groups may draw on each other's providers
+
+
+def rooms_for(host: HostResources, name: str, needs: int) -> int:
+    """How many times an amount of a class is left on a host."""
+    rooms = host.node.rooms or {}
+    room = rooms.get(name) or (rooms.get(SHARED) if name == PINNED else None)
+    return max(0, room.free) // needs if room is not None else 0
+
+
+def on_devices(devices: Iterable[FreeDevice], needs: tuple[DeviceNeed, ...]) -> int:
+    """How many servers get all their devices. Where two needs of one server mean some of the same devices, Nova may
+    give the first the last device of the second: then only what no choice of its can spoil is counted, and one server
+    that Placement finds a way for."""
+    kinds = Counter((need.resource_class, need.traits) for need in needs)
+    if not kinds:
+        return ENOUGH
+    devices = list(devices)
+    meant = {
+        kind: {device.provider: device.left[kind[0]] for device in devices if can_be(device, *kind)} for kind in kinds
+    }
+    sure = min(
+        sum(able.values())
+        // sum(count for other, count in kinds.items() if other == kind or meant[other].keys() & able)
+        for kind, able in meant.items()
+    )
+    if sure:
+        return sure
+    choices = [
+        [f"{name} {number}" for name, left in meant[need.resource_class, need.traits].items() for number in range(left)]
+        for need in needs
+    ]
+    return 0 if unmet(choices) else 1
+
+
+def can_be(device: FreeDevice, resource_class: str, traits: frozenset[str]) -> bool:
+    """Whether a device could be what a need means."""
+    return device.left.get(resource_class, 0) > 0 and traits <= device.traits
+
+
+def shared_bound(shared: Mapping[str, Mapping[str, int]], lacking: Iterable[str], request: Request) -> int:
+    """How many servers what is shared between hosts is enough for, of the classes that hosts do not have themselves."""
+    bounds = [
+        sum(max(0, has.get(name, 0)) // request.amounts[name] for has in shared.values()) for name in set(lacking)
+    ]
+    return min([ENOUGH, *bounds])
+
+
+def under_limits(limits: Iterable[Limit], counted: Mapping[str, int]) -> int:
+    """How many servers the limits of a project let in; `counted`: what one adds to each."""
+    bounds = [
+        max(0, item.limit - item.used) // counted[item.resource]
+        for item in limits
+        if item.limit >= 0 and counted.get(item.resource)
+    ]
+    return min([ENOUGH, *bounds])

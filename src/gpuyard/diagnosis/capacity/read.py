@@ -1,0 +1,188 @@
+"""Reads what is left on all hosts for all flavors, in a number of calls that does not grow with hosts or GPUs.
+
+Placement has no list of what providers have left, but its answer about candidates has: asked who could give 1 MiB of
+RAM, it names each host once, with all of its tree: what every provider has of every class, how much of it is used, and
+its traits. That is one call for a whole cloud. What a class allows one server at most is not in it; a host is asked for
+that when it is new or its capacity has changed. docs/adr/0036 says more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from gpuyard.diagnosis.capacity.facts import CloudResources, FreeDevice, HostResources
+from gpuyard.diagnosis.why.facts import Asker, ComputeNode, HostAggregate, HostStock
+from gpuyard.diagnosis.why.read_scheduling import (
+    SHARES,
+    asker_named,
+    compute_nodes,
+    limits_of,
+    placement_decides,
+    pools_of_classes,
+    scheduling,
+    site_aliases,
+)
+from gpuyard.model.world import Provider, Stock
+from gpuyard.openstack.api import CloudApi
+from gpuyard.openstack.reader import Reader
+from gpuyard.site.compile import CompiledSite
+from gpuyard.site.encoding import count_class
+from gpuyard.site.load import LoadedSite
+
+ONE = "MEMORY_MB:1"
+"""What every server takes some of, of its host itself: so there is one candidate a host."""
+
+
+@dataclass(frozen=True)
+class _Summary:
+    """A provider as an answer about candidates has it."""
+
+    root: str
+    capacity: Mapping[str, int]
+    used: Mapping[str, int]
+    traits: frozenset[str]
+
+
+class CapacityReader:
+    """Looks at one cloud for one site, and remembers of hosts what does not change. One look at a time."""
+
+    def __init__(self, api: CloudApi, loaded: LoadedSite) -> None:
+        self._api, self._loaded = api, loaded
+        self._stocks: dict[str, tuple[Mapping[str, int], Mapping[str, Stock]]] = {}
+        """Id of a root provider -> the capacities that it had, and what it said then."""
+        self._lock = threading.Lock()
+
+    def read(self, now: datetime) -> CloudResources:
+        """One look. Raises CloudError."""
+        with self._lock, Reader(self._api) as cloud:
+            before = self._api.calls
+            compiled = self._loaded.compiled
+            summaries = cloud.later(_summaries, cloud, ONE)
+            roomy = cloud.later(cloud.able, resources=ONE)
+            hypervisors = cloud.later(cloud.hypervisors)
+            services = cloud.later(cloud.services)
+            aggregates = cloud.later(cloud.aggregates)
+            shared = cloud.later(cloud.able, required=SHARES)
+            flavors = cloud.flavors()
+            private = cloud.each(cloud.access, (flavor.id for flavor in flavors if not flavor.public))
+            providers = cloud.providers()
+            sharing = shared.result() or frozenset()
+            found = self._complete(cloud, summaries.result(), (roomy.result() or frozenset()) - sharing)
+            nodes = list(compute_nodes(
+                self._loaded, hypervisors.result(), services.result(), providers.values(), sharing
+            ))  # fmt: skip
+            stocks = self._stock(
+                cloud, {node.provider: found[node.provider] for node in nodes if node.provider in found}
+            )
+            return CloudResources(
+                taken_at=now,
+                flavors=tuple(
+                    sorted(
+                        (
+                            replace(flavor, projects=private[flavor.id]) if flavor.id in private else flavor
+                            for flavor in flavors
+                        ),
+                        key=lambda one: one.name,
+                    )
+                ),
+                hosts=tuple(_hosts(nodes, found, stocks, providers)),
+                gpus=compiled.gpus,
+                reported=frozenset(name for one in found.values() for name in one.capacity),
+                aliases=site_aliases(compiled),
+                placed=placement_decides(compiled),
+                sharing=_shared(cloud, sharing),
+                aggregates=tuple(HostAggregate(row.name, row.hosts, row.metadata) for row in aggregates.result()),
+                pools=pools_of_classes(compiled),
+                counting=frozenset(map(count_class, compiled.site.pools)),
+                site_limits=_site_limits(compiled),
+                bookable=compiled.site.booking is not None,
+                calls=self._api.calls - before,
+                **scheduling(compiled),
+            )
+
+    def asker(self, project: str, resources: Iterable[str]) -> Asker:
+        """A project, by name or id, with its limits on some resources. Raises CloudError, UsageError."""
+        with Reader(self._api) as cloud:
+            return limits_of(cloud, self._loaded.compiled, asker_named(cloud, project), resources)
+
+    def limits(self, asker: Asker, resources: Iterable[str]) -> Asker:
+        """The same of one whose id is known. Raises CloudError."""
+        with Reader(self._api) as cloud:
+            return limits_of(cloud, self._loaded.compiled, asker, resources)
+
+    def _complete(self, cloud: Reader, found: Mapping[str, _Summary], wanted: frozenset[str]) -> dict[str, _Summary]:
+        """With the hosts that a bound of Placement's (max_allocation_candidates) has cut off, each asked for."""
+        more = cloud.each(lambda root: _summaries(cloud, ONE, in_tree=root), sorted(wanted - found.keys()))
+        return {**found, **{id: one for part in more.values() for id, one in part.items()}}
+
+    def _stock(self, cloud: Reader, found: Mapping[str, _Summary]) -> dict[str, Mapping[str, Stock]]:
+        """What root providers have; those are asked that are new, or have another capacity than before."""
+        changed = [id for id, one in found.items() if self._stocks.get(id, ({},))[0] != one.capacity]
+        for id, stock in cloud.each(cloud.stock, changed).items():
+            self._stocks[id] = found[id].capacity, stock
+        self._stocks = {id: self._stocks[id] for id in found}
+        return {id: stock for id, (_, stock) in self._stocks.items()}
+
+
+def _summaries(cloud: Reader, resources: str, **query: object) -> dict[str, _Summary]:
+    answer = cloud.api.get("placement", "/allocation_candidates", resources=resources, **query)
+    return {id: _summary(row) for id, row in answer["provider_summaries"].items()}
+
+
+def _summary(row: Mapping[str, Any]) -> _Summary:
+    return _Summary(
+        row["root_provider_uuid"],
+        {name: amount["capacity"] for name, amount in row["resources"].items()},
+        {name: amount["used"] for name, amount in row["resources"].items()},
+        frozenset(row["traits"]),
+    )
+
+
+def _hosts(
+    nodes: Sequence[ComputeNode],
+    found: Mapping[str, _Summary],
+    stocks: Mapping[str, Mapping[str, Stock]],
+    providers: Mapping[str, Provider],
+) -> Iterable[HostResources]:
+    below: dict[str, list[FreeDevice]] = {}
+    for id, one in found.items():
+        left = {name: amount - one.used[name] for name, amount in one.capacity.items() if amount > one.used[name]}
+        if id != one.root and left and id in providers:
+            below.setdefault(one.root, []).append(FreeDevice(providers[id].name, left, one.traits))
+    for node in nodes:
+        mine = found.get(node.provider)
+        if mine is None:
+            yield HostResources(node)
+            continue
+        rooms = {name: _room(mine, name, stocks[node.provider].get(name)) for name in mine.capacity}
+        yield HostResources(replace(node, rooms=rooms), mine.traits, tuple(below.get(node.provider, ())))
+
+
+def _room(one: _Summary, name: str, stock: Stock | None) -> HostStock:
+    """In the numbers of its inventory, as long as they make the capacity that Placement reckons with."""
+    capacity, used = one.capacity[name], one.used[name]
+    known = HostStock(**vars(stock), used=used) if stock is not None else None
+    return known if known is not None and known.capacity == capacity else HostStock(capacity, used=used)
+
+
+def _shared(cloud: Reader, sharing: frozenset[str]) -> dict[str, dict[str, int]]:
+    """What is left of what providers share with hosts: two calls for each."""
+
+    def left(id: str) -> dict[str, int]:
+        used = cloud.usages(id)
+        return {name: HostStock(**vars(has), used=used.get(name, 0)).free for name, has in cloud.stock(id).items()}
+
+    return cloud.each(left, sorted(sharing))
+
+
+def _site_limits(compiled: CompiledSite) -> dict[str, dict[str, int]]:
+    registered = {limit.resource: limit.value for limit in compiled.limits if limit.project is None}
+    found = {"": registered}
+    for limit in compiled.limits:
+        if limit.project is not None:
+            found.setdefault(limit.project, dict(registered))[limit.resource] = limit.value
+    return found

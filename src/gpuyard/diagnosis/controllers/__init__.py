@@ -1,0 +1,1 @@
+"""What keeps the answer to "what could be started now" fresh."""

@@ -1,0 +1,33 @@
+"""What a look for drift finds: an alarm, a difference (an error), or a note, of which nothing needs to be done."""
+
+from __future__ import annotations
+
+from gpuyard.diagnosis.drift.fixes import FixStep
+from gpuyard.model.finding import Finding, Severity
+from gpuyard.site.steps import SiteStep
+
+
+class Steps(tuple[SiteStep | FixStep, ...]):
+    """What mends a difference safely, if anything does."""
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self))
+
+
+def drift(
+    severity: Severity,
+    code: str,
+    object: str,
+    seen: str,
+    wanted: str,
+    effect: str,
+    remedy: str,
+    steps: tuple[SiteStep | FixStep, ...] = (),
+) -> Finding:
+    """One difference between the site and the cloud: what is, what should be, and what it means for users."""
+    return Finding(code, severity, object, seen, remedy, {"wanted": wanted, "effect": effect, "fix": Steps(steps)})
+
+
+def by_weight(finding: Finding) -> tuple[int, str, str]:
+    """Key to sort by: alarms first."""
+    return finding.severity.rank, finding.code, finding.object

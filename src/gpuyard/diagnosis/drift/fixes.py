@@ -1,0 +1,51 @@
+"""What mends drift besides the steps of a site's plan: allocations and providers that are nobody's are deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuyard.diagnosis.drift.facts import Root
+from gpuyard.site.steps import CloudStep, SiteStep
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What a consumer has in Placement: ``{"gpu-server VCPU": 4}``."""
+
+    name: str
+    """The consumer's id."""
+    generation: int | None = None
+    amounts: Mapping[str, int] = field(default_factory=dict)
+
+
+class AllocationStep(CloudStep[Allocation]):
+    kind = "allocation"
+
+    def _values(self, one: Allocation) -> Iterable[tuple[str, Any]]:
+        return {"consumer generation": one.generation, **one.amounts}.items()
+
+
+class ProviderStep(CloudStep[Root]):
+    """A provider goes with those below it."""
+
+    kind = "provider"
+
+    def _values(self, one: Root) -> Iterable[tuple[str, Any]]:
+        return {"id": one.id, "below": len(one.children)}.items()
+
+
+FixStep = AllocationStep | ProviderStep
+
+
+@dataclass(frozen=True)
+class FixPlan:
+    """The steps of the site's plan in their order, and then those of drift alone."""
+
+    site: tuple[SiteStep, ...] = ()
+    own: tuple[FixStep, ...] = ()
+
+    @property
+    def steps(self) -> tuple[SiteStep | FixStep, ...]:
+        return (*self.site, *self.own)

@@ -1,0 +1,50 @@
+"""The page of what somebody could start now: the rows of /v1/flavors, made on the server; runners.js loads it again."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse
+
+from gpuyard.bookings.policy import spell
+from gpuyard.diagnosis.controllers.capacity import CapacityService
+from gpuyard.diagnosis.web.flavors_api import FlavorList, FlavorRow, flavor_list
+from gpuyard.inventory.web.inventory_context import InventoryContext
+from gpuyard.web.assets import render
+from gpuyard.web.authenticator import Authenticator
+from gpuyard.web.navigation import navigation_of
+from gpuyard.web.people import require_page_visitor
+
+
+def install(app: FastAPI, sources: InventoryContext, bootable: CapacityService, authenticator: Authenticator) -> None:
+    @app.get("/start", include_in_schema=False)
+    def what_starts(request: Request) -> HTMLResponse:
+        who = require_page_visitor(request)
+        told = flavor_list(sources, bootable, who, "", "", authenticator)
+        html = render("start.html", site=sources.site_name, nav=navigation_of(who, request), **parts(told))
+        # The token of the session is in it.
+        return HTMLResponse(html, headers={"Cache-Control": "no-store"})
+
+
+def parts(told: FlavorList) -> dict[str, object]:
+    """What the template shows: those that would start before those that would not, in the order of the document."""
+    rows = [once(row) for row in told.flavors]
+    with_gpus: list[FlavorRow] = [row for row in rows if row.gpus]
+    return {
+        "told": told,
+        "able": [row for row in with_gpus if row.now],
+        "unable": [row for row in with_gpus if not row.now],
+        "without": [row for row in rows if not row.gpus],
+    }
+
+
+def once(row: FlavorRow) -> FlavorRow:
+    """The row for a page, on which nothing is said twice: a cause is told with its numbers and its remedy, and so
+    neither in short in the answer nor again as what keeps GPUs back."""
+    if not row.causes:
+        return row
+    told = {cause.reason for cause in row.causes}
+    rest = [other for other in row.others if other.reason not in told]
+    none, coming = "none now", row.next_booking
+    if coming is not None:
+        none += f"; booking {coming.id} begins {spell(coming.start)}"
+    return row.model_copy(update={"answer": none if row.now == 0 else row.answer, "others": rest})

@@ -1,0 +1,78 @@
+"""Gives a host back that was emptied: what carries our tag is undone, once nothing is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from time import monotonic, sleep
+
+from gpuyard.drain.leftovers import find_leftovers, keeps_closed
+from gpuyard.drain.leftovers_apply import read_leftovers
+from gpuyard.model.errors import BlockedError
+from gpuyard.openstack.api import CloudApi
+from gpuyard.openstack.compute_service import ComputeService
+
+HEARD_WITHIN = 90.0
+"""Seconds in which Nova hears of a host whose nova-compute runs: it calls itself every ten, and is down after sixty."""
+
+
+def give_back(
+    api: CloudApi,
+    host: str,
+    in_the_way: Sequence[str],
+    report: Callable[[str], None],
+    ours: Collection[str] = (),
+    patience: float = HEARD_WITHIN,
+    poll: float = 1.0,
+) -> None:
+    """`in_the_way`: what else keeps it closed; `ours`: consumers that keep GPUs there on purpose. Raises BlockedError
+    with all that keeps it closed, and CloudError."""
+    door = ComputeService(api, host)
+    service, tag = door.look(), door.tag
+    if service.enabled and not service.forced_down:
+        report(f"{host}: it is open already")
+        return
+    if tag is None:
+        because = service.disabled_reason or "no reason is given"
+        raise BlockedError(
+            f"nova-compute on {host} was not closed by gpuyard ({because}): whoever did it opens it, with openstack "
+            f"compute service set --enable {host} nova-compute"
+        )
+    if in_the_way:
+        raise BlockedError(f"{host} stays closed: {'; '.join(in_the_way)}")
+    facts = read_leftovers(api, host, ours)
+    if service.forced_down and not facts.has_restarted:
+        raise BlockedError(
+            f"{host} stays closed: servers were evacuated from it, and before Nova believes again what it hears of it "
+            "its nova-compute has to remove what is left of them: start it"
+        )
+    if tag.forced and service.forced_down:
+        report(f"{host}: Nova believes again what it hears of it")
+        door.raise_up()
+    _wait_until_up(door, patience, poll)
+    left = keeps_closed(find_leftovers(read_leftovers(api, host, ours)))
+    if left:
+        said = "\n  ".join(f"{one.object} {one.reason}" for one in left)
+        raise BlockedError(
+            f"{host} stays closed, for something is left behind there:\n  {said}\ngpuyard host leftovers {host} says "
+            "what to do"
+        )
+    seen = door.open(tag)
+    if tag.before is not None:
+        report(f"{host}: it is disabled as it was before: {seen.disabled_reason}")
+    elif seen.enabled:
+        report(f"{host}: open")
+    else:
+        raise BlockedError(f"nova-compute on {host} was enabled, and is disabled again: {seen.disabled_reason}")
+
+
+def _wait_until_up(door: ComputeService, patience: float, poll: float) -> None:
+    end = monotonic() + patience
+    while not (service := door.look()).up:
+        if service.forced_down:
+            raise BlockedError(
+                f"{door.host} is forced down, and not by gpuyard: openstack compute service set --up {door.host} "
+                "nova-compute, when it may be believed again"
+            )
+        if monotonic() > end:
+            raise BlockedError(f"Nova does not hear of {door.host}: start its nova-compute, and see its log")
+        sleep(poll)

@@ -1,0 +1,252 @@
+"""What moved servers leave behind on a host: allocations in Placement, and records of Nova's. Pure.
+
+What is safe to take away carries a step; the rest says who does it, and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gpuyard.model.finding import Finding, Severity
+from gpuyard.model.pci import ADDRESS
+from gpuyard.model.world import HostService
+from gpuyard.nova.server_states import FINISHED, GONE_FROM_HOST, MigrationSeen, is_settled
+
+EVACUATION = "evacuation"
+DONE = "done"
+"""Status of an evacuation whose old host has not been back."""
+STEP = "step"
+"""Key of a finding's payload: what would clean it."""
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """Somebody who has something of a host in Placement: a server, or a migration of one."""
+
+    id: str
+    amounts: Mapping[str, Mapping[str, int]]
+    """Name of a provider of the host -> class -> amount."""
+    status: str | None = None
+    """Of a server; None where Nova has no server of that id."""
+    name: str = ""
+    task: str = ""
+    host: str | None = None
+    asks: int = 0
+    """How many PCI devices its flavor asks for by an alias."""
+
+    @property
+    def busy(self) -> bool:
+        return not is_settled(self.status or "", self.task)
+
+
+@dataclass(frozen=True)
+class LeftoverFacts:
+    """One look at a host."""
+
+    host: str
+    service: HostService | None
+    consumers: tuple[Consumer, ...]
+    migrations: Mapping[str, MigrationSeen]
+    """By id, those that began or ended on the host."""
+    movers: Mapping[str, Consumer] = field(default_factory=dict)
+    """Servers of those migrations, by id."""
+
+    @property
+    def has_restarted(self) -> bool:
+        """Whether its nova-compute has seen what was evacuated from it."""
+        mine = (migration for migration in self.migrations.values() if migration.source == self.host)
+        return not any(one.kind == EVACUATION and one.status == DONE for one in mine)
+
+
+@dataclass(frozen=True)
+class TakeAway:
+    """Have a consumer no longer have anything of a host."""
+
+    consumer: str
+    host: str
+    providers: tuple[str, ...]
+    """Names."""
+
+
+@dataclass(frozen=True)
+class Recount:
+    """Have nova-compute count a server's devices on its host again."""
+
+    consumer: str
+    host: str
+    providers: tuple[str, ...]
+    """Names of the devices that are counted for it, of which it has only some."""
+    has: int
+    """How many it has."""
+
+
+def find_leftovers(facts: LeftoverFacts) -> list[Finding]:
+    """Those that can be cleaned first, and what is only worth knowing last."""
+    found = [*_allocations(facts), *_moves(facts)]
+    return sorted(found, key=lambda one: (one.severity.rank, one.code, one.object))
+
+
+def keeps_closed(found: Iterable[Finding]) -> list[Finding]:
+    """Those without which a host may be given back."""
+    return [one for one in found if one.severity.rank <= Severity.WARNING.rank]
+
+
+def steps_of(found: Iterable[Finding]) -> list[TakeAway | Recount]:
+    return [one.payload[STEP] for one in found if one.payload.get(STEP)]
+
+
+def _allocations(facts: LeftoverFacts) -> Iterable[Finding]:
+    for consumer in facts.consumers:
+        migration = facts.migrations.get(consumer.id)
+        if migration is not None:
+            yield from _of_migration(facts, consumer, migration)
+        elif consumer.status is None:
+            yield _finding(
+                "orphan",
+                consumer,
+                f"has {_what(consumer)}, and is no server and no migration of this host's",
+                "nobody can have that: gpuyard site drift --fix looks at it closer, and deletes it",
+            )
+        else:
+            yield from _of_server(facts, consumer)
+
+
+def _of_migration(facts: LeftoverFacts, one: Consumer, migration: MigrationSeen) -> Iterable[Finding]:
+    server = facts.movers.get(migration.server)
+    seen = f"has {_what(one)}, as the migration of server {migration.server} from {migration.source}"
+    if migration.status == FINISHED and server is not None and server.status == "VERIFY_RESIZE":
+        yield _finding(
+            "unconfirmed", one, f"{seen}, which waits to be confirmed or reverted",
+            f"gpuyard host drain {facts.host} confirms its own; else: openstack server resize confirm "
+            f"{migration.server}",
+        )  # fmt: skip
+    elif migration.running:
+        yield _finding(
+            "under-way", one, f"{seen}, which is {migration.status}",
+            f"wait until it is over; where nothing moves any more, nova-compute on {migration.source} ends it when it "
+            "is restarted",
+        )  # fmt: skip
+    elif server is not None and (server.busy or server.status == "ERROR"):
+        yield _finding(
+            "migration-failed", one, f"{seen}, which is {migration.status}; the server is {server.status}",
+            f"mend the server first (openstack server show {migration.server}), then look again",
+        )  # fmt: skip
+    else:
+        yield _finding(
+            "migration-left", one, f"{seen}, which is {migration.status}; the server needs it no more",
+            "--clean takes it away", _step(facts, one),
+        )  # fmt: skip
+
+
+def _of_server(facts: LeftoverFacts, one: Consumer) -> Iterable[Finding]:
+    if one.status == GONE_FROM_HOST and one.busy:  # Nova unshelves it, and it may get this host
+        yield _finding(
+            "under-way", one, f"has {_what(one)}, and Nova is at work on it: {one.task}", "wait until it is over"
+        )
+        return
+    if one.status == GONE_FROM_HOST:
+        yield _finding(
+            "shelved", one, f"is shelved and offloaded, and has {_what(one)}", "--clean takes it away: its host has "
+            "forgotten it", _step(facts, one),
+        )  # fmt: skip
+        return
+    if one.host == facts.host:
+        yield from _counted_twice(facts, one)
+    if one.host in (facts.host, None):
+        return
+    seen = f"is on {one.host}, and has {_what(one)} here"
+    moves = [m for m in facts.migrations.values() if m.server == one.id and facts.host in (m.source, m.target)]
+    evacuated = any(m.kind == EVACUATION and m.source == facts.host and m.status == DONE for m in moves)
+    if evacuated and not one.busy and one.status != "ERROR":
+        yield _evacuated(facts, one, seen)
+    elif one.busy or any(m.running for m in moves):
+        yield _finding("under-way", one, f"{seen}: it is being moved", "wait until it is over")
+    elif one.status == "ERROR":
+        yield _finding("moved-badly", one, f"{seen}, in ERROR", "mend the server, or delete it; then look again")
+    else:
+        yield _finding("moved-away", one, seen, "--clean takes away what it has here", _step(facts, one))
+
+
+def _counted_twice(facts: LeftoverFacts, one: Consumer) -> Iterable[Finding]:
+    """More devices than its flavor asks for, on the host that it is on: Nova has claimed others for a server that it
+    moved than Placement had allocated, and counts both (`Space` says why). No API tells them apart. But nova-compute
+    writes what is attached into the allocation whenever it is missing there."""
+    devices = tuple(sorted(name for name in one.amounts if _is_device(facts.host, name)))
+    moving = any(m.running for m in facts.migrations.values() if m.server == one.id)
+    if not 0 < one.asks < len(devices) or one.busy or moving:
+        return
+    up = facts.service is not None and facts.service.up
+    remedy = (
+        f"--clean has nova-compute on {facts.host} count again; new servers are kept away for that minute"
+        if up
+        else f"when nova-compute on {facts.host} is up again, --clean has it count again"
+    )
+    seen = f"has {len(devices)} devices here and its flavor asks for {one.asks}: {', '.join(devices)}"
+    step = Recount(one.id, facts.host, devices, one.asks) if up else None
+    yield Finding(
+        "counted-twice", Severity.NOTE, f"server {one.name} ({one.id})",
+        f"{seen}; Nova has counted more than it attached when it moved the server here", remedy,
+        {STEP: step, "cleans": step is not None},
+    )  # fmt: skip
+
+
+def _is_device(host: str, provider: str) -> bool:
+    """Whether a provider is that of a PCI device, by the name that Nova gives it: not of one that makes vGPUs."""
+    return provider.startswith(f"{host}_") and ADDRESS.match(provider.removeprefix(f"{host}_").lower()) is not None
+
+
+def _evacuated(facts: LeftoverFacts, one: Consumer, seen: str) -> Finding:
+    """Nova leaves it until the old host's nova-compute starts; until then it counts twice against limits."""
+    service = facts.service
+    restart = f"nova-compute on {facts.host} takes it away when it starts"
+    if service is not None and not service.up and not service.forced_down:
+        return _finding(
+            "evacuated", one, f"{seen}: it was evacuated", f"{restart}. Before that it is not safe: Nova has only not "
+            "heard of the host, and the server may still run on it",
+        )  # fmt: skip
+    return _finding(
+        "evacuated", one, f"{seen}: it was evacuated", f"{restart}; where that takes long, --clean does: until then it "
+        "counts twice against its project's limits", _step(facts, one),
+    )  # fmt: skip
+
+
+def _moves(facts: LeftoverFacts) -> Iterable[Finding]:
+    named = {consumer.id for consumer in facts.consumers}
+    for migration in facts.migrations.values():
+        if migration.source != facts.host or migration.id in named:
+            continue
+        server = facts.movers.get(migration.server)
+        if (
+            migration.kind == EVACUATION
+            and migration.status == DONE
+            and server is not None
+            and server.host != facts.host
+        ):
+            yield Finding(
+                "guest-left", Severity.NOTE, f"server {migration.server}",
+                f"was evacuated to {migration.target}; its guest, disks and rows of pci_devices are still "
+                f"{facts.host}'s",
+                f"nobody but nova-compute on {facts.host} removes them, when it starts; no API shows them",
+            )  # fmt: skip
+        elif migration.running and (server is None or not server.busy) and migration.status != DONE:
+            yield Finding(
+                "migration-stale", Severity.NOTE, f"migration {migration.id}",
+                f"of server {migration.server} to {migration.target} is {migration.status}, and nothing moves",
+                f"it has nothing in Placement; nova-compute on {facts.host} ends it when it starts",
+            )  # fmt: skip
+
+
+def _finding(code: str, one: Consumer, reason: str, remedy: str, step: TakeAway | None = None) -> Finding:
+    what = f"server {one.name} ({one.id})" if one.status is not None else f"consumer {one.id}"
+    severity = Severity.WARNING if code == "under-way" else Severity.ERROR
+    return Finding(code, severity, what, reason, remedy, {STEP: step, "cleans": step is not None})
+
+
+def _step(facts: LeftoverFacts, one: Consumer) -> TakeAway:
+    return TakeAway(one.id, facts.host, tuple(sorted(one.amounts)))
+
+
+def _what(one: Consumer) -> str:
+    parts = [f"{n} {name} of {provider}" for provider, has in sorted(one.amounts.items()) for name, n in has.items()]
+    return ", ".join(parts)

@@ -1,0 +1,467 @@
+"""The loop of acceptance: servers that are started on a GPU to check it, and what comes of them.
+
+What is done next is decided in health/acceptance.py and written before it is done. So a process that is killed at any
+moment is followed by one that goes on from there: a server is found by its name and our tags, what is lent by the try's
+own server, and until there is a verdict the GPU stays kept back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from secrets import token_hex
+
+from gpuyard.bookings.controllers.bookings import CloudObservation
+from gpuyard.bookings.errors import RefusedError
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.health.acceptance import (
+    ENDING,
+    LATE,
+    OPEN,
+    Try,
+    TryObservation,
+    TryState,
+    ended,
+    judged,
+    turns,
+    waited,
+    with_outcome,
+)
+from gpuyard.health.acceptance_guest import AcceptanceOutput, accept_data, read_console
+from gpuyard.health.acceptance_limits import first_facts, held_against
+from gpuyard.health.baseline import Facts, confirmed, facts_words, renewed
+from gpuyard.health.controllers.acceptance_service import AcceptanceService
+from gpuyard.health.controllers.health_service import TRIES, HealthService
+from gpuyard.health.life import become
+from gpuyard.health.records import GpuHealth, HealthEvent, HealthState
+from gpuyard.health.store.tries import TryStore
+from gpuyard.model.booking import Booking, BookingState, Person
+from gpuyard.model.errors import GpuyardError, UsageError
+from gpuyard.model.gpu import Gpu, provider_name
+from gpuyard.model.signals import Source
+from gpuyard.nova.server_states import SeenServer
+from gpuyard.openstack.api import CloudApi
+from gpuyard.openstack.guarded_servers import GuardedServers
+from gpuyard.openstack.servers import (
+    NovaServers,
+    RunnerServers,
+    ServerError,
+    ServerProblem,
+    ServerWish,
+    open_servers_project,
+)
+from gpuyard.runtime.control_loops import Loop
+from gpuyard.runtime.leader_roles import BOOKINGS
+from gpuyard.site.compile import CompiledSite
+from gpuyard.site.objects import FlavorObject
+
+LOG = logging.getLogger(__name__)
+TAG = "gpuyard-accept"
+"""Of our servers that accept GPUs."""
+FAILED = "acceptance"
+"""The signal."""
+SOON = 2.0
+"""Seconds between looks while something is tried."""
+COMMENT = "it is accepted"
+PASSING = frozenset({HealthState.IN_USE, HealthState.RETURNED, HealthState.SCRUBBING, HealthState.CHECKED})
+"""States of a GPU that has, or had, a server: it will be free."""
+IDENTITY = "acceptance.yard"
+"""Where the store keeps what tells our servers from those of another gpuyard with a site of the same name."""
+
+
+class AcceptanceError(GpuyardError):
+    """A run of the loop left something undone; the message says what. It is tried again."""
+
+
+@dataclass(frozen=True)
+class AcceptancePorts:
+    """What the loop works with."""
+
+    servers: RunnerServers
+    project_id: str
+    sight: Callable[[], CloudObservation | None]
+    """The cloud as the loop of bookings saw it last."""
+
+
+class AcceptanceController:
+    """Of one site. One run at a time; of several processes on one database the one does it that keeps the bookings."""
+
+    def __init__(
+        self, compiled: CompiledSite, service: HealthService, tries: TryStore, ledger: Ledger,
+        doors: Callable[[], AcceptancePorts], now: Callable[[], datetime],
+    ) -> None:  # fmt: skip
+        """Of a site that has `health.acceptance.project`. `doors`: is called when they are needed for the first time,
+        and may raise UsageError: then nothing can be accepted, and all else goes on."""
+        rules = service.rules.acceptance
+        assert rules is not None
+        assert rules.project is not None
+        assert rules.image is not None
+        self._within, self._project, self._image = rules.within, rules.project, rules.image
+        self._service, self._tries, self._ledger, self._now = service, tries, ledger, now
+        self._open = doors
+        self._opened: AcceptancePorts | None = None
+        self._flavors = compiled.flavors
+        self._gpus: Mapping[tuple[str, str], Gpu] = {(gpu.host, gpu.address): gpu for gpu in compiled.gpus}
+        self._swept = False
+
+    def run(self) -> float | None:
+        """One look, and what follows from it."""
+        if not self._ledger.upkeep.turns.has_turn(BOOKINGS):
+            return None
+        tries = self._tries.open()
+        if not tries and (self._swept or not self._tries.counts()):
+            return None
+        try:
+            ours = self._doors.servers.ours()
+        except UsageError as error:
+            self._give_up(tries, str(error))
+            raise AcceptanceError(str(error)) from None
+        self._sweep(ours, tries)
+        problems: list[str] = []
+        loans = {one.id: one for one in self._ledger.loans.current()}
+        for one in tries:
+            if one.state in OPEN and one.state is not TryState.WAITING:
+                try:
+                    self._go_on(one, ours, loans)
+                except ServerError as error:
+                    problems.append(f"acceptance of {one.gpu}: {error}")
+        waiting = self._tries.open()
+        held = self._held(waiting)
+        go, skipped = turns(waiting, self._now(), held)
+        for one in skipped:
+            self._write(one)
+            self._note(one, one.cause)
+        for one in go:
+            if one.id in held:
+                self._wait(one, held[one.id])
+            else:
+                self._lend(one)
+        if problems:
+            raise AcceptanceError("; ".join(problems))
+        return SOON if any(attempt.state in OPEN for attempt in tries) else None
+
+    def _sweep(self, ours: Sequence[SeenServer], tries: Sequence[Try]) -> None:
+        """Delete servers of ours that no open try is for: Nova made them after all."""
+        names = {attempt.name for attempt in tries if attempt.state in OPEN}
+        for server in ours:
+            if server.name not in names:
+                LOG.info("server %s of an acceptance that is over is deleted", server.name)
+                self._doors.servers.delete(server.id)
+        self._swept = True
+
+    @property
+    def _doors(self) -> AcceptancePorts:
+        """Raises UsageError."""
+        if self._opened is None:
+            self._opened = self._open()
+        return self._opened
+
+    def _give_up(self, tries: Sequence[Try], why: str) -> None:
+        """Those that have not begun."""
+        for attempt in tries:
+            if attempt.state is TryState.WAITING:
+                self._finish(with_outcome(attempt, TryState.GIVEN_UP, why, self._now()))
+
+    # One try, step by step
+
+    def _wait(self, one: Try, why: str) -> None:
+        """For a GPU that is not free yet, as long as a server is waited for."""
+        after = waited(one, why, self._within, self._now().replace(microsecond=0))
+        if after.state is not TryState.WAITING:
+            self._finish(after)
+        elif after != one:
+            self._write(after)
+
+    def _lend(self, one: Try) -> None:
+        now = self._now().replace(microsecond=0)
+        if why := self._cannot(one):
+            self._finish(with_outcome(one, TryState.GIVEN_UP, why, now))
+            return
+        if not self._write(replace(one, state=TryState.LENT, since=now, cause="")):
+            return
+        self._borrow(self._again(one))
+
+    def _borrow(self, one: Try) -> None:
+        """Done twice it is the same loan."""
+        who = Person(one.by_id, one.by, "", "")
+        until = one.since + 2 * self._within + ENDING
+        try:
+            loan = self._ledger.loans.lend(
+                one.gpu, self._doors.project_id, self._project, until, COMMENT, who, server=one.name
+            )
+        except RefusedError as refused:
+            self._finish(with_outcome(one, TryState.GIVEN_UP, str(refused), self._now()))
+            return
+        gpus = [self._service.gpu(name) for name in one.names]
+        for gpu in gpus:
+            if gpu.state is HealthState.FINE:
+                self._become(gpu, HealthState.TO_ACCEPT, "it is to be accepted", by=one.by)
+            else:
+                self._note_gpu(gpu, "a server is started on it to accept it", one.by)
+        # The last step: without it all of this is done again.
+        self._write(replace(one, loan=loan.id, fine=all(gpu.state is HealthState.FINE for gpu in gpus)))
+
+    def _held(self, tries: Sequence[Try]) -> dict[str, str]:
+        """Ids of tries that wait and whose GPUs are not all free: each with the server that is waited for, or with what
+        is between two tenants."""
+        waiting = [attempt for attempt in tries if attempt.state is TryState.WAITING]
+        gpus = {gpu.name: gpu for gpu in self._service.store.gpus()} if waiting else {}
+        return {
+            one.id: why for one in waiting if (why := self._why_held(gpus[name] for name in one.names if name in gpus))
+        }
+
+    def _why_held(self, gpus: Iterable[GpuHealth]) -> str:
+        sight = self._doors.sight()
+        for gpu in gpus:
+            holder = sight.snapshot.holders.get(provider_name(gpu.host, gpu.address)) if sight is not None else None
+            if sight is not None and holder is not None:
+                server = sight.snapshot.servers.get(holder)
+                name = server.name if server is not None else ""
+                return f"server {name or holder} has {gpu.name}"
+            if gpu.state in PASSING:
+                return f"{gpu.name} is {gpu.state.value}: {gpu.cause}"
+        return ""
+
+    def _cannot(self, one: Try) -> str:
+        """Why no server can be started on it; empty when one can."""
+        if left := self._left(one):
+            return left
+        if self._flavor(one) is None:
+            what = f"a whole group of {len(one.gpus)} GPUs" if len(one.gpus) > 1 else "one GPU"
+            return f"the site has no flavor with {what} of pool {one.pool}"
+        sight = self._doors.sight()
+        if sight is None:
+            return ""
+        for address in one.gpus:
+            name = provider_name(one.host, address)
+            if name not in sight.snapshot.providers:
+                return f"Placement does not have {one.host}/{address}: 'gpuyard gpu list' says why"
+            if name in sight.snapshot.left_behind:
+                return f"a server that was evacuated still counts for {one.host}/{address}"
+            if name in sight.snapshot.reserved and name not in sight.ours:
+                return (
+                    f"{one.host}/{address} is reserved in Placement by somebody else; where Nova keeps it after a use, "
+                    "its host scrubs it first: ask again when it is to be accepted once more"
+                )
+        return ""
+
+    def _go_on(self, one: Try, ours: Sequence[SeenServer], loans: Mapping[str, Booking]) -> None:
+        if one.state is TryState.LENT and not one.loan:  # killed between the two
+            if left := self._left(one):
+                self._finish(with_outcome(one, TryState.GIVEN_UP, left, self._now()))
+            else:
+                self._borrow(one)
+            return
+        if one.state is TryState.DELETING:
+            self._delete(one, ours)
+            return
+        server = next((found for found in ours if found.id == one.server or found.name == one.name), None)
+        sight = self._sight(one, server, loans.get(one.loan))
+        now = self._now()
+        after = judged(one, sight, self._within, now)
+        if server is not None and not one.server:
+            after = replace(after, server=server.id)
+        if after.state is TryState.LENT and sight.usable:
+            self._create(after)
+            return
+        if after != one and self._write(after) and after.state is TryState.DELETING:
+            LOG.info("acceptance of %s: %s: %s", one.gpu, after.outcome, after.cause)
+            self._delete(self._again(after), ours)
+
+    def _sight(self, one: Try, server: SeenServer | None, loan: Booking | None) -> TryObservation:
+        on = loan is not None and loan.state is BookingState.ACTIVE
+        claimed = loan is not None and loan.claimed is not None
+        said = AcceptanceOutput()
+        if one.state is TryState.RUNNING and server is not None:
+            said = read_console(self._doors.servers.console(server.id), one.nonce, len(one.gpus))
+        return TryObservation(
+            lent=on,
+            usable=loan is not None and loan.usable_since is not None,
+            claimed=claimed,
+            spoiled=self._spoiled(one),
+            status=server.status if server else "",
+            fault=server.fault if server else "",
+            gone=server is None and (not one.server or self._doors.servers.get(one.server) is None),
+            said=said,
+            against=held_against(said, [gpu.baseline for gpu in self._known(one)], fresh=one.fresh),
+        )
+
+    def _left(self, one: Try) -> str:
+        """Which of its GPUs the site does not have any more, in words; empty: none."""
+        known = {gpu.name for gpu in self._known(one) if (gpu.host, gpu.address) in self._gpus}
+        return next((f"{name} has left the site file" for name in one.names if name not in known), "")
+
+    def _known(self, one: Try) -> list[GpuHealth]:
+        """Its GPUs, but those that have left."""
+        return [gpu for gpu in self._service.store.gpus(host=one.host) if gpu.name in one.names]
+
+    def _spoiled(self, one: Try) -> str:
+        if left := self._left(one):
+            return left
+        for name in one.names:
+            gpu = self._service.gpu(name)
+            if gpu.state is not HealthState.TO_ACCEPT:
+                return f"{name} became {gpu.state.value} meanwhile: {gpu.cause}"
+        return ""
+
+    def _create(self, one: Try) -> None:
+        now, flavor = self._now().replace(microsecond=0), self._flavor(one)
+        ids = {self._gpus[one.host, address].ids for address in one.gpus}
+        asked = replace(one, state=TryState.CREATING, since=now, deadline=now + self._within)
+        if flavor is None or not self._write(asked):
+            return
+        asked = self._again(asked)
+        try:
+            data = accept_data(one.nonce, len(one.gpus), ids)
+            wish = ServerWish(one.name, flavor.name, self._image, data, host=one.host)
+            server = self._doors.servers.create(wish)
+        except ServerError as error:
+            if error.problem is ServerProblem.UNREAD:  # nothing was asked for: the next look does it
+                self._write(replace(asked, state=one.state, since=one.since, deadline=one.deadline))
+            elif error.problem is not ServerProblem.UNKNOWN:
+                self._finish(with_outcome(asked, TryState.GIVEN_UP, f"Nova: {error}", now))
+            return
+        self._write(replace(asked, server=server))
+
+    def _delete(self, one: Try, ours: Sequence[SeenServer]) -> None:
+        """Until Nova has it no more; then the verdict counts."""
+        servers = self._doors.servers
+        found = {server.id for server in ours if server.name == one.name} | ({one.server} - {""})
+        left = [id for id in sorted(found) if servers.get(id) is not None]
+        for id in left:
+            servers.delete(id)
+        if not left and (not self._seems_taken(one) or self._now() - one.since > LATE):
+            self._finish(one)
+
+    def _seems_taken(self, one: Try) -> bool:
+        """Whether the last look at the cloud still had a server on it: a GPU that is given out then would be told to be
+        in use, and its server to be there without a loan."""
+        sight = self._doors.sight()
+        holders = sight.snapshot.holders if sight is not None else {}
+        return any(provider_name(one.host, address) in holders for address in one.gpus)
+
+    def _finish(self, one: Try) -> None:
+        """The GPUs become what the verdict says, before anybody else can have them; then the loan ends."""
+        for gpu in self._known(one):
+            self._conclude(gpu, one)
+        if one.loan:
+            self._ledger.loans.end(one.loan, f"its acceptance: {one.outcome}", one.by)
+        if self._write(ended(one, self._now())):
+            self._service.wake(f"{one.gpu} was to be accepted: {one.outcome}")
+
+    def _conclude(self, gpu: GpuHealth, one: Try) -> None:
+        waits = gpu.state is HealthState.TO_ACCEPT
+        passed = one.outcome is TryState.PASSED and gpu.state is HealthState.FINE
+        failed = one.outcome is TryState.FAILED and gpu.state is HealthState.QUARANTINED and gpu.signal == FAILED
+        if passed or failed:
+            return  # by a process that was killed before it could write that the try is over
+        if one.outcome is TryState.PASSED and waits:
+            software = replace(self._service.software(gpu.host), driver=one.driver)
+            facts = self._facts(gpu, one)
+            judge = renewed if one.fresh else confirmed
+            baseline = judge(None if one.fresh else gpu.baseline, facts, gpu.card, one.by, self._now())
+            accepted = replace(gpu, accepted=self._now(), software=software, baseline=baseline)
+            text = "a server on it found nothing wrong"
+            if baseline is not None and baseline != gpu.baseline:
+                text += f"; its baseline is {facts_words(baseline.facts)}"
+            self._become(accepted, HealthState.FINE, text, one.cause)
+        elif one.outcome is TryState.FAILED and waits:
+            self._become(gpu, HealthState.QUARANTINED, "its acceptance failed", one.cause, signal=FAILED)
+        elif one.fine and waits:
+            self._become(
+                gpu, HealthState.FINE, f"nothing came of its acceptance, and it is as before: {one.cause}", by=one.by
+            )
+        else:
+            self._note_gpu(gpu, f"it could not be accepted: {one.cause}", one.by)
+
+    def _facts(self, gpu: GpuHealth, one: Try) -> Facts:
+        """What it showed, to become its baseline. Of several GPUs a server cannot say which is which: what their host
+        says goes first."""
+        shown = gpu.shown if one.fresh else first_facts(gpu.shown, self._service.link(gpu), gpu.baseline)
+        return {**shown, **one.facts} if len(one.gpus) == 1 else {**one.facts, **shown}
+
+    # How
+
+    def _flavor(self, one: Try) -> FlavorObject | None:
+        """The smallest that takes the whole slot; one that everybody sees before others."""
+        whole = len(one.gpus) > 1
+        letter = self._gpus[one.host, one.gpus[0]].set_letter
+        able = [
+            flavor
+            for flavor in self._flavors
+            if flavor.pool == one.pool
+            and not flavor.variant_of
+            and flavor.gpus == len(one.gpus)
+            and (flavor.set_letter == letter if whole else True)
+        ]
+        return min(able, key=lambda flavor: (not flavor.public, flavor.ram, flavor.vcpus, flavor.name), default=None)
+
+    def _write(self, one: Try) -> bool:
+        return self._tries.put(one)
+
+    def _again(self, one: Try) -> Try:
+        """As it was just written."""
+        return next(found for found in self._tries.batch(one.batch) if found.id == one.id)
+
+    def _become(
+        self, gpu: GpuHealth, to: HealthState, cause: str, evidence: str = "", by: str = "", signal: str = ""
+    ) -> None:
+        for _ in range(TRIES):
+            new, event = become(
+                replace(gpu, asked=False, until=None), to, self._now(), cause, signal=signal, evidence=evidence, by=by,
+                source=Source.PERSON if by else Source.GUEST,
+            )  # fmt: skip
+            if self._service.store.put(new, event):
+                self._service.wake(f"GPU {gpu.name} is {to.value}")
+                return
+            now = self._service.gpu(gpu.name)
+            if now.state is not gpu.state:
+                return
+            gpu = replace(gpu, version=now.version)
+
+    def _note(self, one: Try, text: str) -> None:
+        for gpu in self._known(one):
+            self._note_gpu(gpu, text, one.by)
+
+    def _note_gpu(self, gpu: GpuHealth, text: str, by: str) -> None:
+        event = HealthEvent(
+            gpu.host, gpu.address, gpu.card, self._now(), gpu.state, gpu.state, text, by=by, source=Source.PERSON
+        )
+        self._service.store.note(event)
+
+
+def acceptance_loop(keeper: AcceptanceController, period: float) -> Loop:
+    """A loop named ``acceptance`` that runs every `period` seconds, and at once when it is woken."""
+    return Loop(
+        "acceptance", "Starts servers on GPUs that are to be accepted, and reads what they say.", period, keeper.run
+    )
+
+
+def open_acceptance(
+    compiled: CompiledSite,
+    api: CloudApi,
+    service: HealthService,
+    ledger: Ledger,
+    sight: Callable[[], CloudObservation | None],
+    now: Callable[[], datetime],
+) -> AcceptanceController | None:
+    """Of a site that has a project for it, and the desk's part with it; None for others."""
+    rules = service.rules.acceptance
+    if rules is None or rules.project is None:
+        return None
+    project, network = rules.project, rules.network
+    identity = service.store.value(IDENTITY)
+    if not identity:
+        identity = token_hex(8)
+        service.store.set_value(IDENTITY, identity)
+
+    def doors() -> AcceptancePorts:
+        door, project_id = open_servers_project(api, project, key="health.acceptance")
+        servers = GuardedServers(NovaServers(door, compiled.site.site, network, identity=identity, tag=TAG))
+        return AcceptancePorts(servers, project_id, sight)
+
+    tries = TryStore(ledger.database)
+    service.acceptance = AcceptanceService(service.store, tries, ledger, now)
+    return AcceptanceController(compiled, service, tries, ledger, doors, now)

@@ -1,0 +1,310 @@
+"""The loop of health: what was observed, who has which GPU and time become states, and states become what the ledger
+keeps back.
+
+What a GPU's state is stands in the store, and nowhere else: the loop of bookings reads there which GPUs nobody is to
+get, takes bookings off them and holds them in Placement. So there is no step between the two that a kill could lose.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from time import monotonic
+
+from gpuyard.bookings.controllers.bookings import BookingController, CloudObservation
+from gpuyard.bookings.controllers.enforce import Enforcer
+from gpuyard.bookings.enforcement import SeenProvider
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.health.cloud_signals import CloudSignals
+from gpuyard.health.controllers.faults import FaultTeller
+from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.maintenance import MaintenanceService, maintenance_loop
+from gpuyard.health.controllers.scrubs import ScrubController, ScrubService, clean_providers, scrubs_loop
+from gpuyard.health.limits import SitePlace
+from gpuyard.health.maintenance import works
+from gpuyard.health.planner import (
+    LATELY,
+    QUIET,
+    Circumstances,
+    GpuObservation,
+    HealthPlan,
+    plan_health,
+)
+from gpuyard.health.records import GpuHealth, HealthState
+from gpuyard.health.store import HealthStore
+from gpuyard.model.errors import GpuyardError
+from gpuyard.model.gpu import Gpu, provider_name
+from gpuyard.openstack.api import CloudApi
+from gpuyard.openstack.host_maintenance import MaintenanceCloud
+from gpuyard.openstack.snapshot import SnapshotTaker
+from gpuyard.runtime.control_loops import Loop
+from gpuyard.runtime.leader_roles import BOOKINGS
+from gpuyard.site.compile import CompiledSite
+from gpuyard.site.health_rules import SiteHealth
+from gpuyard.site.objects import bookings_mark
+
+LOG = logging.getLogger(__name__)
+ROUNDS = 6
+"""Most times that one run plans anew: somebody may write a GPU at the same moment."""
+OLD = timedelta(minutes=1)
+"""What was seen of the cloud longer ago is not what it is now."""
+PRUNE_EVERY = timedelta(hours=1)
+
+
+class HealthError(GpuyardError):
+    """A run of the loop left something undone; the message says what."""
+
+
+class HealthController:
+    """Keeps the states of one site's GPUs. One run at a time; of several processes on one database the one does it that
+    keeps the bookings."""
+
+    def __init__(
+        self,
+        compiled: CompiledSite,
+        service: HealthService,
+        ledger: Ledger,
+        bookings: BookingController,
+        enforcer: Enforcer,
+        now: Callable[[], datetime],
+    ) -> None:
+        """`bookings`: looks at the cloud, for both."""
+        self._service, self._store, self._rules = service, service.store, service.rules
+        self._loans = ledger.loans
+        self._turns, self._bookings, self._enforcer, self._now = ledger.upkeep.turns, bookings, enforcer, now
+        self.places = site_places(compiled)
+        self._classes = {gpu.provider_name: gpu.resource_class for gpu in compiled.gpus}
+        self._signals = CloudSignals(service.verdicts)
+        self._judged: CloudObservation | None = None
+        self._noted: dict[tuple[str, str], datetime] = {}
+        self._told: Mapping[tuple[str, str], str] | None = None
+        self._pruned: datetime | None = None
+        runners = compiled.site.runners.project if compiled.site.runners else ""
+        self._faults = FaultTeller(
+            service.store, ledger, bookings.cases.addresses, bookings.bookings_of, runners, now, service.verdicts
+        )
+        self.on_kept: Callable[[str], None] = lambda reason: None
+        """Is called when other GPUs are kept back than before."""
+        self.asked: tuple[str, ...] = ()
+        """GPUs for which a person must decide, as of the last run."""
+
+    def run(self) -> float | None:
+        """One look, and what follows from it. Returns in how many seconds another look is known to help."""
+        if not self._turns.has_turn(BOOKINGS):
+            return None
+        sight = self._sight()
+        if sight is not None and sight is not self._judged:
+            self._store.observe(self._signals.look(self.places, sight.snapshot, self._service.uses()))
+            self._judged = sight
+        for _ in range(ROUNDS):
+            plan = self._plan(sight)
+            written = self._write(plan)
+            if written:
+                break
+        else:
+            raise HealthError(f"after {ROUNDS} looks somebody else still changes the same GPUs")
+        self.asked = plan.asked
+        records = self._store.gpus()
+        self._tell()
+        if sight is not None:
+            self._generations(records, sight)
+        self._prune()
+        if sight is not None:
+            self._faults.tell(records, sight.snapshot)
+        ends = [record.until for record in records if record.until is not None]
+        return max(0.0, (min(ends) - self._now()).total_seconds()) if ends else None
+
+    def _sight(self) -> CloudObservation | None:
+        """None when nothing is known that is true now."""
+        sight = self._bookings.sight
+        return sight if sight is not None and self._now() - sight.snapshot.taken_at <= OLD else None
+
+    def _plan(self, sight: CloudObservation | None) -> HealthPlan:
+        now = self._now()
+        self._noted = {key: at for key, at in self._noted.items() if timedelta(0) <= now - at < QUIET}
+        suspected = self._store.became(HealthState.SUSPECT, now - LATELY)
+        records = self._store.gpus()
+        known = {gpu.name for gpu in records}
+        around = Circumstances(
+            now,
+            sights(self.places, sight) if sight is not None else {},
+            sight.snapshot.taken_at if sight is not None else None,
+            self._store.heard(),
+            {f"{host}/{address}": count for (host, address), count in suspected.items()},
+            self._noted,
+            works(self._service.maintenances.open()),
+            self._lent(records),
+            {
+                place.name: last.after
+                for place in self.places if place.name not in known
+                for last in self._store.events(place.host, place.address, limit=1)
+            },
+        )  # fmt: skip
+        return plan_health(self.places, records, self._store.open_observations(), self._rules, around)
+
+    def _lent(self, records: Sequence[GpuHealth]) -> frozenset[str]:
+        """Of those that are to be accepted: while they are lent for that, their servers come and go."""
+        waiting = (record.name for record in records if record.state is HealthState.TO_ACCEPT)
+        return frozenset(name for name in waiting if self._loans.of(name) is not None)
+
+    def _write(self, plan: HealthPlan) -> bool:
+        """Whether all of it could be: what was changed meanwhile is planned again."""
+        self._store.settle(plan.settles)
+        all_of_it = True
+        for change in plan.changes:
+            if change.gone:
+                written = self._store.forget(change.gpu, *change.events)
+            else:
+                written = self._store.put(change.gpu, *change.events, settles=change.settles)
+            all_of_it &= written
+            for event in change.events if written else ():
+                if event.before is event.after and event.signal:
+                    self._noted[change.gpu.name, event.signal] = event.time
+                LOG.info("GPU %s: %s: %s %s", change.gpu.name, event.after.value, event.cause, event.evidence)
+        return all_of_it
+
+    def _tell(self) -> None:
+        """The loop of bookings, when it has something to do."""
+        back = self._service.kept_back()
+        if self._told != back:
+            news = sorted(f"{host}/{address}" for host, address in back.keys() ^ (self._told or {}).keys())
+            self._told = back
+            self.on_kept(f"other GPUs are kept back: {', '.join(news[:3])}")
+
+    def _generations(self, records: list[GpuHealth], sight: CloudObservation) -> None:
+        """Of GPUs that Nova keeps reserved after a use: they are released in this very generation, or not at all. One
+        call for each, once."""
+        known, once = sight.snapshot.providers, {place.name for place in self.places if place.once}
+        news = {
+            name: record
+            for record in records
+            if record.state is HealthState.RETURNED and record.generation is None and record.name in once
+            and (name := provider_name(record.host, record.address)) in known and name in self._classes
+        }  # fmt: skip
+        if not news:
+            return
+        seen = self._enforcer.look({name: (known[name].id, self._classes[name]) for name in news})
+        for name, one in news.items():
+            if name in seen and seen[name].reserved:
+                self._store.put(replace(one, generation=seen[name].generation))
+
+    def _prune(self) -> None:
+        now = self._now()
+        if self._pruned is None or now - self._pruned > PRUNE_EVERY:
+            self._store.prune(now)
+            self._pruned = now
+
+
+@dataclass
+class Watched:
+    """The health of a site's GPUs, and the bookings that follow it."""
+
+    service: HealthService
+    keeper: HealthController
+    bookings: BookingController
+    scrubs: ScrubController
+    scrub_desk: ScrubService
+    """Where hosts fetch what they are to scrub."""
+    maintenance: MaintenanceService
+    on_kept: Callable[[str], None] = lambda reason: None
+    """Is called when other GPUs are kept back than before, and those are held: to wake who has servers on them."""
+
+    def loop(self, period: float, bookings: Loop) -> Loop:
+        """The loop of health; it and the one of bookings wake each other."""
+        loop = health_loop(self.keeper, period)
+        self.service.wake = loop.wake
+        self.keeper.on_kept = partial(self._kept, bookings)
+        self.bookings.on_look = lambda: loop.wake("the cloud was looked at")
+        return loop
+
+    def _kept(self, bookings: Loop, reason: str) -> None:
+        try:
+            self.bookings.hold_at_once()
+        except GpuyardError as error:
+            LOG.info("%s: %s; the loop of bookings does it", reason, error)
+        bookings.wake(reason)
+        self.on_kept(reason)
+
+    def maintenance_loop(self, period: float) -> Loop:
+        """The loop of maintenances. What changes there wakes the one of health, which tells the one of bookings."""
+        return maintenance_loop(self.maintenance, period)
+
+    def scrubs_loop(self, period: float, bookings: Loop) -> Loop:
+        """The loop of scrubs. What has come back clean wakes the one of bookings, which releases it."""
+        self.scrub_desk.on_clean = bookings.wake
+        return scrubs_loop(self.scrubs, period)
+
+
+def open_health(
+    compiled: CompiledSite, rules: SiteHealth, api: CloudApi, ledger: Ledger, taker: SnapshotTaker,
+    now: Callable[[], datetime], steady: Callable[[], float] = monotonic,
+) -> Watched:  # fmt: skip
+    """Of a site that has it; what it keeps is in the ledger's database. `now` is UTC and may jump, `steady` only goes
+    forward. Raises StoreError, UsageError."""
+    service = HealthService(HealthStore(ledger.database), ledger, rules, now)
+    store = service.store
+    bookings = BookingController(
+        api,
+        compiled,
+        ledger,
+        taker,
+        now,
+        service.kept_back,
+        lambda: clean_providers(store.gpus([HealthState.CHECKED, HealthState.TO_ACCEPT])),
+        steady,
+    )
+    enforcer = Enforcer(api, bookings_mark(compiled.site.site))
+    once = {name for name, pool in compiled.site.pools.items() if pool.one_time_use}
+
+    def look(gpus: Sequence[Gpu]) -> Mapping[str, SeenProvider]:
+        known = bookings.sight.snapshot.providers if bookings.sight else {}
+        wanted = {gpu.provider_name: gpu for gpu in gpus if gpu.provider_name in known}
+        return enforcer.look({name: (known[name].id, gpu.resource_class) for name, gpu in wanted.items()})
+
+    def is_given_on(gpu: Gpu) -> bool:
+        provider = bookings.sight.snapshot.providers.get(gpu.provider_name) if bookings.sight else None
+        return provider is not None and enforcer.is_given_on_as_it_is(provider.id)
+
+    keeper = HealthController(compiled, service, ledger, bookings, enforcer, now)
+    scrub_desk = service.scrubs = ScrubService(service, ledger, compiled.gpus, once)
+    maintenance = service.maintenance = MaintenanceService(
+        service, ledger, compiled.gpus, lambda: bookings.sight, MaintenanceCloud(api)
+    )
+    scrubs = ScrubController(service, ledger, compiled.gpus, once, look, is_given_on)
+    return Watched(service, keeper, bookings, scrubs, scrub_desk, maintenance)
+
+
+def site_places(compiled: CompiledSite) -> tuple[SitePlace, ...]:
+    """The GPUs that a site gives away whole: those of which something can be said, and on which a server can be put."""
+    once = {name for name, pool in compiled.site.pools.items() if pool.one_time_use}
+    return tuple(
+        SitePlace(
+            gpu.host, gpu.address, gpu.pool,
+            f"{gpu.host} {gpu.address if gpu.group is None else gpu.group} {gpu.pool}", gpu.pool in once,
+        )
+        for gpu in compiled.gpus
+        if not gpu.blocked and not gpu.is_unit
+    )  # fmt: skip
+
+
+def sights(places: tuple[SitePlace, ...], sight: CloudObservation) -> dict[str, GpuObservation]:
+    """By the names of GPUs. Of those that Placement does not have nothing is known; nor of those that an evacuated
+    server left behind, whose guest may still be there: their use is over when nova-compute there says so; nor of those
+    whose host is in a cell of Nova that does not answer."""
+    snapshot, silent, found = sight.snapshot, sight.snapshot.silent_hosts, {}
+    for place in places:
+        name = provider_name(place.host, place.address)
+        if name in snapshot.providers and name not in snapshot.left_behind and place.host not in silent:
+            reserved = name in snapshot.reserved and name not in sight.ours
+            holder = snapshot.holders.get(name, "")
+            found[place.name] = GpuObservation(holder, reserved, bool(holder) and holder not in snapshot.servers)
+    return found
+
+
+def health_loop(keeper: HealthController, period: float) -> Loop:
+    """A loop named ``health`` that runs every `period` seconds, and at once when it is woken: something was observed,
+    somebody has decided, the cloud was looked at."""
+    return Loop("health", "Follows each GPU from one server to the next, and keeps bad ones back.", period, keeper.run)

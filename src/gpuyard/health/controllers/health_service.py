@@ -1,0 +1,407 @@
+"""Records observations of GPUs and operators' requests, and wakes the health controller.
+
+Hosts, guest agents and runners report observations; people quarantine, repair and release. Every method commits before
+it returns, so a crash loses nothing that was reported. The consequences (suspect, quarantined, fine again) are not
+computed here: the loop in health.py reconciles them from the store. Callers check authorization.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.health.baseline import OF_SIGNALS, Baseline, Facts, facts_words, renewed
+from gpuyard.health.cloud_signals import HostUse
+from gpuyard.health.host_reports import LookRefusedError, look_of
+from gpuyard.health.life import become, with_card
+from gpuyard.health.maintenance import MaintenanceState, moment_text
+from gpuyard.health.planner import is_required, kept_back
+from gpuyard.health.records import (
+    KEPT_BACK,
+    UUIDS,
+    GpuHealth,
+    HealthEvent,
+    HealthState,
+    HostContact,
+    Observation,
+    Software,
+)
+from gpuyard.health.store import HealthStore, MaintenanceStore
+from gpuyard.health.verdicts import SignalVerdicts
+from gpuyard.model.booking import Booking, Person
+from gpuyard.model.errors import BlockedError, GpuyardError
+from gpuyard.model.host_report import LinkReport
+from gpuyard.model.signals import SIGNALS, Judgement, Source
+from gpuyard.site.health_rules import SiteHealth
+
+if TYPE_CHECKING:
+    from gpuyard.health.controllers.acceptance_service import AcceptanceService
+    from gpuyard.health.controllers.maintenance import MaintenanceService
+    from gpuyard.health.controllers.scrubs import ScrubService
+
+LENT_FROM = frozenset({HealthState.QUARANTINED, HealthState.IN_REPAIR})
+"""States in which a GPU can be lent for its repair."""
+WORDS = 500
+"""Characters of what somebody says, at most."""
+TRIES = 20
+"""Somebody else may write the same GPU at the same moment, so often at most."""
+
+
+class NoSuchGpuError(GpuyardError):
+    """The site has no such GPU."""
+
+
+@dataclass(frozen=True)
+class GpuView:
+    """How a GPU is, for those who show it."""
+
+    health: GpuHealth
+    heard: datetime | None
+    """When its host was last heard of; None: never."""
+    silent: bool
+    """Its host was not heard of for longer than the site's `silence`: what is said of it is as old as that."""
+    maintenance: str = ""
+    """That of its host, when it is on; it is then not `silent` either: whoever works on a host turns it off."""
+    question: Observation | None = None
+    """Of one for which a person is asked: the worst that was seen and nothing has become of."""
+
+
+class HealthService:
+    """Safe to use from several threads. GPUs are named ``host/address``. Every method that changes something raises
+    NoSuchGpuError, and HealthLifeError when the GPU cannot go there from its state."""
+
+    def __init__(
+        self,
+        store: HealthStore,
+        ledger: Ledger,
+        rules: SiteHealth,
+        now: Callable[[], datetime],
+        wake: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """`ledger`: its audit log says who did what. `wake`: is called with a reason after every change."""
+        self.store, self.rules, self.now = store, rules, now
+        self.verdicts = SignalVerdicts(rules)
+        """What follows from a signal of a GPU."""
+        self.wake = wake
+        self.maintenances = MaintenanceStore(store.database)
+        self.maintenance: MaintenanceService | None = None
+        """Where maintenances of hosts are planned."""
+        self.scrubs: ScrubService | None = None
+        """Where hosts fetch what they are to scrub."""
+        self.acceptance: AcceptanceService | None = None
+        """Where people ask for GPUs to be accepted by a server; None: the site has no project for that."""
+        self._ledger = ledger
+        self._uses: dict[str, HostUse] = {}
+
+    # What is seen
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Several at once cost one commit. Those of GPUs that the site does not have are forgotten by the loop. Raises
+        ValueError for a code that is no signal's."""
+        unknown = {observation.code for observation in observations} - SIGNALS.keys()
+        if unknown:
+            raise ValueError(f"no such signals: {', '.join(sorted(unknown))}")
+        if self.store.observe(observations):
+            self.wake(f"{observations[0].code} of {observations[0].gpu}")
+
+    def hear(self, word: HostContact, in_use: Mapping[str, bool | None]) -> None:
+        """A host has said something. `in_use`: address of a GPU -> whether a process has it open there, as it says."""
+        self.store.hear(word)
+        for address, said in in_use.items():
+            name = f"{word.host}/{address}"
+            last = self._uses.get(name)
+            if said is not None:
+                self._uses[name] = last.then(word.heard, said) if last else HostUse(word.heard, said)
+
+    def uses(self) -> Mapping[str, HostUse]:
+        """By GPU, what hosts said last of who has it open: to this process, since it began."""
+        return dict(self._uses)
+
+    def know_card(self, gpu: str, card: str) -> None:
+        """The serial number of the card that is there, as its host sees it. Another one than before is written
+        down, and observed as `changed`: it was never accepted."""
+        for _ in range(TRIES):
+            one = self.gpu(gpu)
+            if not card or card == one.card:
+                return
+            was = "" if one.card.startswith(UUIDS) else one.card  # what a guest sees is a name of the same card
+            text = f"its card is {card}" + (f", and was {was}" if was else "")
+            event = HealthEvent(one.host, one.address, card, self.now(), one.state, one.state, text, source=Source.HOST)
+            new = with_card(one, card)
+            if was:
+                new = replace(new, accepted=None, software=Software())
+            if self.store.put(new, event):
+                if was:
+                    self.observe([Observation(one.host, one.address, "changed", self.now(), text)])
+                return
+        raise _crowd(gpu)
+
+    def show(self, gpu: str, facts: Facts) -> None:
+        """What its host has seen of it, of what does not change by itself."""
+        for _ in range(TRIES):
+            one = self.gpu(gpu)
+            if facts == one.shown or self.store.put(replace(one, shown=dict(facts))):
+                return
+        raise _crowd(gpu)
+
+    def report(self, gpu: str, words: str, person: Person) -> None:
+        """Somebody says that a GPU is not as it should be."""
+        known = self.gpu(gpu)
+        self._audit(person, "gpu.report", gpu, words)
+        self.observe(
+            [Observation(known.host, known.address, "reported", self.now(), words.strip()[:WORDS], person.user)]
+        )
+
+    # What people do
+
+    def quarantine(self, gpu: str, why: str, person: Person) -> GpuHealth:
+        """Out of use, whatever share of its pool is so already."""
+        return self._become(gpu, lambda one: HealthState.QUARANTINED, why, person, "gpu.quarantine")
+
+    def release(self, gpu: str, why: str, person: Person) -> GpuHealth:
+        """Back into use: somebody answers for it. It is to be accepted first where the site wants that after repairs;
+        one that is to be accepted is so by this. One for which a person is asked is left in use. What it shows is its
+        baseline from then on."""
+
+        def target(one: GpuHealth) -> HealthState:
+            return self._after_repair(one) if one.state is HealthState.QUARANTINED else HealthState.FINE
+
+        if (one := self.gpu(gpu)).asked and one.state not in KEPT_BACK:
+            mine = [seen for seen in self.store.open_observations() if seen.gpu == one.name]
+            bad = [seen.code for seen in mine if self._in_force(seen, one) not in (None, Judgement.NOTE)]
+            signal = bad[0] if bad else one.signal
+            settles = [seen.id for seen in mine if seen.code == signal]
+            return self._keep(
+                gpu, why, person, "gpu.release", settles, asked=False, signal=signal, by=person.user,
+                baseline=self._answered_for(one, person),
+            )  # fmt: skip
+        if one.state is HealthState.IN_REPAIR:
+            raise BlockedError(f"GPU {gpu} is in repair: say that this is over with 'gpuyard gpu repair done {gpu}'")
+        accepted = self.software(one.host) if one.state is HealthState.TO_ACCEPT else None
+        new = self._become(gpu, target, why, person, "gpu.release", accepted=accepted, answers=True)
+        self._end_loan(one, "it needs no repair", person)
+        return new
+
+    def _answered_for(self, one: GpuHealth, person: Person) -> Baseline | None:
+        facts = {**one.shown, **OF_SIGNALS.get(one.signal, {})}
+        return renewed(one.baseline, facts, one.card, person.user, self.now())
+
+    def software(self, host: str) -> Software:
+        """What a host runs now, as far as that was heard."""
+        word = self.store.host(host)
+        said = json.loads(word.look) if word is not None and word.look else {}
+        return Software(*(str(said.get(name, "")) for name in ("kernel", "firmware", "qemu")))
+
+    def link(self, gpu: GpuHealth) -> LinkReport | None:
+        """Its link as its host saw it last; None: nothing was heard of it."""
+        word = self.store.host(gpu.host)
+        try:
+            look = look_of(word.look.encode()) if word is not None and word.look else None
+        except LookRefusedError:  # of another version of gpuyard
+            return None
+        return next((one.link for one in look.gpus if one.address == gpu.address), None) if look is not None else None
+
+    def clear_baseline(self, gpu: str, why: str, person: Person) -> GpuHealth:
+        """Forget what it was accepted with: it is judged as a new one, until it is accepted or released again."""
+        one = self.gpu(gpu)
+        if one.baseline is None:
+            raise BlockedError(f"GPU {gpu} has no baseline: it is judged by what its slot and card can")
+        text = f"its baseline was cleared, {facts_words(one.baseline.facts)}: {why}"
+        return self._keep(gpu, text, person, "gpu.clear_baseline", baseline=None)
+
+    def start_repair(self, gpu: str, words: str, person: Person) -> GpuHealth:
+        """`person` looks after it from now on. Of one that is quarantined."""
+        if self.gpu(gpu).state is HealthState.IN_REPAIR:
+            return self._keep(gpu, words, person, "gpu.repair", keeper=person.user)
+        return self._become(gpu, lambda one: HealthState.IN_REPAIR, words, person, "gpu.repair", keeper=person.user)
+
+    def note(self, gpu: str, words: str, person: Person) -> GpuHealth:
+        """A line of its record: what was tried, what the vendor said."""
+        return self._keep(gpu, words, person, "gpu.note")
+
+    def end_repair(self, gpu: str, words: str, person: Person, *, repaired: bool = True) -> GpuHealth:
+        """It is well, or to be accepted where the site wants that; not `repaired`: nobody looks after it any more."""
+        one = self.gpu(gpu)
+        if one.state is not HealthState.IN_REPAIR:
+            raise BlockedError(f"GPU {gpu} is {one.state.value}: a repair begins with 'gpuyard gpu repair start {gpu}'")
+        to = self._after_repair(one) if repaired else HealthState.QUARANTINED
+        new = self._become(gpu, lambda one: to, words, person, "gpu.repaired" if repaired else "gpu.repair_left")
+        if repaired:
+            self._end_loan(one, "its repair is done", person)
+        return new
+
+    def lend(self, gpu: str, until: datetime, words: str, person: Person, to: Person) -> Booking:
+        """Let a project, that of `to`, start a server on a GPU that is out of use, to see what is wrong with it. Raises
+        RefusedError too, when a booking is in the way that cannot go elsewhere."""
+        one = self.gpu(gpu)
+        if one.state not in LENT_FROM:
+            raise BlockedError(f"GPU {gpu} is {one.state.value}: one that is quarantined or in repair can be lent")
+        if (loan := self._ledger.loans.of(one.name)) is not None:
+            raise BlockedError(f"GPU {gpu} is lent to project {loan.project} until {moment_text(loan.ask.end)} already")
+        words = words.strip()[:WORDS]
+        comment = f"repair of {one.name}" + (f": {words}" if words else "")
+        loan = self._ledger.loans.lend(one.name, to.project_id, to.project, until, comment, person)
+        text = f"it is lent to project {to.project} until {moment_text(loan.ask.end)}"
+        self._keep(gpu, f"{text}: {words}" if words else text, person, "gpu.lend")
+        return loan
+
+    def take_back(self, gpu: str, words: str, person: Person) -> GpuHealth:
+        """It is lent no more. A server that is left on it is one without a booking."""
+        loan = self._ledger.loans.of(self.gpu(gpu).name)
+        if loan is None or loan.server:  # one with a server is gpuyard's own
+            raise BlockedError(f"GPU {gpu} is not lent for its repair")
+        self._ledger.loans.end(loan.id, words.strip()[:WORDS] or "it was given back", person.user)
+        return self._keep(gpu, f"it is given back by project {loan.project}: {words}", person, "gpu.return")
+
+    def _end_loan(self, one: GpuHealth, why: str, person: Person) -> None:
+        """One for its repair: nobody keeps a GPU that is well without a booking."""
+        loan = self._ledger.loans.of(one.name)
+        if loan is not None and not loan.server:
+            self._ledger.loans.end(loan.id, why, person.user)
+
+    def _after_repair(self, one: GpuHealth) -> HealthState:
+        """It may have got another card meanwhile, or its host another kernel."""
+        seen = [seen for seen in self.store.open_observations() if seen.gpu == one.name and seen.code in SIGNALS]
+        stale = {seen.code for seen in seen if self._in_force(seen, one) is Judgement.STALE}
+        return (
+            HealthState.TO_ACCEPT
+            if any(is_required(what, self.rules) for what in ("repair", *stale))
+            else HealthState.FINE
+        )
+
+    def _in_force(self, seen: Observation, one: GpuHealth) -> Judgement | None:
+        return self.verdicts.of(seen.code, one.name, one.pool).in_force
+
+    # What follows for others
+
+    def kept_back(self) -> dict[tuple[str, str], str]:
+        """(host, address) of GPUs that nobody is to get, each with why, in words for everybody: bad ones, and those of
+        hosts that are maintained."""
+        bad, now = self.bad_gpus(), self.now()
+        on = [one for one in self.maintenances.open() if one.on or one.start <= now]
+        work = {(gpu.host, gpu.address): one.words for one in on for gpu in self.store.gpus(host=one.host)}
+        both = {gpu: f"{work[gpu]}; {bad[gpu]}" for gpu in work.keys() & bad.keys()}
+        return bad | work | both
+
+    def worked_on(self) -> frozenset[str]:
+        """Hosts that may go down at any moment: somebody works on them."""
+        return frozenset(one.host for one in self.maintenances.open() if one.state is MaintenanceState.IN_WORK)
+
+    def bad_gpus(self) -> dict[tuple[str, str], str]:
+        """Those of them that are out of use for themselves."""
+        return kept_back(self.store.gpus(KEPT_BACK))
+
+    # What is shown
+
+    def view(self) -> list[GpuView]:
+        """By host and address."""
+        return self._views(self.store.gpus())
+
+    def look(self, name: str) -> GpuView:
+        """One of them. Raises NoSuchGpuError."""
+        return self._views([self.gpu(name)])[0]
+
+    def _views(self, gpus: Sequence[GpuHealth]) -> list[GpuView]:
+        heard, now = self.store.heard(), self.now()
+        works = {one.host: one.words for one in self.maintenances.open() if one.on}
+        questions = self._questions(gpus) if any(gpu.asked for gpu in gpus) else {}
+        return [
+            GpuView(
+                gpu,
+                heard.get(gpu.host),
+                gpu.host not in works and is_silent(heard.get(gpu.host), now, self.rules),
+                works.get(gpu.host, ""),
+                questions.get(gpu.name) if gpu.asked else None,
+            )
+            for gpu in gpus
+        ]
+
+    def _questions(self, gpus: Sequence[GpuHealth]) -> dict[str, Observation]:
+        """By GPU, the worst of what is open and would keep it back."""
+        found: dict[str, Observation] = {}
+        known = {gpu.name: gpu for gpu in gpus}
+        for judgement in (Judgement.STALE, Judgement.SUSPECT, Judgement.BAD):
+            seen = [
+                observation
+                for observation in self.store.open_observations()
+                if observation.code in SIGNALS and observation.gpu in known
+            ]
+            found |= {one.gpu: one for one in seen if self._in_force(one, known[one.gpu]) is judgement}
+        return found
+
+    def gpu(self, name: str) -> GpuHealth:
+        host, _, address = name.partition("/")
+        found = self.store.gpu(host, address.lower())
+        if found is None:
+            raise NoSuchGpuError(f"there is no GPU {name!r}; name one as in host/0000:3b:00.0")
+        return found
+
+    # How
+
+    def _become(
+        self,
+        gpu: str,
+        target: Callable[[GpuHealth], HealthState],
+        words: str,
+        person: Person,
+        action: str,
+        keeper: str = "",
+        accepted: Software | None = None,
+        answers: bool = False,
+    ) -> GpuHealth:
+        """`accepted`: with this. `answers`: the person says that it is well as it is."""
+        words = words.strip()[:WORDS]
+        for _ in range(TRIES):
+            one = self.gpu(gpu)
+            if accepted is not None:
+                one = replace(one, accepted=self.now(), software=accepted)
+            if answers:
+                one = replace(one, baseline=self._answered_for(one, person))
+            new, event = become(
+                replace(one, asked=False, until=None, keeper=keeper),
+                target(one),
+                self.now(),
+                words,
+                by=person.user,
+                source=Source.PERSON,
+            )
+            if self.store.put(new, event):
+                self._done(person, action, gpu, words)
+                return self.gpu(gpu)
+        raise _crowd(gpu)
+
+    def _keep(
+        self, gpu: str, words: str, person: Person, action: str, settles: Collection[int] = (), **changes: object
+    ) -> GpuHealth:
+        """A line of its record, and a change that leaves it in its state."""
+        words = words.strip()[:WORDS]
+        for _ in range(TRIES):
+            one = self.gpu(gpu)
+            event = HealthEvent(
+                one.host, one.address, one.card, self.now(), one.state, one.state, words, by=person.user,
+                source=Source.PERSON,
+            )  # fmt: skip
+            if self.store.put(replace(one, **changes), event, settles=settles):  # type: ignore[arg-type]
+                self._done(person, action, gpu, words)
+                return self.gpu(gpu)
+        raise _crowd(gpu)
+
+    def _done(self, person: Person, action: str, gpu: str, words: str) -> None:
+        self._audit(person, action, gpu, words)
+        self.wake(f"{person.user}: {action} {gpu}")
+
+    def _audit(self, person: Person, action: str, gpu: str, words: str) -> None:
+        self._ledger.note(person, action, gpu, words.strip()[:WORDS])
+
+
+def is_silent(heard: datetime | None, now: datetime, rules: SiteHealth) -> bool:
+    """Whether a host was not heard of for too long, or never."""
+    return heard is None or abs(now - heard) > rules.silence
+
+
+def _crowd(gpu: str) -> BlockedError:
+    return BlockedError(f"GPU {gpu} is being changed by others again and again; try again")

@@ -1,0 +1,509 @@
+"""Maintenances of hosts: what people say of them, and the loop that brings them on.
+
+One row in the store says where a maintenance is, and that is what keeps the host's GPUs back, as a state of health
+does: the loop of bookings reads it at each look. The ledger's holds are made of it again and again, so that a kill
+between any two steps loses nothing: what is not as the row says is made so by the next look.
+
+The same goes for the host's nova-compute, which is disabled while the host is drained and worked on. Its reason in Nova
+is all that is written down (`openstack/disabled_reason.py`). So a service that carries the tag of a maintenance is
+enabled as soon as no maintenance wants it disabled, whoever was killed meanwhile; one that an operator or a drain has
+disabled keeps its reason, and they enable it.
+
+Work begins only after these, in this order: nova-compute is seen to be disabled; SETTLED later all that was scheduled
+before has its allocations in Placement; the cloud, asked once more, has no server on the host or on its way to it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Protocol
+from uuid import uuid4
+
+from gpuyard.bookings.ledger.closing import Closing, ClosingForecast
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.health.controllers.health_service import WORDS, HealthService
+from gpuyard.health.host_reports import LookRefusedError, look_of
+from gpuyard.health.maintenance import (
+    HostNow,
+    Maintenance,
+    MaintenanceError,
+    MaintenanceState,
+    moment_text,
+    next_step,
+    refuse_times,
+    software_of,
+    turn,
+)
+from gpuyard.health.planner import is_required
+from gpuyard.health.records import HealthEvent, HostContact
+from gpuyard.model.booking import Booking, Person
+from gpuyard.model.errors import BlockedError, GpuyardError
+from gpuyard.model.gpu import Claim, Gpu, provider_name
+from gpuyard.model.host_report import HostReport
+from gpuyard.model.signals import SIGNALS, Judgement, Source
+from gpuyard.openstack.disabled_reason import Purpose, tag_of
+from gpuyard.runtime.control_loops import Loop
+from gpuyard.runtime.leader_roles import BOOKINGS
+
+if TYPE_CHECKING:
+    from gpuyard.bookings.controllers.bookings import CloudObservation
+    from gpuyard.openstack.rows import ServerRow
+
+LOG = logging.getLogger(__name__)
+TRIES = 20
+"""Somebody else may write the same one at the same moment, so often at most."""
+STEPS = 6
+"""Most steps that follow from each other in one look."""
+OLD = timedelta(minutes=1)
+"""What was seen of the cloud longer ago is not what it is now."""
+SETTLED = 5.0
+"""Seconds, by a clock that does not jump. Nova's scheduler may still place a server on a host that it looked at before
+the host was closed, for so long."""
+MOST_NAMED = 1000
+"""Servers of one host that may go down."""
+NAMED = 5
+"""So many of them are in a line of a record."""
+UNKNOWN = "what OpenStack has is not known at the moment"
+
+
+class NoSuchMaintenanceError(GpuyardError):
+    """There is none with this id."""
+
+
+class NoSuchHostError(GpuyardError):
+    """The site has no GPUs on it."""
+
+
+class HostCloud(Protocol):
+    """The cloud of the hosts: `openstack/host_maintenance.py`. Methods raise GpuyardError."""
+
+    def close(self, host: str) -> None:
+        """Keep new servers away, unless the host is closed already."""
+
+    def open(self, host: str) -> None:
+        """Undo `close`; what others have closed stays so."""
+
+    def servers(self, host: str, provider: str) -> Mapping[str, ServerRow]:
+        """All that a reboot would disturb, by id: on the host, keeping a place there, or on their way to it."""
+
+
+@dataclass(frozen=True)
+class MaintenanceView:
+    """A maintenance, for those who show it."""
+
+    maintenance: Maintenance
+    gpus: int
+    """Of its host."""
+    servers: tuple[Claim, ...] | None
+    """All that are there now, with GPUs or without; None: it is not known which."""
+    bookings: tuple[Booking, ...]
+    """And leases, that keep a GPU there in its time: they have begun, or cannot be elsewhere."""
+
+
+@dataclass(frozen=True)
+class MaintenanceForecast:
+    """What a maintenance of a host would mean."""
+
+    servers: tuple[Claim, ...] | None
+    """All that are there now; None: it is not known which."""
+    bookings: ClosingForecast
+
+
+class MaintenanceService:
+    """Safe to use from several threads, and from several processes on one database. Every method that changes something
+    raises MaintenanceError when that cannot be, and NoSuchMaintenanceError."""
+
+    def __init__(
+        self,
+        service: HealthService,
+        ledger: Ledger,
+        gpus: Sequence[Gpu],
+        sight: Callable[[], CloudObservation | None],
+        cloud: HostCloud,
+        new_id: Callable[[], str] = lambda: str(uuid4()),
+    ) -> None:
+        """`gpus`: all of the site. `sight`: the cloud as it was seen last."""
+        self._observations, self._health, self._store = service, service.store, service.maintenances
+        self._ledger, self._sight, self._cloud, self._new_id = ledger, sight, cloud, new_id
+        self._closed: dict[str, float] = {}
+        """Host -> `CloudObservation.began` when it was first seen to be closed; a new process waits anew."""
+        self._gpus: dict[str, list[Gpu]] = {}
+        for gpu in gpus:
+            if not gpu.blocked:
+                self._gpus.setdefault(gpu.host, []).append(gpu)
+        self._stale = frozenset(
+            code
+            for code, signal in SIGNALS.items()
+            if signal.judgement is Judgement.STALE and is_required(code, service.rules)
+        )
+
+    @property
+    def now(self) -> datetime:
+        """Records have whole seconds."""
+        return self._observations.now().replace(microsecond=0)
+
+    # What people do
+
+    def plan(
+        self, host: str, start: datetime, until: datetime, why: str, person: Person, may_go_down: Sequence[str] = ()
+    ) -> Maintenance:
+        """From then on nothing new is booked there in its time. `may_go_down`: as in `allow`. Raises NoSuchHostError
+        too."""
+        now = self.now
+        start, until = self._times(host, start, until, now)
+        one = Maintenance(
+            self._new_id(), host, start, until, why.strip()[:WORDS], person.user, MaintenanceState.PLANNED, now, now,
+            may_go_down=tuple(sorted(set(may_go_down))), due=until,
+        )  # fmt: skip
+        text = f"{one.title} is planned from {moment_text(start)} to {moment_text(until)}"
+        if not self._store.put(one, *self._lines(one, text, person)):
+            other = next((m for m in self._store.open() if m.host == host), None)
+            when = f", from {moment_text(other.start)} to {moment_text(other.until)}: {other.why}" if other else ""
+            raise MaintenanceError(f"host {host} has a maintenance already{when}; end or cancel that one first")
+        return self._said(one.id, "maintenance.plan", text, person)
+
+    def start(self, id: str, words: str, person: Person) -> Maintenance:
+        """Begin it before its time, or work on the host again that is being checked."""
+
+        def change(one: Maintenance) -> Maintenance:
+            again = one.state is MaintenanceState.CHECKING
+            software = one.software if again else software_of(self._look(one.host)[1])
+            return replace(turn(one, MaintenanceState.DRAINING, self.now), software=software)
+
+        return self._change(id, change, "it begins", words, person, "maintenance.start")
+
+    def done(self, id: str, words: str, person: Person, *, unchecked: bool = False) -> Maintenance:
+        """The work is done: the host is checked, and given back when it is well. `unchecked`: at once, `person` answers
+        for it."""
+
+        def change(one: Maintenance) -> Maintenance:
+            if unchecked:
+                return replace(
+                    turn(one, MaintenanceState.BACK, self.now), done=one.done or self.now, done_by=person.user
+                )
+            if one.state is MaintenanceState.DRAINING and one.done is None:
+                raise MaintenanceError(
+                    f"no work has begun on {one.host}, which is still drained: if none is needed, say 'gpuyard host "
+                    f"maintenance cancel {one.host}'; to begin although servers are there, name them: 'gpuyard host "
+                    f"maintenance allow {one.host}'"
+                )
+            if one.state is MaintenanceState.CHECKING:  # look again
+                return replace(one, since=self.now, done=self.now, done_by=person.user, problems=())
+            return replace(turn(one, MaintenanceState.CHECKING, self.now), done=self.now, done_by=person.user)
+
+        text = "the host is given back without a check" if unchecked else "the work is done, and the host is checked"
+        return self._change(id, change, text, words, person, "maintenance.done")
+
+    def allow(self, id: str, servers: Sequence[str], words: str, person: Person) -> Maintenance:
+        """Let work begin although these servers are on the host; `servers` has their ids. A server that is not named
+        keeps it from beginning, whatever its status: one that is off or shelved has its disks there."""
+
+        def change(one: Maintenance) -> Maintenance:
+            if one.state not in (MaintenanceState.PLANNED, MaintenanceState.DRAINING, MaintenanceState.IN_WORK):
+                raise MaintenanceError(f"the maintenance of {one.host} is {one.state.value}: no work is to begin there")
+            named = tuple(sorted({*one.may_go_down, *servers}))
+            if len(named) > MOST_NAMED:
+                raise MaintenanceError(f"more than {MOST_NAMED} servers of {one.host} are named: no host has as many")
+            return replace(one, may_go_down=named)
+
+        more = f" and {len(servers) - NAMED} more" if len(servers) > NAMED else ""
+        text = f"servers that may go down with it: {', '.join(servers[:NAMED])}{more}"
+        return self._change(id, change, text, words, person, "maintenance.allow")
+
+    def cancel(self, id: str, words: str, person: Person) -> Maintenance:
+        """End one that is not needed: it is planned, or drained and nobody has worked on the host yet."""
+
+        def change(one: Maintenance) -> Maintenance:
+            if one.state in (MaintenanceState.IN_WORK, MaintenanceState.CHECKING) or (one.open and one.done):
+                raise MaintenanceError(
+                    f"somebody works on {one.host}: say 'gpuyard host maintenance done {one.host}', and it is checked"
+                )
+            return turn(one, MaintenanceState.CANCELLED, self.now)
+
+        return self._change(id, change, "it is cancelled", words, person, "maintenance.cancel")
+
+    def extend(self, id: str, until: datetime, words: str, person: Person) -> Maintenance:
+        """It is back at another time, later or earlier."""
+
+        def change(one: Maintenance) -> Maintenance:
+            if not one.open:
+                raise MaintenanceError(f"the maintenance of {one.host} is {one.state.value}")
+            refuse_times(one.start, until, self.now)
+            return replace(one, until=until.replace(microsecond=0), due=until.replace(microsecond=0))
+
+        text = f"it takes until {moment_text(until)}"
+        return self._change(id, change, text, words, person, "maintenance.extend")
+
+    def _times(self, host: str, start: datetime, until: datetime, now: datetime) -> tuple[datetime, datetime]:
+        """As they are kept. Raises NoSuchHostError, MaintenanceError."""
+        if host not in self._gpus:
+            known = ", ".join(sorted(self._gpus))
+            raise NoSuchHostError(f"there is no host {host!r} with GPUs of the site; there are {known}")
+        start, until = max(start, now).replace(microsecond=0), until.replace(microsecond=0)
+        refuse_times(start, until, now)
+        return start, until
+
+    # What is shown
+
+    def forecast(self, host: str, start: datetime, until: datetime) -> MaintenanceForecast:
+        """What planning one would mean; nothing is changed. Raises NoSuchHostError, MaintenanceError."""
+        start, until = self._times(host, start, until, self.now)
+        would = self._ledger.closings.forecast(Closing("forecast", host, start, until, "", ""))
+        return MaintenanceForecast(self._servers(host), would)
+
+    def view(self, id: str) -> MaintenanceView:
+        return self._views([self._get(id)])[0]
+
+    def views(self, host: str = "", *, past: bool = False) -> list[MaintenanceView]:
+        """Those that are not over, by start; `past`: and then those that are, the newest first."""
+        found = [one for one in self._store.open() if host in ("", one.host)]
+        return self._views([*found, *(self._store.past(host) if past else ())])
+
+    def _views(self, found: Iterable[Maintenance]) -> list[MaintenanceView]:
+        return [
+            MaintenanceView(
+                one,
+                len(self._gpus.get(one.host, ())),
+                self._servers(one.host) if one.open else (),
+                tuple(self._ledger.closings.in_the_way(_closing(one))) if one.open else (),
+            )
+            for one in found
+        ]
+
+    def _servers(self, host: str) -> tuple[Claim, ...] | None:
+        """All servers of a host by name, and whoever else has a GPU there, as the cloud was seen last. None: it was not
+        seen lately, or not all of it."""
+        sight = self._fresh()
+        if sight is None or sight.snapshot.residents is None or host in sight.snapshot.silent_hosts:
+            return None
+        names = {provider_name(gpu.host, gpu.address) for gpu in self._gpus.get(host, ())}
+        servers = {one.id: one for one in sight.snapshot.residents.get(host, ())}
+        for name, id in sight.snapshot.holders.items():
+            if name in names and id in sight.snapshot.servers:
+                servers.setdefault(id, sight.snapshot.servers[id])
+        strangers = {id for name, id in sight.snapshot.holders.items() if name in names} - servers.keys()
+        found = [
+            *(Claim(server.id, server.name, server.status, server.project, server.user) for server in servers.values()),
+            *(Claim(id, id, "", "", "") for id in strangers),
+        ]
+        return tuple(sorted(found, key=lambda claim: (claim.server_name, claim.server_id)))
+
+    def _fresh(self) -> CloudObservation | None:
+        """What was seen of the cloud, if that was lately."""
+        sight = self._sight()
+        return sight if sight is not None and self.now - sight.snapshot.taken_at <= OLD else None
+
+    # The loop
+
+    def run(self) -> None:
+        """Bring on what is open, and end the holds of what is over. Of several processes the one does it that keeps the
+        bookings. Raises StoreError, LedgerError."""
+        if not self._ledger.upkeep.turns.has_turn(BOOKINGS):
+            return
+        for one in (*self._store.open(), *self._store.with_holds()):
+            self._keep(one.id, self._close(one))
+        self._open_others()
+
+    def _close(self, one: Maintenance) -> tuple[str, ...] | None:
+        """Have its nova-compute disabled, if it is to be. Returns why work on the host cannot begin yet, beside the
+        servers that are seen there; None: that is not asked in this state."""
+        if one.state not in (MaintenanceState.DRAINING, MaintenanceState.IN_WORK):
+            return None
+        sight = self._fresh()
+        service = sight.snapshot.services.get(one.host) if sight else None
+        if sight is None or service is None:
+            self._closed.pop(one.host, None)
+            return (UNKNOWN if sight is None else f"nova-compute on {one.host} is not known to Nova",)
+        if service.silent:
+            self._closed.pop(one.host, None)
+            return (service.unheard,)
+        if not service.enabled:
+            return self._since_closed(one, sight)
+        self._closed.pop(one.host, None)
+        try:
+            self._cloud.close(one.host)
+        except GpuyardError as error:
+            return (f"nova-compute on {one.host} is to be disabled: {error}",)
+        return (f"nova-compute on {one.host} is being disabled",)
+
+    def _since_closed(self, one: Maintenance, sight: CloudObservation) -> tuple[str, ...]:
+        """As `_close`, of a host that is closed: what the cloud itself says, once all else is so."""
+        since = self._closed.setdefault(one.host, sight.began)
+        if sight.began - since < SETTLED:
+            return (f"nova-compute on {one.host} was disabled a moment ago",)
+        servers = self._servers(one.host)
+        if (
+            one.state is not MaintenanceState.DRAINING
+            or servers is None
+            or any(id not in one.may_go_down for id in _ids(servers))
+        ):
+            return ()
+        host = sight.snapshot.providers.get(one.host)
+        if host is None:
+            return (f"Placement does not know {one.host}",)
+        try:
+            there = self._cloud.servers(one.host, host.id)
+        except GpuyardError as error:
+            return (str(error),)
+        return tuple(
+            f"server {row.name} ({row.id}) is there or on its way: {row.status}{f', {row.task}' if row.task else ''}"
+            for id, row in sorted(there.items())
+            if id not in one.may_go_down
+        )
+
+    def _open_others(self) -> None:
+        """Have hosts used again that a maintenance has closed and that none keeps closed: it is over or being checked,
+        or a killed process has left it so."""
+        sight = self._fresh()
+        kept = {
+            one.host for one in self._store.open() if one.state in (MaintenanceState.DRAINING, MaintenanceState.IN_WORK)
+        }
+        for host in self._gpus.keys() - kept:
+            self._closed.pop(host, None)
+            service = sight.snapshot.services.get(host) if sight else None
+            if service is None or service.enabled or not service.up:  # Nova tells a nova-compute that is up
+                continue
+            tag = tag_of(service.disabled_reason)
+            if tag is not None and tag.purpose is Purpose.MAINTENANCE:
+                try:
+                    self._cloud.open(host)
+                except GpuyardError as error:
+                    LOG.warning("nova-compute on %s stays disabled: %s", host, error)
+
+    def _keep(self, id: str, waits: tuple[str, ...] | None = None) -> Maintenance:
+        """Take the steps that are due, and make the ledger what it is to be. `waits`: as `_close` says; without it
+        nothing is begun."""
+        before = one = self._get(id)
+        for _ in range(STEPS):
+            step = next_step(one, self._host(one, waits), self.now)
+            if step is None:
+                break
+            new, text = step
+            self._store.put(new, *(self._lines(new, text) if text else ()))
+            one = self._get(id)  # also when somebody else was quicker
+        if one.open:
+            self._ledger.closings.close(_closing(one))
+            self._expect(one, one.until if one.on else None)
+        elif one.holds:
+            self._expect(one, None)
+            self._ledger.closings.open(one.id, f"the {one.title} is over")
+            self._store.put(replace(one, holds=False))
+            one = self._get(id)
+        if (before.state, before.until) != (one.state, one.until):
+            self._observations.wake(f"maintenance of {one.host}: {one.state.value}")
+        return one
+
+    def _expect(self, one: Maintenance, until: datetime | None) -> None:
+        """What is booked on the host from its end on stays; GPUs that are out of use for themselves are not meant."""
+        bad = self._observations.bad_gpus()
+        mine = [lane for lane in self._ledger.lanes() if lane.host == one.host and lane.trouble]
+        if until is None:
+            mine = [lane for lane in mine if lane.back == one.until]
+        lanes = {lane.id for lane in mine if not any((lane.host, address) in bad for address in lane.addresses)}
+        if lanes:
+            self._ledger.upkeep.expect_back(lanes, until)
+
+    def _host(self, one: Maintenance, waits: tuple[str, ...] | None) -> HostNow:
+        """What is known of its host now."""
+        word, look = self._look(one.host)
+        sight, now = self._fresh(), self.now
+        # What was seen before all was held says nothing of who has got in since; nor does what was seen before the host
+        # was closed, for which `waits` has its reason.
+        seen = sight is not None and not self._may_get_in(one.host, sight)
+        servers = self._servers(one.host) if seen and waits is not None else None
+        return HostNow(
+            servers=None if servers is None else [id for id in _ids(servers) if id not in one.may_go_down],
+            waits=one.problems if waits is None else waits,
+            cloud=self._service(one.host, sight) if sight else (UNKNOWN,),
+            missing=self._missing(one.host, sight) if sight else (),
+            heard=word.heard if word and word.heard <= now else None,  # else by a clock that has gone back since
+            look=look,
+            gpus=self._health.gpus(host=one.host),
+            observations=[seen for seen in self._health.open_observations() if seen.host == one.host],
+            stale=self._stale,
+            verdicts=self._observations.verdicts,
+        )
+
+    def _may_get_in(self, host: str, sight: CloudObservation) -> bool:
+        """Whether Placement may give one of its GPUs to a new server."""
+        names = {provider_name(gpu.host, gpu.address) for gpu in self._gpus.get(host, ())}
+        return not names.isdisjoint(sight.snapshot.allocatable)
+
+    def _look(self, host: str) -> tuple[HostContact | None, HostReport | None]:
+        word = self._health.host(host)
+        try:
+            return word, look_of(word.look.encode()) if word and word.look else None
+        except LookRefusedError:  # of another version of gpuyard
+            return word, None
+
+    def _service(self, host: str, sight: CloudObservation) -> tuple[str, ...]:
+        service = sight.snapshot.services.get(host)
+        if service is None:
+            return (f"nova-compute on {host} is not known to Nova",)
+        if service.silent:
+            return (service.unheard,)
+        wrong = () if service.up else (f"nova-compute on {host} is down",)
+        because = f": {service.disabled_reason}" if service.disabled_reason else ""
+        return (*wrong, *(() if service.enabled else (f"nova-compute on {host} is disabled{because}",)))
+
+    def _missing(self, host: str, sight: CloudObservation) -> tuple[str, ...]:
+        names = {provider_name(gpu.host, gpu.address): gpu.address for gpu in self._gpus.get(host, ())}
+        return tuple(sorted(address for name, address in names.items() if name not in sight.snapshot.providers))
+
+    # How
+
+    def _change(
+        self,
+        id: str,
+        change: Callable[[Maintenance], Maintenance],
+        text: str,
+        words: str,
+        person: Person,
+        action: str,
+    ) -> Maintenance:
+        words = words.strip()[:WORDS]
+        said = f"{text}: {words}" if words else text
+        for _ in range(TRIES):
+            new = change(self._get(id))
+            if self._store.put(new, *self._lines(new, said, person)):
+                return self._said(id, action, said, person)
+        raise BlockedError(f"maintenance {id} is being changed by others again and again; try again")
+
+    def _said(self, id: str, action: str, text: str, person: Person) -> Maintenance:
+        self._ledger.note(person, action, self._get(id).host, text[:WORDS])
+        one = self._keep(id)
+        self._observations.wake(f"{person.user}: {action} {one.host}")
+        return one
+
+    def _lines(self, one: Maintenance, text: str, person: Person | None = None) -> list[HealthEvent]:
+        """For the records of the GPUs of its host."""
+        text = text if one.title in text else f"{one.title}: {text}"
+        return [
+            HealthEvent(
+                gpu.host, gpu.address, gpu.card, self.now, gpu.state, gpu.state, text, by=person.user if person else "",
+                source=Source.PERSON if person else None,
+            )
+            for gpu in self._health.gpus(host=one.host)
+        ]  # fmt: skip
+
+    def _get(self, id: str) -> Maintenance:
+        found = self._store.get(id)
+        if found is None:
+            raise NoSuchMaintenanceError(f"there is no maintenance {id!r}")
+        return found
+
+
+def _ids(servers: Sequence[Claim]) -> list[str]:
+    return [server.server_id for server in servers]
+
+
+def _closing(one: Maintenance) -> Closing:
+    return Closing(one.id, one.host, one.start, one.until, one.title, one.by)
+
+
+def maintenance_loop(service: MaintenanceService, period: float) -> Loop:
+    """A loop named ``maintenance`` that runs every `period` seconds, and at once when it is woken."""
+    return Loop("maintenance", "Brings maintenances of hosts on, from the plan to the check.", period, service.run)

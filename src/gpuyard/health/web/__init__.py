@@ -1,0 +1,1 @@
+"""The API, pages and metrics about health."""

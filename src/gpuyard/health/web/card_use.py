@@ -1,0 +1,89 @@
+"""What GPUs do now, as agents in their servers say it, for the pages of those who may see it: so that who has a GPU
+that does nothing sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpuyard.health.controllers.agent_service import AgentService
+from gpuyard.health.idle import UseSeen
+from gpuyard.inventory.web.presenter import lasted
+from gpuyard.web.others import sees_agents
+from gpuyard.web.people import Visitor
+
+RESTS = 10 * 60
+"""Seconds of doing nothing from which it is worth a word."""
+LITTLE = 5
+"""Percent of use over LONG, below which it is, too."""
+LONG = 30
+"""Minutes."""
+
+
+@dataclass(frozen=True)
+class UseLine:
+    """What one GPU does."""
+
+    used: str
+    """``used 3 % over the last 60 min``; or that it is not known now."""
+    memory: str
+    temperature: str
+    """``41 °C``; like `memory` empty when it is not known."""
+    idle: str
+    """``has done nothing for 3 h``; empty when it does something, or nobody knows."""
+    little: bool
+    """It does so little that somebody else might need it more."""
+
+    @property
+    def words(self) -> str:
+        memory = f"{self.memory} of its memory" if self.memory else ""
+        return ", ".join(filter(None, (self.used, self.idle, memory, self.temperature)))
+
+
+class CardUses:
+    """Safe to use from several threads."""
+
+    def __init__(self, agents: AgentService | None) -> None:
+        """None where no server is asked."""
+        self._agents = agents
+
+    def of(self, servers: Iterable[str], who: Visitor) -> Mapping[str, UseLine]:
+        """``host/address`` -> what it does: of GPUs of these servers (ids), where an agent says it and `who` may see
+        it. Raises StoreError."""
+        agents, found = self._agents, {}
+        snapshot = agents.seen() if agents is not None else None
+        if agents is None or snapshot is None:
+            return {}
+        on = agents.servers()
+        for id in {*servers} & on:
+            server = snapshot.servers.get(id)
+            if server is not None and sees_agents(who, server.project_id):
+                places = agents.has().get(id, frozenset())
+                for gpu, seen in _placed(
+                    ["/".join(place) for place in places], agents.use_of(id, places, None)
+                ).items():
+                    idle = (agents.now() - seen.idle_since).total_seconds() if seen.idle_since else 0.0
+                    found[gpu] = use_line(seen, idle)
+        return found
+
+
+def _placed(gpus: Iterable[str], seen: Iterable[UseSeen]) -> dict[str, UseSeen]:
+    """By GPU; what is said of one that nobody can name is left out, unless only one can be meant."""
+    found = {one.gpu: one for one in seen}
+    rest, nameless = [gpu for gpu in gpus if gpu not in found], found.pop("", None)
+    if nameless is not None and len(rest) == 1:
+        found[rest[0]] = nameless
+    return found
+
+
+def use_line(seen: UseSeen, idle: float) -> UseLine:
+    """`idle`: seconds for which it has done nothing."""
+    known = seen.lately is not None
+    little = known and seen.minutes >= LONG and (seen.lately or 0) < LITTLE
+    return UseLine(
+        used=f"used {seen.lately} % over the last {seen.minutes} min" if known else "what it does is not known now",
+        memory="" if seen.memory is None else f"{seen.memory} %",
+        temperature="" if seen.temperature is None else f"{seen.temperature} °C",
+        idle=f"has done nothing for {lasted(idle)}" if idle >= RESTS else "",
+        little=little or idle >= RESTS,
+    )

@@ -1,1 +1,0 @@
-"""Who had which GPU from when to when, and what that amounts to."""

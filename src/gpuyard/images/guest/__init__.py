@@ -1,0 +1,1 @@
+"""What runs in servers of built images."""

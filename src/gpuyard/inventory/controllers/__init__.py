@@ -1,0 +1,1 @@
+"""The loop that looks at the cloud, and the cache of what it saw."""

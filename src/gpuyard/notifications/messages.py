@@ -1,0 +1,187 @@
+"""Tells people and programs what happens to bookings: the ledger's events, by mail and webhooks.
+
+An event is written together with the change that it tells of, and told at least once to every channel, those of one
+booking in their order. A message that cannot be told is tried again later and later, and given up when the channel's
+patience is over. Each channel has a loop of its own, so one that is dead holds up no other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from gpuyard.bookings.controllers.channel import Channel, ChannelDownError, Message, NeverError, NotNowError
+from gpuyard.bookings.ledger.ledger import Ledger, NoBookingError
+from gpuyard.bookings.ledger.pool_transaction import GPUYARD
+from gpuyard.bookings.records import AuditEntry, Event
+from gpuyard.bookings.store import Delivery
+from gpuyard.model.counts import Counts
+from gpuyard.model.errors import UsageError
+from gpuyard.notifications.mail import MailChannel
+from gpuyard.notifications.webhooks import WebhookChannel
+from gpuyard.runtime.control_loops import Loop
+from gpuyard.site.schema import Site
+
+LOG = logging.getLogger(__name__)
+PERIOD = 5.0
+"""Seconds between looks for events."""
+FIRST_PAUSE = timedelta(seconds=10)
+LONGEST_PAUSE = timedelta(hours=1)
+OUTCOMES = ("told", "put_off", "given_up")
+"""Of tries to tell an event; one that is put off is tried again."""
+
+
+def message_loops(
+    ledger: Ledger,
+    site: Site,
+    environment: Mapping[str, str],
+    now: Callable[[], datetime],
+    *,
+    portal: str = "",
+    period: float = PERIOD,
+    told: Counts | None = None,
+    more: Sequence[Channel] = (),
+) -> list[Loop]:
+    """One loop for each channel that the site file has, and for `more`. `environment` has the secrets; `portal`: its
+    address as people reach it, for links. `told` counts (channel, one of OUTCOMES). Raises UsageError for a channel
+    that cannot work as it is set up."""
+    channels = [*channels_of(site, environment, portal), *more]
+    ledger.upkeep.outbox.keep_channels([channel.name for channel in channels])
+    counts = told or Counts()
+    for channel in channels:
+        for outcome in OUTCOMES:
+            counts.know(channel.name, outcome)
+    return [_loop(Courier(ledger, channel, site.site, now, counts), channel, period) for channel in channels]
+
+
+def channels_of(site: Site, environment: Mapping[str, str], portal: str = "") -> list[Channel]:
+    """Raises UsageError."""
+    booking = site.booking
+    if booking is None:
+        return []
+    channels: list[Channel] = []
+    if booking.mail is not None:
+        channels.append(MailChannel(booking.mail, booking.zone, environment, portal))
+    channels += [WebhookChannel(hook, environment) for hook in booking.webhooks]
+    names = [channel.name for channel in channels]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{name} is in the site file twice, and would be told only once; leave one out")
+    return channels
+
+
+def _loop(courier: Courier, channel: Channel, period: float) -> Loop:
+    return Loop(
+        f"messages to {channel.name}", "Tells people or programs what happens to bookings.", period, courier.run
+    )
+
+
+class Courier:
+    """Carries the events of one channel."""
+
+    def __init__(
+        self, ledger: Ledger, channel: Channel, site: str, now: Callable[[], datetime], told: Counts | None = None
+    ) -> None:
+        """`told` counts (channel, one of OUTCOMES)."""
+        self._told = told or Counts()
+        self._ledger, self._outbox = ledger, ledger.upkeep.outbox
+        self._channel = channel
+        self._site = site
+        self._now = now
+        self._behind: dict[str, tuple[int, datetime]] = {}
+        """Subject -> event that must be told first, and when it is tried again."""
+        self._down = 0
+        """How often the whole channel was found down, since it last worked."""
+        self._rest_until: datetime | None = None
+
+    def run(self) -> None:
+        """Tell what is due. Raises StoreError; what receivers do is logged and tried again."""
+        now = self._now()
+        if self._rest_until is not None and now < self._rest_until <= now + LONGEST_PAUSE:  # or the clock went back
+            return
+        while True:
+            due = self._outbox.take_undelivered(self._channel.name, self._now(), self._channel.batch)
+            for one in due:
+                if not self._channel.wants(one.event):
+                    self._outbox.mark_delivered(self._channel.name, one.event.id, self._now())
+            wanted = [one for one in due if self._channel.wants(one.event)]
+            if wanted and not self._tell(wanted):
+                return
+            if len(due) < self._channel.batch:
+                return
+
+    def _tell(self, deliveries: Sequence[Delivery]) -> bool:
+        """Whether the channel works."""
+        untold = list(deliveries)
+        try:
+            with self._channel.open() as send:
+                while untold:
+                    self._try(untold[0], send)
+                    untold.pop(0)
+        except ChannelDownError as error:
+            rest = pause(self._down)
+            self._down, self._rest_until = self._down + 1, self._now() + rest
+            LOG.warning("%s: %s; trying again in %d s", self._channel.name, error, rest.total_seconds())
+            for one in untold:  # at once, for the channel rests as a whole: so their order stays
+                self._put_off(one, self._now(), str(error))
+            return False
+        self._down, self._rest_until = 0, None
+        return True
+
+    def _try(self, one: Delivery, send: Callable[[Message], None]) -> None:
+        """Tell one, unless another one about the same has to be told before."""
+        about = subject(one.event)
+        first, retry = self._behind.get(about, (one.event.id, self._now()))
+        if first < one.event.id and retry > self._now():
+            self._put_off(one, retry, "an earlier event of the same booking could not be told")
+            return
+        self._behind.pop(about, None)
+        try:
+            send(self._message(one.event))
+        except NeverError as error:
+            self._give_up(one, str(error))
+        except NotNowError as error:
+            LOG.warning("%s: event %d: %s", self._channel.name, one.event.id, error)
+            retry = self._now() + pause(one.attempts)
+            if self._put_off(one, retry, str(error)):
+                self._behind[about] = (one.event.id, retry)
+        else:
+            self._outbox.mark_delivered(self._channel.name, one.event.id, self._now())
+            self._told.add(self._channel.name, "told")
+
+    def _put_off(self, one: Delivery, retry: datetime, why: str) -> bool:
+        """Whether it will be tried again."""
+        patience = self._channel.patience
+        if patience is not None and self._now() - one.event.at > patience:
+            self._give_up(one, why)
+            return False
+        self._outbox.put_off(self._channel.name, one.event.id, retry)
+        self._told.add(self._channel.name, "put_off")
+        return True
+
+    def _give_up(self, one: Delivery, why: str) -> None:
+        LOG.warning("%s: event %d is given up: %s", self._channel.name, one.event.id, why)
+        text = f"{one.event.kind} could not be told by {self._channel.name}: {why}"
+        target = one.event.booking or one.event.user_id
+        self._ledger.upkeep.records.write_audit(AuditEntry(self._now(), GPUYARD, "message.given_up", target, "", text))
+        self._outbox.put_off(self._channel.name, one.event.id, None)
+        self._told.add(self._channel.name, "given_up")
+
+    def _message(self, event: Event) -> Message:
+        try:
+            booking = self._ledger.get(event.booking)
+        except NoBookingError:
+            return Message(event, self._site)
+        names = {lane.id: lane.name for lane in self._ledger.lanes(booking.ask.pool)}
+        return Message(event, self._site, booking, tuple(names[id] for id in booking.lanes if id in names))
+
+
+def subject(event: Event) -> str:
+    """What an event is about: events about the same are told in their order."""
+    return event.booking or event.details.get("server_id") or event.user_id
+
+
+def pause(attempts: int) -> timedelta:
+    """How long to wait after so many vain tries and one more: 10 s, 20 s, 40 s ... one hour."""
+    return min(LONGEST_PAUSE, FIRST_PAUSE * (1 << min(attempts, 12)))

@@ -1,0 +1,6 @@
+"""The client of OpenStack: requests that are counted and bounded in time, rows with types, and the snapshot of all
+GPUs.
+
+`reader.py` asks and `rows.py` parses, for every capability. `snapshot.py` reads all GPUs in a number of calls that does
+not grow with them. What one capability alone reads or changes stands with that capability.
+"""

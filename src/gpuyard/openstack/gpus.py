@@ -1,0 +1,53 @@
+"""Who has the GPUs that Placement would not give away, and why nobody could have them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from gpuyard.model.gpu import Gpu
+from gpuyard.model.world import Provider, WhyNot, why_not
+from gpuyard.openstack.reader import Reader
+
+
+@dataclass(frozen=True)
+class GpusSeen:
+    """Of some GPUs, by the names of their providers; as `Snapshot` has it."""
+
+    allocatable: frozenset[str]
+    holders: Mapping[str, str]
+    reserved: frozenset[str]
+    unexplained: Mapping[str, str]
+
+
+def see_gpus(
+    cloud: Reader,
+    gpus: Iterable[Gpu],
+    providers: Mapping[str, Provider],
+    allocatable: frozenset[str],
+    held: Mapping[str, Collection[str]],
+) -> GpusSeen:
+    """Two questions for each GPU that can neither be had nor is held by a server. `providers`: by name;
+    `allocatable`: names of what can be had; `held`: server -> ids of the providers that it has something of."""
+    names = {provider.id: provider.name for provider in providers.values() if provider.root_id != provider.id}
+    holders = {names[one]: server for server, ids in held.items() for one in ids if one in names}
+    unexplained = providers.keys() - allocatable - holders.keys()
+    odd = {gpu.provider_name: gpu for gpu in gpus if not gpu.blocked and gpu.provider_name in unexplained}
+    found = cloud.each(lambda name: _look(cloud, odd[name], providers[name].id), odd)
+    by_verdict = {verdict: frozenset(n for n, (one, _) in found.items() if one is verdict) for verdict in WhyNot}
+    return GpusSeen(
+        allocatable=allocatable | by_verdict[WhyNot.FREED],
+        holders=holders | {name: found[name][1] for name in by_verdict[WhyNot.CONSUMER]},
+        reserved=by_verdict[WhyNot.RESERVED],
+        unexplained={name: found[name][1] for name in by_verdict[WhyNot.OTHER_CLASS]},
+    )
+
+
+def _look(cloud: Reader, gpu: Gpu, provider: str) -> tuple[WhyNot, str]:
+    """Why a GPU cannot be had; and who has it, or what is odd about it."""
+    stock, consumers = cloud.stock(provider), cloud.consumers(provider)
+    verdict = why_not(gpu.resource_class, stock, consumers)
+    if verdict is WhyNot.OTHER_CLASS:
+        seen = ", ".join(sorted(stock)) or "nothing"
+        return verdict, f"Placement has it as {seen}, not as {gpu.resource_class}: deploy the site's Nova options"
+    return verdict, min(consumers, default="")

@@ -1,0 +1,295 @@
+"""Who somebody is, by Keystone: passwords and tokens are checked there, projects and roles are read there.
+
+All but the password check is asked with the credentials of the service, so nothing of a person's is kept: neither
+a password nor a token.
+
+Names are those that a site file and the audit log have. Both mean projects and users of the default domain, and each
+domain has its own: a project ``physics`` of the domain ``evil`` is ``physics@evil`` here, and so are users. Rules go by
+the names of projects, so no two projects have one: see `shown`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gpuyard.model.errors import BlockedError
+from gpuyard.model.world import DOMAIN
+from gpuyard.openstack.errors import CloudError
+
+if TYPE_CHECKING:
+    from gpuyard.openstack.api import CloudApi
+
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 401, 403, 404
+SOON = 10.0
+"""Seconds to wait for answers about a password or a token: anybody may send those, and each keeps a thread busy."""
+OURS = "gpuyard"
+"""Who did what gpuyard itself has done, in the audit log."""
+TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
+LENT = frozenset({"application_credential", "OS-TRUST:trust", "OS-OAUTH1", "OS-OAUTH2"})
+"""What a token says that its user has given to somebody or something else: such a one may do less than the user."""
+NARROWED = LENT | {"project", "domain", "system"}
+"""What a token says that is for something: such a one may do less than the one that it is from."""
+WHOLE_USER = frozenset({"user_id", "issued_before", "revoked_at"})
+"""What a revocation event says that is about all logins of a user."""
+LOG = logging.getLogger(__name__)
+ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class LoginRefusedError(BlockedError):
+    """Keystone does not let somebody in; the message is for that person to read."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A project that somebody has roles in."""
+
+    project_id: str
+    project: str
+    roles: frozenset[str]
+    """Names in lower case, those that follow from others too: an admin is a member and a reader. Nobody is an admin in
+    projects of other domains than the default one."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """A user who may log in, as Keystone has it now."""
+
+    user_id: str
+    user: str
+    email: str = ""
+    memberships: Sequence[Membership] = ()
+    """Projects that are enabled and that the user has a role in, by name and id."""
+
+
+@dataclass(frozen=True)
+class TokenFacts:
+    """What a token that is valid says."""
+
+    user_id: str
+    user: str
+    expires: datetime
+    membership: Membership | None
+    """Its project with the roles that it gives there, which may be fewer than the user's; None without a project."""
+    federated: bool = False
+    """Given at the end of single sign-on, and for nothing yet: unscoped, and by no application credential or trust."""
+    lent: bool = False
+    """Of an application credential, a trust or OAuth."""
+    in_groups: bool = False
+    """Single sign-on has put its user into groups; whether Keystone knows of that without the token is another."""
+
+
+@dataclass(frozen=True)
+class KeystoneProject:
+    id: str
+    name: str
+
+
+def shown(name: str, domain: Mapping[str, Any]) -> str:
+    """The name of a project, which no other one has. `domain`: its ``id`` and ``name``. What follows the last @ is the
+    domain: so a project of the default domain that has an @ itself is ``NAME@default``."""
+    if domain["id"] == DOMAIN:
+        return f"{name}@{DOMAIN}" if "@" in name else name
+    # By its id where the name could be read in two ways.
+    clear = "@" not in domain["name"] and domain["name"].lower() != DOMAIN
+    return f"{name}@{domain['name'] if clear else domain['id']}"
+
+
+def domain_of(shown: str) -> str:
+    """Name of the domain of a project by the name that it has here; empty: the default one."""
+    domain = shown.rpartition("@")[2] if "@" in shown else ""
+    return "" if domain == DOMAIN else domain
+
+
+def shown_user(name: str, domain: Mapping[str, Any]) -> str:
+    """Nobody is called as gpuyard itself is. Users of the default domain may be called as their mail address."""
+    ours = name.strip().lower() == OURS
+    return name if domain["id"] == DOMAIN and not ours else f"{name}@{domain['name']}"
+
+
+class People(Protocol):
+    """What the portal asks Keystone. Every method raises CloudError when Keystone cannot be asked."""
+
+    def log_in(self, user: str, password: str, domain: str) -> str:
+        """The user's id. `user` and `domain` are names. Raises LoginRefusedError."""
+        ...
+
+    def account(self, user_id: str) -> Account | None:
+        """None when the user is gone or disabled, or its domain is."""
+        ...
+
+    def token(self, token: str) -> TokenFacts | None:
+        """None when it is not valid (any more)."""
+        ...
+
+    def spend(self, token: str) -> bool:
+        """Have a token be worth nothing from now on; False when it was already, as by somebody else a moment ago."""
+        ...
+
+    def revoked(self) -> Mapping[str, datetime]:
+        """Ids of users whose logins of until then are worth nothing any more: their password was changed, or they were
+        disabled. Of the last hour at least."""
+        ...
+
+    def projects(self, name_or_id: str) -> Sequence[KeystoneProject]:
+        """Projects with that id, or with that name as it is shown here."""
+        ...
+
+    def users(self, name_or_id: str) -> Sequence[str]:
+        """Ids of users with that id, or with that name as it is shown here."""
+        ...
+
+
+class KeystonePeople:
+    """People, by the Keystone of one cloud. Safe to use from several threads."""
+
+    def __init__(self, api: CloudApi) -> None:
+        self._api = api
+
+    def log_in(self, user: str, password: str, domain: str) -> str:
+        who = {"name": user, "password": password, "domain": {"name": domain}}
+        # Unscoped on purpose: a user whose default project is gone can log in, too.
+        auth = {"identity": {"methods": ["password"], "password": {"user": who}}, "scope": "unscoped"}
+        try:
+            answer = self._api.request("POST", "identity", "/auth/tokens", {"auth": auth}, personal=True, timeout=SOON)
+        except CloudError as error:
+            if error.status == UNAUTHORIZED:
+                raise LoginRefusedError(_why_refused(str(error))) from None
+            raise
+        return str(answer["token"]["user"]["id"])
+
+    def account(self, user_id: str) -> Account | None:
+        user = self._get_or_none(f"/users/{user_id}", "user") if ID.fullmatch(user_id) else None
+        if user is None or not user.get("enabled", True):
+            return None
+        domain = self._get_or_none(f"/domains/{user['domain_id']}", "domain")
+        if domain is None or not domain["enabled"]:
+            return None
+        rows = self._api.get("identity", f"/users/{user_id}/projects")["projects"]
+        enabled = {row["id"] for row in rows if row["enabled"]}
+        projects: dict[str, Mapping[str, Any]] = {}
+        query = {"user.id": user_id, "effective": "", "include_names": ""}
+        roles: dict[str, set[str]] = {}
+        for assignment in self._api.get("identity", "/role_assignments", **query)["role_assignments"]:
+            project = assignment["scope"].get("project", {})
+            if project.get("id") in enabled:
+                projects[project["id"]] = project
+                roles.setdefault(project["id"], set()).add(assignment["role"]["name"].lower())
+        memberships = [_membership(projects[id], found) for id, found in roles.items()]
+        memberships.sort(key=lambda membership: (membership.project, membership.project_id))
+        return Account(user_id, shown_user(user["name"], domain), user.get("email") or "", tuple(memberships))
+
+    def token(self, token: str) -> TokenFacts | None:
+        if not TOKEN.fullmatch(token):
+            return None
+        try:
+            answer = self._api.request(
+                "GET",
+                "identity",
+                "/auth/tokens",
+                query={"nocatalog": ""},
+                headers={"X-Subject-Token": token},
+                timeout=SOON,
+            )
+        except CloudError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+        facts = answer["token"]
+        project = facts.get("project")
+        roles = {role["name"].lower() for role in facts.get("roles", ())}
+        return TokenFacts(
+            facts["user"]["id"],
+            shown_user(facts["user"]["name"], facts["user"]["domain"]),
+            datetime.fromisoformat(facts["expires_at"]),
+            _membership(project, roles) if project else None,
+            "OS-FEDERATION" in facts["user"] and not NARROWED & facts.keys(),
+            bool(LENT & facts.keys()),
+            bool(facts["user"].get("OS-FEDERATION", {}).get("groups")),
+        )
+
+    def spend(self, token: str) -> bool:
+        # By itself: everybody may revoke what is his, and a service without that right need not have it.
+        headers = {"X-Auth-Token": token, "X-Subject-Token": token}
+        try:
+            self._api.request("DELETE", "identity", "/auth/tokens", headers=headers, personal=True, timeout=SOON)
+        except CloudError as error:
+            if error.status in (UNAUTHORIZED, NOT_FOUND):
+                return False
+            raise
+        return True
+
+    def revoked(self) -> Mapping[str, datetime]:
+        try:
+            events = self._api.get("identity", "/OS-REVOKE/events")["events"]
+        except CloudError as error:
+            if error.status not in (FORBIDDEN, NOT_FOUND):
+                raise
+            LOG.warning("changed passwords end no sessions, since Keystone does not say which were changed: %s", error)
+            return {}
+        found: dict[str, datetime] = {}
+        for event in events:
+            if event.keys() <= WHOLE_USER:
+                until = datetime.fromisoformat(event["issued_before"])
+                found[event["user_id"]] = max(until, found.get(event["user_id"], until))
+        return found
+
+    def projects(self, name_or_id: str) -> Sequence[KeystoneProject]:
+        found = self._known("project", name_or_id, shown)
+        return [KeystoneProject(id, name) for id, name in found.items()]
+
+    def users(self, name_or_id: str) -> Sequence[str]:
+        return list(self._known("user", name_or_id, shown_user))
+
+    def _known(self, kind: str, wanted: str, spell: Callable[[str, Mapping[str, Any]], str]) -> dict[str, str]:
+        """Id -> name as it is shown, of those that are meant."""
+        if not wanted:
+            return {}
+        if ID.fullmatch(wanted):
+            row = self._get_or_none(f"/{kind}s/{wanted}", kind)
+            if row is not None:
+                domain = self._api.get("identity", f"/domains/{row['domain_id']}")["domain"]
+                return {row["id"]: spell(row["name"], domain)}
+        # As it is in the default domain, and as NAME@DOMAIN; names may have an @ of their own.
+        places = [(wanted, {"id": DOMAIN, "name": ""})]
+        name, _, domain_name = wanted.rpartition("@")
+        if name and domain_name:
+            places += [(name, one) for one in self._api.get("identity", "/domains", name=domain_name)["domains"]]
+            if domain_name == DOMAIN:
+                places.append((name, {"id": DOMAIN, "name": ""}))
+        found = {
+            row["id"]: spell(row["name"], domain)
+            for name, domain in places
+            for row in self._api.get("identity", f"/{kind}s", name=name, domain_id=domain["id"])[f"{kind}s"]
+        }
+        return {id: name for id, name in found.items() if name.lower() == wanted.lower()}
+
+    def _get_or_none(self, path: str, key: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = self._api.get("identity", path)[key]
+        except CloudError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+        return found
+
+
+def _membership(project: Mapping[str, Any], roles: set[str]) -> Membership:
+    """Admins see to all bookings of the site; those who give roles in another domain do not say who these are."""
+    away = project["domain"]["id"] != DOMAIN
+    return Membership(
+        project["id"], shown(project["name"], project["domain"]), frozenset(roles - {"admin"} if away else roles)
+    )
+
+
+def _why_refused(said: str) -> str:
+    """Keystone says no more than that it refuses, but for what the person can mend."""
+    if "required_auth_methods" in said:
+        return "This user needs more than a password to log in; use single sign-on, or a token for the API."
+    if "password is expired" in said:
+        return "The password has expired; set a new one in Keystone, as with 'openstack user password set'."
+    return "Keystone does not know this user, or the password or the domain is wrong, or the user is disabled."

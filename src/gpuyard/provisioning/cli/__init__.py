@@ -1,0 +1,1 @@
+"""Commands of `gpuyard` and `openstack gpu` about provisioning."""

@@ -1,0 +1,1 @@
+"""The loops of runners, and what acts for them on GitHub and OpenStack."""

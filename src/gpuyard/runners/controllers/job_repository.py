@@ -1,0 +1,129 @@
+"""The one place of the process where jobs are changed: read, merged with what is new, and written, one at a time.
+
+Webhooks, scale sets, polls and the loop of runners all tell of the same jobs, each in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from gpuyard.runners.jobs import JobUpdate, merge
+from gpuyard.runners.records import DONE, Job, JobState, RunnerEvent, ScaleSetState
+from gpuyard.runners.store import RunnerStore
+
+LATELY = 1000
+"""Jobs that are over, of which the first look after a start asks whether they concern a runner that is not."""
+WORDS = {
+    JobState.HELD: "GitHub holds it back",
+    JobState.QUEUED: "queued",
+    JobState.RUNNING: "runs",
+    JobState.COMPLETED: "over",
+    JobState.REFUSED: "refused",
+    JobState.FAILED: "given up",
+}
+"""For timelines."""
+
+
+class JobRepository:
+    """Jobs of one store. Safe to use from several threads; of several processes the leader alone changes jobs
+    (database/leader_election.py)."""
+
+    def __init__(
+        self, store: RunnerStore, now: Callable[[], datetime], changed: Callable[[], None] = lambda: None
+    ) -> None:
+        """`changed` is called after each change: it wakes whoever plans."""
+        self._store = store
+        self._now = now
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._over: dict[str, Job] | None = None
+
+    def update(self, updates: Iterable[JobUpdate], known: Mapping[str, Job] | None = None) -> list[Job]:
+        """Merge what GitHub says; the jobs that it was news for. `known`: what is begun with for a job that is not
+        stored yet, by id."""
+        with self._lock:
+            found = self._merged(updates, known or {})
+            if found:
+                self._store.put(jobs=found, events=[self._told(job) for job in found])
+                self._note(found)
+        if found:
+            self._changed()
+        return found
+
+    def deliver(self, id: str, scope: str, update: JobUpdate, known: Job | None) -> str:
+        """The same for a webhook, whose end is written in the same transaction. What became of it, in a word."""
+        with self._lock:
+            found = self._merged([update], {known.id: known} if known else {})
+            outcome = found[0].state.value if found else "nothing new"
+            self._store.delivery_done(id, scope, outcome, found, [self._told(job) for job in found])
+            self._note(found)
+        if found:
+            self._changed()
+        return outcome
+
+    def message(self, state: ScaleSetState, updates: Iterable[JobUpdate]) -> list[Job]:
+        """The same for a message of a scale set, with where its listener has come to."""
+        with self._lock:
+            found = self._merged(updates, {})
+            self._store.put_message(state, found, [self._told(job) for job in found])
+            self._note(found)
+        self._changed()
+        return found
+
+    def change(self, id: str, change: Callable[[Job], Job], text: str = "") -> Job | None:
+        """Another job in place of it; `text` for its timeline. None when there is no such job, or it is over by
+        now."""
+        with self._lock:
+            old = self._store.job(id)
+            if old is None or old.state in DONE:
+                return None
+            new = change(old)
+            if new == old:
+                return old
+            new = replace(new, changed=self._now())
+            events = [RunnerEvent(self._now(), "", id, text)] if text else []
+            if not self._store.put_job(new, *events):
+                return None
+            self._note([new])
+        self._changed()
+        return new
+
+    def over(self, wanted: Collection[str], names: Collection[str]) -> list[Job]:
+        """Jobs that are over and concern runners that are not: those with these ids, and those that name one of these
+        runners."""
+        with self._lock:
+            if self._over is None:
+                self._over = {job.id: job for job in self._store.latest_jobs(DONE, limit=LATELY)}
+            for id in wanted:
+                if id not in self._over and (job := self._store.job(id)) is not None and job.state in DONE:
+                    self._over[id] = job
+            found = {id: job for id, job in self._over.items() if id in wanted or job.runner in names}
+            self._over = found  # what concerns nobody any more is forgotten
+            return [*found.values()]
+
+    def _note(self, jobs: Iterable[Job]) -> None:
+        if self._over is not None:
+            self._over |= {job.id: job for job in jobs if job.state in DONE}
+
+    def _merged(self, updates: Iterable[JobUpdate], known: Mapping[str, Job]) -> list[Job]:
+        now = self._now()
+        new: dict[str, Job] = {}
+        for update in updates:
+            stored = new.get(update.id) or self._store.job(update.id)
+            merged = merge(stored or known.get(update.id), update, now)
+            if merged is not stored:
+                new[merged.id] = merged
+        return [*new.values()]
+
+    def _told(self, job: Job) -> RunnerEvent:
+        words = WORDS[job.state]
+        if job.state is JobState.RUNNING and job.runner:
+            words = f"runs on {job.runner}"
+        elif job.state is JobState.COMPLETED and job.conclusion:
+            words = f"over: {job.conclusion}"
+        elif job.reason:
+            words = f"{words}: {job.reason}"
+        return RunnerEvent(self._now(), job.runner if job.state is not JobState.QUEUED else "", job.id, words)

@@ -1,0 +1,60 @@
+"""GPUs that did not pass the check before a job: kept out of use until an operator has looked at them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+
+from gpuyard.bookings.errors import RefusedError
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.bookings.ledger.pool_transaction import GPUYARD
+from gpuyard.bookings.records import Query
+from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.records import Observation
+from gpuyard.model.booking import FOREVER, Booking, BookingKind, Person
+from gpuyard.model.booking_life import TAKES_LANES
+from gpuyard.runners.records import Runner
+
+LOG = logging.getLogger(__name__)
+SHARE = 4
+"""At most one GPU in so many of a pool is held like this, and one in any case: an image without a driver fails
+every check, and that is no reason to take a whole pool out of use."""
+OURS = Person("", GPUYARD, "", "", frozenset({"admin"}))
+
+
+class Quarantine:
+    def __init__(self, ledger: Ledger, now: Callable[[], datetime], service: HealthService | None = None) -> None:
+        """`service`: of a site with `health`, whose rules say what follows. Without, they are held in the ledger."""
+        self._ledger, self._now, self._service = ledger, now, service
+
+    def hold(self, runner: Runner) -> None:
+        """Hold the GPUs of a runner, once, if that is not too much of the pool. Raises LedgerError."""
+        pool, why = runner.choice.pool, f"runner {runner.name}: {runner.reason}"
+        if not runner.gpus:
+            LOG.warning("%s; which GPU that was is not known, and none is held", why)
+            return
+        if self._service is not None:
+            places = [name.partition("/") for name in runner.gpus]
+            now = self._now()
+            self._service.observe(
+                [Observation(host, address, "job-check", now, why[:500], runner.name) for host, _, address in places]
+            )
+            return
+        held = self._held(pool)
+        if any(one.ask.comment.startswith(f"runner {runner.name}:") for one in held):
+            return
+        size = sum(lane.size for lane in self._ledger.lanes(pool))
+        if sum(one.ask.gpus for one in held) + len(runner.gpus) > max(1, size // SHARE):
+            LOG.error(
+                "%s; %d GPUs of pool %s are held for such reasons already, and this one is not", why, len(held), pool
+            )
+            return
+        try:
+            self._ledger.hold(list(runner.gpus), self._now(), FOREVER, OURS, why[:500])
+        except RefusedError as refused:  # somebody was quicker: they will find out
+            LOG.error("%s; it cannot be held: %s", why, refused)
+
+    def _held(self, pool: str) -> list[Booking]:
+        query = Query(pool=pool, kinds=frozenset({BookingKind.HOLD}), states=TAKES_LANES)
+        return [one for one in self._ledger.find(query) if one.user == GPUYARD]

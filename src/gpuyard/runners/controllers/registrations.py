@@ -1,0 +1,108 @@
+"""The lists of runners at GitHub: read often enough to miss nothing, and no more often than the rate limit bears; and
+registrations that are ours and belong to no runner are deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import partial
+
+from gpuyard.runners.controllers.live_records import LiveReader
+from gpuyard.runners.controllers.runner_observer import RunnerObserver
+from gpuyard.runners.controllers.runner_site import RunnerSite
+from gpuyard.runners.github.answers import RegisteredRunner
+from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
+from gpuyard.runners.records import RunnerState
+from gpuyard.runners.store import RunnerStore
+from gpuyard.runtime.worker_pool import WorkerPool
+
+LOG = logging.getLogger(__name__)
+AN_HOUR = 1_000
+"""Most lists that are asked for in an hour, of an enrolment that has many repositories with runners."""
+WITHOUT = timedelta(minutes=10)
+"""Places that have none of our runners at the moment are looked at so often."""
+PLACES = "places"
+"""Where registrations were made, as the store remembers it: one per line, ``enrolment repository``."""
+Place = tuple[str, str]
+
+
+class Registrations:
+    """One look at a time, in one process."""
+
+    def __init__(
+        self,
+        site: RunnerSite,
+        sights: RunnerObserver,
+        store: RunnerStore,
+        live: LiveReader,
+        workers: WorkerPool,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._site, self._sights, self._store, self._workers, self._now = site, sights, store, workers, now
+        self._live = live
+        self._last: dict[Place, datetime] = {}
+        self._first: dict[tuple[Place, int], datetime] = {}
+        """A registration that belongs to nothing -> when it was first seen so."""
+
+    def look(self) -> None:
+        """Raises GitHubError when a place could not be looked at, after the others were."""
+        now, names = self._now(), self._expected()
+        due = {place: names.get(place, ()) for place in self._places({*names}) if self._is_due(place, names, now)}
+        self._last |= dict.fromkeys(due, now)
+        problems = self._sights.look_at_github(due)
+        for place in due:
+            self._sweep(place, now)
+        if problems:
+            raise GitHubError("; ".join(problems)[:1000])
+
+    def _expected(self) -> dict[Place, list[str]]:
+        """Place -> names of ours that should be registered there."""
+        found: dict[Place, list[str]] = {}
+        for runner in self._live.records().runners:
+            if runner.state is not RunnerState.REQUESTED and runner.scope in self._sights.clients:
+                found.setdefault((runner.scope, runner.repository), []).append(runner.name)
+        return found
+
+    def _places(self, now: set[Place]) -> set[Place]:
+        """Where registrations of ours are, or may have been left."""
+        said = {line for line in self._store.value(PLACES).split("\n") if line}
+        known = {(scope, repository) for scope, _, repository in (line.partition(" ") for line in said)}
+        everywhere = (
+            known | now | {(enrolment.name, enrolment.repository or "") for enrolment in self._site.runners.enrolments}
+        )
+        if everywhere != known:
+            self._store.set_value(PLACES, "\n".join(sorted(" ".join(place) for place in everywhere)))
+        return {place for place in everywhere if place[0] in self._sights.clients}
+
+    def _is_due(self, place: Place, names: dict[Place, list[str]], now: datetime) -> bool:
+        last = self._last.get(place)
+        if last is None or last > now:
+            return True
+        if place not in names:
+            return now - last >= WITHOUT
+        mine = sum(1 for scope, _ in names if scope == place[0])
+        return now - last >= timedelta(hours=1) * mine / AN_HOUR
+
+    def _sweep(self, place: Place, now: datetime) -> None:
+        """Delete what is ours, offline, without a job, and belongs to no runner, at the second look."""
+        live = {runner.name for runner in self._live.records().runners}
+        mine = [
+            one
+            for one in self._sights.registered.get(place, {}).values()
+            if self._site.is_ours(one.name) and one.name not in live and not one.online and not one.busy
+        ]
+        keys = {(place, one.id): one for one in mine}
+        for key, one in keys.items():
+            if self._first.setdefault(key, now) < now:
+                LOG.warning("%s: registration %s is ours and belongs to no runner: it is deleted", place[0], one.name)
+                self._workers.start(f"registration {one.id} of {place}", partial(self._delete, place, one))
+        self._first = {key: at for key, at in self._first.items() if key[0] != place or key in keys}
+
+    def _delete(self, place: Place, one: RegisteredRunner) -> None:
+        try:
+            self._sights.clients[place[0]].delete_runner(one.id, place[1])
+        except GitHubError as error:
+            if error.kind is not GitHubTrouble.CONFLICT:
+                raise

@@ -1,0 +1,225 @@
+"""All that keeps a site's runners, put together, and the loops that run it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from datetime import datetime, timedelta
+from functools import partial
+
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.hold_check import open_hold_check
+from gpuyard.openstack.api import CloudApi, CloudError
+from gpuyard.openstack.guarded_servers import GuardedServers
+from gpuyard.openstack.servers import NovaServers, open_servers_project
+from gpuyard.runners.announce import Announcer, job_link
+from gpuyard.runners.controllers.registrations import Registrations
+from gpuyard.runners.controllers.repositories import Repositories
+from gpuyard.runners.controllers.repository_visibility import RepositoryVisibility
+from gpuyard.runners.controllers.runner_intake import JobIntake
+from gpuyard.runners.controllers.runner_recovery import Recovery
+from gpuyard.runners.controllers.runner_site import RunnerSite, random_letters
+from gpuyard.runners.controllers.runners import A_JOB, RunnerController, RunnerPorts
+from gpuyard.runners.controllers.set_listener import SetListener
+from gpuyard.runners.controllers.slot_kinds import open_slot_kinds
+from gpuyard.runners.github.client import GitHubClient
+from gpuyard.runners.github.scale_sets import ScaleSetClient
+from gpuyard.runners.records import JobState
+from gpuyard.runners.store import RunnerStore
+from gpuyard.runtime.control_loops import Loop
+from gpuyard.runtime.worker_pool import WorkerPool
+from gpuyard.site.compile import CompiledSite
+from gpuyard.site.runner_rules import Enrolment
+
+LOG = logging.getLogger(__name__)
+PERIOD = 5.0
+"""Seconds between looks at everything; whatever happens wakes the loop at once."""
+NOVA_PERIOD, NOVA_REST = 3.0, 3.0
+CONSOLE_PERIOD, CONSOLE_REST = 3.0, 2.0
+GITHUB_PERIOD = 60.0
+INTAKE_PERIOD = 5.0
+RECOVERY_PERIOD = 120.0
+UNCLAIMED_PERIOD = 15.0
+ANNOUNCE_PERIOD = 30.0
+PERMISSION_PERIOD = 3600.0
+SET_PERIOD = 10.0
+"""Seconds before a poll is tried again that failed, twice as long each time; one that went well is followed at once. A
+poll lasts for 50 s, and a loop is taken for dead after ten times its period."""
+CREW = 16
+"""Things done at Nova and GitHub at once."""
+ASKERS = 8
+PRUNED = timedelta(days=1)
+FAMILIAR = timedelta(days=30)
+"""A repository that had a job of ours in this time is likely to have another."""
+ANNOUNCED = "announced"
+"""Where the store remembers what was said at commits."""
+
+
+class Runners:
+    """Of one site, on one ledger. Nothing runs before its loops do."""
+
+    def __init__(
+        self,
+        site: RunnerSite,
+        doors: RunnerPorts,
+        now: Callable[[], datetime],
+        executor: Callable[[str, int], Executor] = lambda name, many: ThreadPoolExecutor(many, name),
+        late: timedelta | None = None,
+        portal: str = "",
+    ) -> None:
+        """`executor` makes one of a name that does so many things at once. `late`: see `Tools`. `portal`: its address,
+        for links to jobs."""
+        self._now = now
+        self._executors = [executor("runners", CREW), executor("jobs", ASKERS)]
+        more = {} if late is None else {"late": late}
+        self.keeper = RunnerController(site, doors, partial(WorkerPool, self._executors[0]), now, **more)
+        self.site, self.doors = site, doors
+        repositories = Repositories(
+            site.compiled.site, doors.clients, now,
+            lambda scope: doors.store.repositories_with_jobs(scope, now() - FAMILIAR),
+        )  # fmt: skip
+        self.keeper.configurations = repositories.known
+        visibility = RepositoryVisibility(doors.clients, doors.store, now)
+        self.intake = JobIntake(
+            site, doors.store, self.keeper.book, self.keeper.live, repositories, self._executors[1], now,
+            visibility.heard,
+        )  # fmt: skip
+        period = timedelta(seconds=RECOVERY_PERIOD)
+        self.recovery = Recovery(
+            doors.clients, doors.store, self.keeper.book, self.intake, repositories, self._hooked, now, period,
+            visibility,
+        )  # fmt: skip
+        self.registrations = Registrations(
+            site, self.keeper.sights, doors.store, self.keeper.live, self.keeper.workers, now
+        )
+        self._announcer = Announcer(
+            {name: one for name, one in doors.clients.items() if one.enrolment.statuses},
+            partial(doors.store.value, ANNOUNCED), partial(doors.store.set_value, ANNOUNCED), now,
+            partial(job_link, portal),
+        )  # fmt: skip
+        self.listeners = [self._listener(label) for label in site.runners.sets]
+        self._pruned: datetime | None = None
+
+    def _hooked(self, scope: str) -> bool:
+        enrolment = self.site.enrolment(scope)
+        return enrolment is not None and enrolment.webhook_secrets_file is not None
+
+    def _listener(self, label: str) -> SetListener:
+        scope = self.site.set_scope(label)
+        enrolment = self.site.enrolment(scope)
+        assert enrolment is not None  # the site file was checked
+        return SetListener(
+            scope, label, enrolment.runner_group, enrolment.url, self.doors.sets[scope],
+            self.doors.store, self.keeper.book,
+            capacity=lambda: self.keeper.plan.capacity.get(label, 0),
+            known=lambda number: self.keeper.set_ids.__setitem__((scope, label), number),
+            now=self._now, may=lambda: self.keeper.has_turn and self.keeper.planned,
+        )  # fmt: skip
+
+    def loops(self) -> list[Loop]:
+        """To be registered with a driver, before it starts."""
+        keeper = self.keeper
+        main = Loop("runners", "Makes runners for jobs, and deletes those that are done.", PERIOD, keeper.run)
+        intake = Loop("jobs", "Takes in what GitHub says of jobs, and what they may have.", INTAKE_PERIOD, self.take_in)
+
+        def wake(reason: str) -> None:
+            main.wake(reason)
+            if reason == A_JOB:
+                intake.wake(reason)
+
+        keeper.wake = wake
+        keeper.after_plan = self._capacities_changed
+        self.wake_intake = lambda: intake.wake("a webhook")
+        found = [
+            main,
+            intake,
+            Loop("servers", "Looks at runners' servers at Nova.", NOVA_PERIOD, keeper.look_at_nova, NOVA_REST),
+            Loop(
+                "consoles", "Reads what runners say while they start.", CONSOLE_PERIOD, keeper.look_at_consoles,
+                CONSOLE_REST,
+            ),
+            Loop("registrations", "Looks at runners at GitHub.", GITHUB_PERIOD, self.look_at_github),
+            Loop("permissions", "Asks what apps may do at GitHub.", PERMISSION_PERIOD, keeper.permissions.run),
+            Loop("announcements", "Says at commits why jobs wait.", ANNOUNCE_PERIOD, self.announce, 2.0),
+            Loop("lost-jobs", "Looks for what GitHub has lost on its way here.", RECOVERY_PERIOD, self.recover, 2.0),
+            Loop(
+                "unclaimed-jobs", "Asks for jobs for which runners wait.", UNCLAIMED_PERIOD, self.ask_of_unclaimed, 2.0
+            ),
+        ]  # fmt: skip
+        for listener, label in zip(self.listeners, self.site.runners.sets, strict=True):
+            what = "Listens to a runner scale set."
+            found.append(Loop(f"set {label}", what, SET_PERIOD, listener.run, halt=listener.stop))
+        return found
+
+    def _capacities_changed(self) -> None:
+        for listener in self.listeners:
+            listener.capacity_changed()
+
+    wake_intake: Callable[[], None] = staticmethod(lambda: None)
+    """To be called after a webhook was written down."""
+
+    def take_in(self) -> float | None:
+        return self.intake.run() if self.keeper.has_turn else None
+
+    def look_at_github(self) -> None:
+        if self.keeper.has_turn:
+            self.registrations.look()
+            self.keeper.wake("registrations were looked at")
+
+    def recover(self) -> None:
+        if not self.keeper.has_turn:
+            return
+        now = self._now()
+        if self._pruned is None or now - self._pruned >= PRUNED:
+            self.doors.store.prune(now)
+            self._pruned = now
+        self.recovery.run()
+
+    def ask_of_unclaimed(self) -> None:
+        if self.keeper.has_turn:
+            self.recovery.ask_of_unclaimed(timedelta(seconds=UNCLAIMED_PERIOD))
+
+    def announce(self) -> None:
+        if self.keeper.has_turn:
+            store = self.doors.store
+            jobs = [*self.keeper.live.records().jobs, *store.latest_jobs({JobState.REFUSED, JobState.FAILED})]
+            self._announcer.run(jobs, self.keeper.plan.queue, store.job)
+
+    def close(self) -> None:
+        """After the loops have ended: what is under way is waited for."""
+        for executor in self._executors:
+            executor.shutdown(wait=True, cancel_futures=True)
+        for client in self.doors.clients.values():
+            client.close()
+
+
+def open_runners(
+    compiled: CompiledSite,
+    api: CloudApi,
+    ledger: Ledger,
+    now: Callable[[], datetime],
+    client: Callable[[Enrolment], GitHubClient] = GitHubClient,
+    portal: str = "",
+    health: HealthService | None = None,
+) -> Runners:
+    """The runners of a site that has some. `portal`: its address, if it has one that others know. Raises GpuyardError:
+    a file of secrets that is missing, a project that is not there, credentials that are for another one."""
+    runners = compiled.site.runners
+    assert runners is not None
+    door, project_id = open_servers_project(api, runners.project, runners.cloud)
+    store = RunnerStore(ledger.database)
+    identity = store.identity(random_letters())
+    servers = NovaServers(door, compiled.site.site, runners.network, runners.security_groups, identity=identity)
+    try:
+        servers.require_network()
+    except CloudError as error:  # jobs wait with the same reason until it is mended; bookings need no runners
+        LOG.warning("runners: %s", error)
+    clients: Mapping[str, GitHubClient] = {enrolment.name: client(enrolment) for enrolment in runners.enrolments}
+    sets = {name: ScaleSetClient(one) for name, one in clients.items()}
+    holds = open_hold_check(compiled, ledger, health, api) if health is not None else None
+    doors = RunnerPorts(
+        store, ledger, GuardedServers(servers), clients, sets, health, holds, open_slot_kinds(compiled, api).known
+    )
+    return Runners(RunnerSite(compiled, project_id, identity=identity), doors, now, portal=portal)

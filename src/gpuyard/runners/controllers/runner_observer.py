@@ -1,0 +1,171 @@
+"""What was last seen of runners: their servers at Nova, their registrations at GitHub, their consoles.
+
+Each is looked at in a loop of its own, so that one that is slow holds up no other, and nothing of it is needed to be
+right after a restart.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from gpuyard.nova.server_states import SeenServer
+from gpuyard.openstack.servers import RunnerServers
+from gpuyard.runners.console import Console, read
+from gpuyard.runners.controllers.registrar import Registrar
+from gpuyard.runners.github.answers import RegisteredRunner
+from gpuyard.runners.github.client import GitHubClient
+from gpuyard.runners.github.errors import GitHubError
+from gpuyard.runners.progress import OFF, RunnerObservation
+from gpuyard.runners.records import Job, Runner, RunnerState
+
+TICK = timedelta(seconds=1)
+"""Times are stored in whole seconds."""
+
+
+@dataclass(frozen=True)
+class ServerListing:
+    """All of our servers, as of one moment."""
+
+    at: datetime
+    """Before Nova was asked."""
+    servers: Mapping[str, SeenServer]
+    """By id."""
+    number: int = 0
+
+    def named(self, name: str) -> list[SeenServer]:
+        return [server for server in self.servers.values() if server.name == name]
+
+
+@dataclass(frozen=True)
+class _Word:
+    """What GitHub said of a registration."""
+
+    at: datetime
+    found: RegisteredRunner | None
+
+
+@dataclass
+class RunnerObserver:
+    """Safe to use from several threads."""
+
+    servers: RunnerServers
+    registrar: Registrar
+    clients: Mapping[str, GitHubClient]
+    now: Callable[[], datetime]
+    nova: ServerListing | None = None
+    registered: dict[tuple[str, str], dict[str, RegisteredRunner]] = field(default_factory=dict)
+    """(enrolment, repository) -> name -> registrations there, as of the last look."""
+    _gone: set[str] = field(default_factory=set)
+    _words: dict[str, _Word] = field(default_factory=dict)
+    _consoles: dict[str, Console] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def look_at_nova(self) -> bool:
+        """One call. Whether anything has changed. Raises ServerError."""
+        began = self.now()
+        servers = {server.id: server for server in self.servers.ours()}
+        with self._lock:
+            before = self.nova
+            self.nova = ServerListing(began, servers, before.number + 1 if before else 1)
+            return before is None or before.servers != servers
+
+    def is_missing(self, runner: Runner) -> bool:
+        """Whether the last look at Nova did not have its server, though it should."""
+        look, server = self.nova, runner.server_id
+        if look is None or not server or server in look.servers or server in self._gone:
+            return False
+        return look.at > runner.changed + TICK
+
+    def confirm_gone(self, runner: Runner) -> None:
+        """Ask for a server that is missing: a list may be late, a 404 is not. Raises ServerError."""
+        if self.servers.get(runner.server_id) is None:
+            self._gone.add(runner.server_id)
+
+    def look_at_github(self, where: Mapping[tuple[str, str], Collection[str]]) -> list[str]:
+        """The registrations of these enrolments and repositories (with the names of ours that should be there); what
+        could not be asked, and why."""
+        problems: list[str] = []
+        for (scope, repository), expected in sorted(where.items()):
+            began = self.now()
+            try:
+                found = {runner.name: runner for runner in self.clients[scope].runners(repository)}
+            except GitHubError as error:
+                problems.append(str(error))
+                continue
+            with self._lock:
+                self._words |= {name: _Word(began, found.get(name)) for name in expected}
+                self.registered[scope, repository] = found
+        return problems
+
+    def ask_github(self, runner: Runner) -> None:
+        """About one runner, when what was seen of it hangs on that. Raises GitHubError."""
+        began = self.now()
+        found = self.registrar.find(runner)
+        with self._lock:
+            self._words[runner.name] = _Word(began, found)
+
+    def wants_console(self, runner: Runner) -> bool:
+        """Whether its console can say something that nobody else says: while it starts, and when it has gone off and
+        nobody knows of a job, or of its end."""
+        with self._lock:
+            server = self.nova.servers.get(runner.server_id) if self.nova else None
+        off = server is not None and server.status in OFF
+        return bool(runner.server_id) and (
+            runner.state is RunnerState.REGISTERING or (runner.state in (RunnerState.IDLE, RunnerState.BUSY) and off)
+        )
+
+    def look_at_console(self, runner: Runner) -> bool:
+        """Whether it says anything new. Raises ServerError."""
+        text = self.servers.console(runner.server_id)
+        said = replace(read(text), log="")
+        with self._lock:
+            if self._consoles.get(runner.name) == said:
+                return False
+            self._consoles[runner.name] = said
+            return True
+
+    def of(self, runner: Runner, job: Job | None) -> RunnerObservation:
+        """What is known of a runner."""
+        with self._lock:
+            look, word = self.nova, self._words.get(runner.name)
+            server = None
+            if look is not None:
+                mine = look.servers.get(runner.server_id)
+                named = [] if runner.server_id else look.named(runner.name)
+                server = mine or next(iter(named), None)
+            told = word is not None and word.at > runner.changed + TICK
+            found = word.found if word is not None and told else None
+            return RunnerObservation(
+                server=server,
+                gone=bool(runner.server_id) and runner.server_id in self._gone,
+                registered=(found is not None) if told else None,
+                online=(found is not None and found.online) if told else None,
+                busy=found is not None and found.busy,
+                console=self._consoles.get(runner.name),
+                job=job,
+            )
+
+    def word_after(self, name: str, moment: datetime) -> bool:
+        """Whether GitHub was asked about a runner since then."""
+        with self._lock:
+            word = self._words.get(name)
+            return word is not None and word.at >= moment
+
+    def server_of(self, name: str) -> str:
+        """Id of the server with a name, by the last look at Nova; empty when there is none."""
+        look = self.nova
+        return next((server.id for server in look.named(name)), "") if look else ""
+
+    def looked_at_nova(self) -> datetime | None:
+        return self.nova.at if self.nova else None
+
+    def forget(self, runners: Collection[Runner]) -> None:
+        """All that is known of runners but these."""
+        live, servers = {runner.name for runner in runners}, {runner.server_id for runner in runners}
+        with self._lock:
+            self._gone &= servers
+            self._words = {name: word for name, word in self._words.items() if name in live}
+            self._consoles = {name: said for name, said in self._consoles.items() if name in live}

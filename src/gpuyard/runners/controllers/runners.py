@@ -1,0 +1,609 @@
+"""The loop of runners: looks at jobs, runners, leases and the cloud, plans, and has the plan carried out.
+
+A run looks at everything again. What takes time at Nova or GitHub is done beside it by a crew; a runner that somebody
+is at work on is left to them. What must not be forgotten when the process is killed is in the store, written before the
+call that it speaks of. docs/adr/0025 has the order of these intents.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from gpuyard.bookings.errors import NoBookingError, RefusedError
+from gpuyard.bookings.ledger.leases import PoolCapacity
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.hold_check import HoldCheck
+from gpuyard.model.booking import Booking
+from gpuyard.model.errors import GpuyardError
+from gpuyard.openstack.guarded_servers import GuardedServers
+from gpuyard.openstack.servers import ServerError, ServerProblem
+from gpuyard.runners.console import GpuVerdict
+from gpuyard.runners.controllers.github_permissions import PermissionCheck
+from gpuyard.runners.controllers.job_repository import LATELY, JobRepository
+from gpuyard.runners.controllers.live_records import LiveReader
+from gpuyard.runners.controllers.quarantine import Quarantine
+from gpuyard.runners.controllers.registrar import Registrar
+from gpuyard.runners.controllers.runner_executor import LATE, RunnerExecutor, Tools
+from gpuyard.runners.controllers.runner_observer import RunnerObserver
+from gpuyard.runners.controllers.runner_site import RunnerSite
+from gpuyard.runners.controllers.spare_times import SpareTimes
+from gpuyard.runners.cpu_lane import cpu_room
+from gpuyard.runners.fair_share import decayed
+from gpuyard.runners.github.client import GitHubClient
+from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
+from gpuyard.runners.github.scale_sets import ScaleSetClient
+from gpuyard.runners.idle import idle_runners
+from gpuyard.runners.overview import EnrolmentStatus, RunnerOverview, RunnerOverviewCache
+from gpuyard.runners.placing import TEARDOWN
+from gpuyard.runners.planner import plan, retry_after
+from gpuyard.runners.progress import OFF, RunnerObservation, progress
+from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerEvent, RunnerState, ServerChoice
+from gpuyard.runners.resolve import Configuration, IdleRunners
+from gpuyard.runners.store import RunnerStore
+from gpuyard.runners.view import (
+    ChangeLease,
+    CreateRunner,
+    DeleteRunner,
+    FailJob,
+    RunnerPlan,
+    RunnerView,
+    Step,
+)
+from gpuyard.runtime.leader_roles import RUNNERS
+from gpuyard.runtime.problems import RunProblems
+from gpuyard.runtime.worker_pool import WorkerPool
+from gpuyard.site.runner_rules import CPU
+
+LOG = logging.getLogger(__name__)
+A_JOB = "a job changed"
+"""A reason to wake up."""
+GENTLE = frozenset({Cause.NOT_NEEDED, Cause.BOOKING, Cause.REGISTRATION_TIMEOUT})
+"""Causes for which a runner goes only if GitHub has not given it a job by then."""
+NO_JOB_YET = frozenset({RunnerState.CREATING, RunnerState.REGISTERING, RunnerState.IDLE})
+"""States in which a runner has a server, or will have one, and no job."""
+PAUSE, LONGEST_PAUSE = timedelta(seconds=30), timedelta(minutes=15)
+"""After Nova had no room in a pool, nothing is started there for so long; twice as long each time."""
+HISTORY = timedelta(days=60)
+"""Use that is older counts for nothing in fair shares."""
+GIVEN_UP = timedelta(hours=24)
+"""GitHub gives up a job that has waited for so long."""
+ASKED = timedelta(seconds=15)
+"""GitHub is asked about one runner no more often."""
+
+
+REST = timedelta(seconds=2)
+"""Between two looks at what is left of a runner that is to go."""
+
+
+PRIVATE = "a private repository"
+
+
+class RunnersError(GpuyardError):
+    """A run of the loop left something undone; the message says what."""
+
+
+@dataclass(frozen=True)
+class RunnerPorts:
+    """To everything that the keeper of runners talks to."""
+
+    store: RunnerStore
+    ledger: Ledger
+    servers: GuardedServers
+    clients: Mapping[str, GitHubClient]
+    """By the names of enrolments; so are the next."""
+    sets: Mapping[str, ScaleSetClient]
+    health: HealthService | None = None
+    """Of a site that watches its GPUs."""
+    holds: HoldCheck | None = None
+    """Of the same."""
+    in_slots: Callable[[str], bool] = lambda pool: False
+    """Whether Placement knows which GPUs of a pool are alone in their groups: `SlotKinds.known`."""
+
+
+IdleKind = tuple[str, str, str, str]
+"""Enrolment, repository, scale set and kind."""
+
+
+@dataclass
+class _Pauses:
+    """Pools in which Nova had no room, enrolments for which GitHub does nothing, idle runners that fail."""
+
+    pools: dict[str, tuple[int, datetime, str]] = field(default_factory=dict)
+    scopes: dict[str, tuple[datetime, str]] = field(default_factory=dict)
+    idle: dict[IdleKind, tuple[int, datetime]] = field(default_factory=dict)
+    """Kinds of which runners failed that were to wait for jobs: how many in a row, and when the next may be made."""
+
+
+class RunnerController:
+    """Keeps one site's runners. One run at a time; of several processes on one database one does it."""
+
+    def __init__(
+        self,
+        site: RunnerSite,
+        doors: RunnerPorts,
+        workers: Callable[[Callable[[], None]], WorkerPool],
+        now: Callable[[], datetime],
+        late: timedelta = LATE,
+    ) -> None:
+        """`workers` makes one that calls its argument after each piece of work. `late`: see `Tools`."""
+        self.site, self.doors, self._now, self._late = site, doors, now, late
+        self.wake: Callable[[str], None] = lambda reason: None
+        """Set by whoever runs the loop."""
+        self.after_plan: Callable[[], None] = lambda: None
+        """The same; called after each plan, when what scale sets can have may have changed."""
+        self.overview = RunnerOverviewCache()
+        self.book = JobRepository(doors.store, now, lambda: self.wake(A_JOB))
+        self.live = LiveReader(doors.store, now)
+        self.set_ids: dict[tuple[str, str], int] = {}
+        """(enrolment, name) -> GitHub's number of a scale set; its listener says it."""
+        registrar = Registrar(doors.clients, doors.sets, lambda scope, name: self.set_ids.get((scope, name), 0))
+        self.sights = RunnerObserver(doors.servers, registrar, doors.clients, now)
+        self.workers = workers(lambda: self.wake("some work is done"))
+        self._leases = doors.ledger.leases
+        self._quarantine = Quarantine(doors.ledger, now, doors.health)
+        self.hands = RunnerExecutor(
+            Tools(
+                store=doors.store, leases=self._leases, servers=doors.servers, registrar=registrar,
+                flavors=self._flavors, rules=self._guest_rules, find=self.sights.server_of,
+                looked=self.sights.looked_at_nova,
+                broken=self._quarantine.hold, now=now, failed=self._job_goes_on, limited=self._github_limited,
+                crowded=self._nova_crowded, late=late, blocked=self._blocked, **_asked_of(doors.holds),
+            )
+        )  # fmt: skip
+        self._pauses = _Pauses()
+        self._spare = SpareTimes(doors.store)
+        self._asked: dict[str, datetime] = {}
+        self._removed: dict[str, datetime] = {}
+        """Runners that are to go -> when it was last looked at what is left of them."""
+        self._twice: dict[str, int] = {}
+        """What is ours and belongs to nothing -> number of the look at which it was first seen so."""
+        self._odd: set[str] = set()
+        """Errors that nobody has thought of, of the last run."""
+        self._out_of_use: Mapping[str, str] = {}
+        """GPUs on which nothing new is to start, each with why, as of this run."""
+        self._lock = threading.Lock()
+        self.permissions = PermissionCheck(site.runners, doors.clients)
+        self.plan = RunnerPlan()
+        self.planned = False
+        """Whether there was a plan: before, nobody knows what scale sets can have."""
+        self.waits = ""
+        """Why this process does not keep the runners, when it does not."""
+        self.configurations: Callable[[], Mapping[tuple[str, str], Configuration]] = dict
+        """What repositories' files said when they were last read; set by whoever reads them."""
+        self._last_jobs: dict[tuple[str, str], datetime] | None = None
+        """(repository in lower case, kind) -> when a runner of the kind last got a job; under "" anybody's."""
+
+    @property
+    def has_turn(self) -> bool:
+        return self.doors.ledger.upkeep.turns.has_turn(RUNNERS)
+
+    def take_turn(self) -> bool:
+        return self.doors.ledger.upkeep.turns.take_turn(RUNNERS)
+
+    def run(self) -> None:
+        """One look, and what follows from it. Raises what went wrong, after the rest was done."""
+        with self._lock:
+            if not self.take_turn():
+                self.waits = "another process on this database keeps the runners"
+                self.live.forget()
+                self._spare.forget()
+                self.plan = replace(self.plan, since={})
+                return
+            self.waits = ""
+            if self.sights.nova is None:  # before anything is decided
+                self.sights.look_at_nova()
+            problems = RunProblems(self._odd)
+            now = self._now()
+            # In this order: a worker that ends meanwhile has written what is read next, and leases come last, so that
+            # a runner without one is one that made way.
+            busy = self.workers.busy()
+            read = self.live.records()
+            mine = {id for runner in read.runners for id in (runner.job, runner.for_job) if id}
+            over = self.book.over(mine - {job.id for job in read.jobs}, {runner.name for runner in read.runners})
+            jobs = [*read.jobs, *over]
+            leases = {lease.id: lease for lease in self._leases.current()}
+            self._out_of_use = self.doors.holds.out_of_use() if self.doors.holds else {}
+            runners = self._advanced(read.runners, jobs, leases, busy, now, problems)
+            view = self._view(runners, jobs, leases)
+            # As of now: the ledger says what is free from the moment at which it was asked, and reading took its time.
+            self.plan = plan(view, self._now())
+            self._spare.keep(self.plan.since, {runner.name for runner in runners})
+            self.planned = True
+            self.after_plan()
+            by_name = {runner.name: runner for runner in runners}
+            for step in self.plan.steps:
+                self._require_turn()
+                with problems.apart(str(step)[:200]):
+                    self._act(step, by_name, busy, now)
+            for runner in runners:
+                if runner.state is RunnerState.DELETING and runner.name not in busy and self._is_due(runner.name, now):
+                    self.workers.start(runner.name, partial(self._remove, runner.name))
+            with problems.apart("what belongs to nothing"):
+                self._sweep(runners, leases)
+            names = {runner.name for runner in runners}
+            self._removed = {name: at for name, at in self._removed.items() if name in names}
+            self._asked = {name: at for name, at in self._asked.items() if name in names}
+            self._publish(now)
+            self._odd = problems.odd
+            if problems.texts:
+                raise RunnersError("; ".join(problems.texts))
+
+    def _require_turn(self) -> None:
+        """Whoever was stopped in the middle of a run finds another process at work on its plan."""
+        if not self.has_turn:
+            raise RunnersError("this process has lost its turn to keep the runners; the rest of this run is left out")
+
+    def _is_due(self, name: str, now: datetime) -> bool:
+        """Whether to ask again what is left of a runner: the end of each look wakes this loop, which would ask on."""
+        last = self._removed.get(name)
+        if last is not None and timedelta(0) <= now - last < REST:
+            return False
+        self._removed[name] = now
+        return True
+
+    # What is seen
+
+    def _advanced(
+        self, runners: Sequence[Runner], jobs: Sequence[Job], leases: Mapping[str, Booking], busy: frozenset[str],
+        now: datetime, problems: RunProblems,
+    ) -> list[Runner]:  # fmt: skip
+        """Each runner as far as it has come, written down."""
+        given: dict[str, Job] = {}
+        for job in sorted(jobs, key=lambda job: (job.started or job.queued, job.id)):
+            if job.runner:
+                given[job.runner] = job  # of several the one that began last
+        found = []
+        for runner in runners:
+            after = runner
+            if runner.name not in busy:
+                with problems.apart(f"runner {runner.name}"):
+                    after = self._advance(runner, given.get(runner.name), leases.get(runner.lease), now)
+            found.append(after)
+        return found
+
+    def _advance(self, runner: Runner, job: Job | None, lease: Booking | None, now: datetime) -> Runner:
+        seen = self.sights.of(runner, job)
+        if runner.state is RunnerState.REQUESTED or self._never_asked_for(runner, seen):
+            self.hands.interrupted(runner)
+            return self._stored(runner)
+        after = progress(self._with_gpus(runner, lease), seen, self.site.patience(runner), now)
+        if after.state is not RunnerState.DELETING and self._hangs_on_github(after, seen, now):
+            self.workers.start(runner.name, partial(self._ask, runner))
+        if after.state in NO_JOB_YET and (bad := next((gpu for gpu in after.gpus if gpu in self._out_of_use), "")):
+            self._let_go(after, Cause.GPU_KEPT_BACK, f"its GPU {bad} is {self._out_of_use[bad]}", now)
+            return runner
+        if after == runner:
+            return runner
+        if after.state is RunnerState.DELETING and after.cause in GENTLE and runner.state is not RunnerState.BUSY:
+            self._let_go(runner, after.cause or Cause.NOT_NEEDED, after.reason, now)
+            return runner
+        self._pool_news(after)
+        self.hands.write(after, _told(runner, after))
+        return after
+
+    def _never_asked_for(self, runner: Runner, seen: RunnerObservation) -> bool:
+        """Whether it is one that a process before this one was about to ask Nova for, and did not."""
+        look = self.sights.nova
+        alone = runner.state is RunnerState.CREATING and not runner.server_id and seen.server is None
+        return alone and look is not None and look.at - runner.changed >= self._late
+
+    def _with_gpus(self, runner: Runner, lease: Booking | None) -> Runner:
+        if runner.gpus or lease is None or lease.claimed is None:
+            return runner
+        lanes = {lane.id: lane for lane in self.doors.ledger.lanes(lease.ask.pool)}
+        # A server without its whole group has the leader: peers are another class (docs/adr/0002).
+        most = None if runner.choice.same_group else 1
+        mine = [lanes[id] for id in lease.lanes if id in lanes]
+        gpus = (f"{lane.host}/{address}" for lane in mine for address in lane.addresses[:most])
+        return replace(runner, gpus=tuple(gpus))
+
+    def _hangs_on_github(self, runner: Runner, seen: RunnerObservation, now: datetime) -> bool:
+        """Whether what is to be done about it hangs on a word of GitHub's about it alone."""
+        console, server = seen.console, seen.server
+        wrong = console is not None and (console.gpu is GpuVerdict.FAILED or bool(console.failed))
+        off = server is not None and server.status in OFF
+        if seen.registered is not None or not (wrong or off) or now - self._asked.get(runner.name, now - ASKED) < ASKED:
+            return False
+        self._asked[runner.name] = now
+        return True
+
+    def _ask(self, runner: Runner) -> None:
+        self.sights.ask_github(runner)
+
+    def _stored(self, runner: Runner) -> Runner:
+        return self.doors.store.runner(runner.name) or runner
+
+    def _pool_news(self, runner: Runner) -> None:
+        """What became of it says whether there is room in its pool."""
+        if runner.state is RunnerState.DELETING and runner.cause is Cause.NO_CAPACITY:
+            self._no_room(runner.choice.pool, runner.reason)
+        elif runner.active is not None:
+            if runner.online is not None:
+                self._pauses.idle.pop(_idle_kind(runner), None)
+            self._note_job(runner)
+            self._pauses.pools.pop(runner.choice.pool, None)
+
+    # What is planned
+
+    def _view(self, runners: Sequence[Runner], jobs: Sequence[Job], leases: Mapping[str, Booking]) -> RunnerView:
+        site, now = self.site.runners, self._now()
+        used = self.doors.store.used(now - HISTORY)
+        return RunnerView(
+            site=site,
+            jobs=jobs,
+            runners=runners,
+            leases=leases,
+            rooms=self._rooms(runners, now),
+            used=decayed(used, now, site.half_life),
+            idle=self._idle(now),
+            boots=self.site.boots,
+            sets=self.site.demands(self.doors.store.scale_sets(), self.doors.store.turned_down(now - GIVEN_UP)),
+            stopped=self._stopped(now),
+            since={**self.plan.since, **self._spare.known()},
+        )
+
+    def _idle(self, now: datetime) -> list[IdleRunners]:
+        wished = idle_runners(self.site.compiled.site, self.configurations(), self._last_job, now)
+        kinds = {(one.scope, one.repository, one.scale_set, one.wanted.kind): one for one in wished}
+        self._pauses.idle = {kind: pause for kind, pause in self._pauses.idle.items() if kind in kinds}
+        pauses = {kind: until for kind, (_, until) in self._pauses.idle.items()}
+        return [replace(one, not_before=pauses.get(kind)) for kind, one in kinds.items()]
+
+    def _last_job(self, repository: str, kind: str) -> datetime | None:
+        if self._last_jobs is None:
+            self._last_jobs = {}
+            for runner in reversed(self.doors.store.runners(over=True, limit=LATELY)):
+                self._note_job(runner)
+        return self._last_jobs.get((repository.lower(), kind))
+
+    def _note_job(self, runner: Runner) -> None:
+        if runner.busy is not None and self._last_jobs is not None:
+            for where in {"", runner.for_repository.lower(), runner.repository.lower()}:
+                self._last_jobs[where, runner.wanted.kind] = runner.busy
+
+    def _rooms(self, runners: Sequence[Runner], now: datetime) -> Mapping[str, PoolCapacity]:
+        rooms = dict(self._leases.rooms())
+        if self.site.runners.cpu_runners:
+            rooms[CPU] = cpu_room(self.site.runners, runners, self.site.boots, now)
+        for pool, (_, until, why) in self._pauses.pools.items():
+            if pool in rooms and now < until and not rooms[pool].blocked:
+                rooms[pool] = replace(rooms[pool], blocked=why)
+        return rooms
+
+    def _stopped(self, now: datetime) -> dict[str, str]:
+        stopped = {scope: why for scope, (until, why) in self._pauses.scopes.items() if now < until}
+        return {**stopped, "": trouble} if (trouble := self.doors.servers.trouble) else stopped
+
+    # What is done
+
+    def _act(self, step: Step, runners: Mapping[str, Runner], busy: frozenset[str], now: datetime) -> None:
+        if isinstance(step, CreateRunner):
+            self._create(step, now)
+        elif isinstance(step, FailJob):
+            self.book.change(step.job, lambda job: replace(job, state=JobState.FAILED, reason=step.reason), step.reason)
+        elif step.runner in busy or step.runner not in runners:
+            return
+        elif isinstance(step, DeleteRunner):
+            self._end(runners[step.runner], step.cause, step.reason, now)
+        else:
+            self._change_lease(step, runners[step.runner], now)
+
+    def _create(self, step: CreateRunner, now: datetime) -> None:
+        """Take the lease (none without GPUs), write the runner down, and have the crew make it. A lease without its
+        runner is ended by the next run; a runner that was not begun by a living process is ended, too."""
+        name = self.site.new_name(step.choice.pool)
+        whose = self._shown(step.for_repository or step.repository, now) or step.scope
+        try:
+            lease = self._lease(step, name, whose) if step.choice.gpus else ""
+        except RefusedError as refused:  # the ledger knows better than the plan: the next one is made with that
+            LOG.info("no runner for %s: %s", whose, refused)
+            return
+        runner = Runner(
+            name=name, state=RunnerState.REQUESTED, scope=step.scope, repository=step.repository, labels=step.labels,
+            wanted=step.wanted, choice=step.choice, created=now, changed=now, for_repository=step.for_repository,
+            for_job=step.for_job, scale_set=step.scale_set, lease=lease,
+        )  # fmt: skip
+        self.doors.store.add_runner(runner, RunnerEvent(now, name, step.for_job, f"runner {name}: {step.reason}"))
+        self.workers.start(name, partial(self.hands.make, runner))
+
+    def _lease(self, step: CreateRunner, name: str, whose: str) -> str:
+        """Id of the lease that is taken for a runner. Raises RefusedError."""
+        choice, site = step.choice, self.site
+        return self._leases.take(
+            choice.pool, choice.gpus, choice.same_group, step.end, name, site.project_id, site.runners.project,
+            f"runner {name} of {whose}", yields=step.yields,
+        ).id  # fmt: skip
+
+    def _shown(self, repository: str, now: datetime) -> str:
+        """A repository for the comment of a lease, which the map, the calendar and feeds show."""
+        all_shown = not repository or self.site.runners.private_repositories == "names"
+        return repository if all_shown or repository.lower() in self.doors.store.public_repositories(now) else PRIVATE
+
+    def _let_go(self, runner: Runner, cause: Cause, reason: str, now: datetime) -> None:
+        """Not at every run: while GitHub does not answer, each attempt ends at once and wakes this loop."""
+        if self._is_due(runner.name, now):
+            self.workers.start(runner.name, partial(self.hands.let_go, runner, cause, reason))
+
+    def _end(self, runner: Runner, cause: Cause, reason: str, now: datetime) -> None:
+        if runner.state is RunnerState.DELETING:
+            return
+        if cause in GENTLE and runner.state is not RunnerState.BUSY:
+            self._let_go(runner, cause, reason, now)
+        else:
+            self.hands.end(runner, cause, reason)
+            self.workers.start(runner.name, partial(self._remove, runner.name))
+
+    def _remove(self, name: str) -> None:
+        runner = self.doors.store.runner(name)
+        if runner is not None and runner.state is RunnerState.DELETING:
+            self.hands.remove(runner)
+
+    def _change_lease(self, step: ChangeLease, runner: Runner, now: datetime) -> None:
+        try:
+            self._leases.extend(step.lease, step.end, yields=step.yields)
+        except (RefusedError, NoBookingError) as refused:
+            if runner.state is not RunnerState.BUSY:
+                self._end(runner, Cause.BOOKING, f"its GPU is booked: {refused}", now)
+                return
+            lease = self.doors.ledger.get(step.lease)
+            until = lease.ask.end - TEARDOWN
+            if runner.until is None or until < runner.until:
+                self.hands.write(
+                    replace(runner, until=until), f"its GPU is booked: its job may run until {until:%H:%M}"
+                )
+
+    # What goes wrong
+
+    def _job_goes_on(self, runner: Runner) -> None:
+        """A runner has failed: when the next one may be made for its job, or to wait for one, and whether it counts."""
+        if not runner.for_job:
+            times = self._pauses.idle.get(_idle_kind(runner), (0, self._now()))[0] + 1
+            self._pauses.idle[_idle_kind(runner)] = times, self._now() + retry_after(times)
+            return
+        counts = runner.cause is not Cause.NO_CAPACITY and not self._stopped(self._now())
+
+        def again(job: Job) -> Job:
+            if job.state is not JobState.QUEUED:
+                return job
+            tries = job.tries + counts
+            after = self._now() + retry_after(tries)
+            return replace(job, tries=tries, not_before=after, reason=f"runner {runner.name} failed: {runner.reason}")
+
+        self.book.change(runner.for_job, again)
+
+    def _github_limited(self, scope: str, error: GitHubError) -> None:
+        if error.kind in (GitHubTrouble.LIMITED, GitHubTrouble.UNAUTHORIZED, GitHubTrouble.RETRY):
+            until = error.retry_at or self._now() + timedelta(seconds=10)
+            self._pauses.scopes[scope] = until, str(error)
+
+    def _nova_crowded(self, choice: ServerChoice, error: ServerError) -> None:
+        if error.problem is ServerProblem.QUOTA:
+            self._no_room(choice.pool, str(error))
+
+    def _blocked(self, choice: ServerChoice) -> str:
+        return self._leases.blocked(choice.pool) if choice.gpus else ""
+
+    def _no_room(self, pool: str, why: str) -> None:
+        times = self._pauses.pools.get(pool, (0, self._now(), ""))[0]
+        pause = min(PAUSE * 2 ** min(times, 10), LONGEST_PAUSE)
+        self._pauses.pools[pool] = times + 1, self._now() + pause, f"Nova had no room when last asked: {why}"
+
+    def _guest_rules(self, runner: Runner) -> str:
+        job = self.doors.store.job(runner.for_job) if runner.for_job else None
+        granted = job is not None and job.wanted is not None
+        return self.site.guest_rules(runner, job.run_id if job is not None and granted else 0)
+
+    def _flavors(self, runner: Runner) -> list[str]:
+        if not runner.choice.gpus:
+            return self.site.nova_flavors(runner.choice, [], in_slots=False)
+        lease = self.doors.ledger.get(runner.lease)
+        lanes = {lane.id: lane for lane in self.doors.ledger.lanes(lease.ask.pool)}
+        mine = [lanes[id] for id in lease.lanes if id in lanes]
+        return self.site.nova_flavors(runner.choice, mine, in_slots=self.doors.in_slots(runner.choice.pool))
+
+    # What belongs to nothing
+
+    def _sweep(self, runners: Sequence[Runner], leases: Mapping[str, Booking]) -> None:
+        """End leases, and delete servers and registrations, that are ours and belong to no runner: seen twice, for a
+        list may be older than what we wrote."""
+        look = self.sights.nova
+        if look is None:
+            return
+        mine = {runner.name: runner for runner in runners}
+        names = {server.name for server in look.servers.values()}
+        for lease in leases.values():
+            if lease.server not in mine and lease.server not in names:
+                self._leases.end(lease.id, "it belongs to no runner")
+        strange = {
+            f"server {server.id}": partial(self.doors.servers.delete, server.id)
+            for server in look.servers.values()
+            if not self._belongs(server.id, mine.get(server.name))
+        }
+        self._twice = {key: self._twice.get(key, look.number) for key in strange}
+        for key, first in self._twice.items():
+            if first < look.number and self.workers.start(key, strange[key]):
+                LOG.warning("%s is a runner's and belongs to none: it is deleted", key)
+
+    @staticmethod
+    def _belongs(server_id: str, runner: Runner | None) -> bool:
+        return runner is not None and runner.server_id in ("", server_id)
+
+    # What others are shown
+
+    def _publish(self, now: datetime) -> None:
+        trouble = {scope: why for scope, (until, why) in self._pauses.scopes.items() if now < until}
+        enrolments = tuple(
+            EnrolmentStatus(name, client.usage(), trouble.get(name) or self.permissions.problems(name))
+            for name, client in self.doors.clients.items()
+        )
+        live, sets = self.live.records(), tuple(self.doors.store.scale_sets())
+        self.overview.publish(RunnerOverview(now, live.jobs, live.runners, self.plan.queue, sets, enrolments))
+
+    # What is looked at beside it
+
+    def look_at_nova(self) -> None:
+        """For a loop of its own."""
+        if not self.has_turn:
+            return
+        changed = self.sights.look_at_nova()
+        runners = self.live.records().runners
+        doubtful = [
+            runner for runner in runners if runner.state is not RunnerState.DELETING and self.sights.is_missing(runner)
+        ]
+        self.sights.forget(runners)
+        if changed:
+            self.wake("servers changed")
+        _ask_of_each("server", doubtful, self.sights.confirm_gone)
+
+    def look_at_consoles(self) -> None:
+        """For a loop of its own."""
+        if not self.has_turn:
+            return
+        speaking = [runner for runner in self.live.records().runners if self.sights.wants_console(runner)]
+
+        def look(runner: Runner) -> None:
+            if self.sights.look_at_console(runner):
+                self.wake("a runner said something")
+
+        _ask_of_each("console", speaking, look)
+
+
+def _ask_of_each(what: str, runners: Sequence[Runner], look: Callable[[Runner], None]) -> None:
+    """One server that Nova cannot say anything of, since its host is down, keeps nobody from the others. Raises
+    RunnersError when it is so of all."""
+    problems = RunProblems()
+    for runner in runners:
+        with problems.apart(f"{what} of {runner.name}"):
+            look(runner)
+    if problems.texts and len(problems.texts) == len(runners):
+        raise RunnersError("; ".join(problems.texts)[:1000])
+
+
+def _asked_of(holds: HoldCheck | None) -> dict[str, Any]:
+    """Tools for runners of a site that watches its GPUs."""
+    return {"unheld": holds.unheld, "gpus_of": holds.gpus_of} if holds else {}
+
+
+def _idle_kind(runner: Runner) -> IdleKind:
+    return runner.scope, runner.for_repository, runner.scale_set, runner.wanted.kind
+
+
+def _told(before: Runner, after: Runner) -> str:
+    if after.state is RunnerState.DELETING:
+        return after.reason
+    if after.state is not before.state:
+        return {
+            RunnerState.REGISTERING: "its server is ACTIVE",
+            RunnerState.IDLE: "GitHub has it online",
+            RunnerState.BUSY: "GitHub has given it a job",
+        }.get(after.state, after.state.value)
+    if after.server_id != before.server_id:
+        return f"its server is {after.server_id}"
+    return f"Nova gave it {', '.join(after.gpus)}" if after.gpus != before.gpus else ""

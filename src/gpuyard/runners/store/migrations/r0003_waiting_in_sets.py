@@ -1,0 +1,13 @@
+"""How many jobs of a scale set wait at GitHub for room."""
+
+from __future__ import annotations
+
+from alembic import op
+from sqlalchemy import BigInteger, Column
+
+revision = "0003"
+down_revision = "0002"
+
+
+def upgrade() -> None:
+    op.add_column("scale_sets", Column("waiting", BigInteger, nullable=False, server_default="0"))

@@ -1,0 +1,196 @@
+"""What operators do to the database of a site: back it up, restore it, bring its tables up to date, check it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from gpuyard import __version__
+from gpuyard.database.backup import (
+    BackupNote,
+    back_up,
+    note_of,
+    open_tool,
+    refuse_in_use,
+    replace_all,
+    set_aside,
+    unpack,
+)
+from gpuyard.database.check import RoomVersion, problems, versions
+from gpuyard.database.engine import Database, parse_url
+from gpuyard.database.errors import StoreError
+from gpuyard.database.leader_election import LeaderElection
+from gpuyard.database.migrate import migrate
+from gpuyard.model.errors import BlockedError, UsageError
+from gpuyard.model.text import counted
+from gpuyard.runtime.leader_roles import BOOKINGS, RUNNERS
+from gpuyard.server.schema_modules import ROOMS
+from gpuyard.server.since import kept, lost_since
+
+STAMP = "%Y%m%dT%H%M%SZ"
+STAMPED = r"-\d{8}T\d{6}Z\.db"
+
+
+def make_backup(url: str, site: str, target: Path, now: datetime, keep: int | None = None) -> Path:
+    """The file that was written: `target`, or in it when it is a folder, with the site and the time in its name. Of
+    those in the folder only the newest `keep` stay. Raises StoreError, and UsageError."""
+    if keep is not None and not target.is_dir():
+        raise UsageError(f"--keep is about a folder of backups, and {target} is none")
+    path = target / f"{site}-{now:{STAMP}}.db" if target.is_dir() else target
+    with closing(open_tool(url)) as database:
+        back_up(database, ROOMS, path, BackupNote(now, __version__))
+    if keep is not None:
+        ours = re.compile(re.escape(site) + STAMPED)
+        old = sorted(one for one in target.iterdir() if ours.fullmatch(one.name))
+        for one in old[:-keep]:
+            one.unlink(missing_ok=True)
+    return path
+
+
+@dataclass(frozen=True)
+class Restoration:
+    """What a restore would do, looked at and not begun."""
+
+    url: str
+    backup: Path
+    unpacked: Database
+    note: BackupNote | None
+    lost: list[str] | None
+    """What has been written since; None when what is there cannot be read."""
+    unreadable: str = ""
+    """Why not."""
+    empty: bool = False
+    """Nothing is there."""
+
+    def words(self, now: datetime) -> Iterator[str]:
+        when = (
+            f"of {self.note.made:%Y-%m-%d %H:%M} UTC, by gpuyard {self.note.release}"
+            if self.note
+            else "of unknown time"
+        )
+        yield f"{self.backup} is a backup {when}"
+        if self.lost is None:
+            yield f"what has been written since cannot be compared: {self.unreadable}"
+            yield "bookings, holds and quarantines made since will be unknown; their servers go on"
+        elif self.lost:
+            yield from self.lost
+        else:
+            yield "nothing that is there now would be lost"
+
+
+@contextmanager
+def prepared(url: str, backup: Path, now: datetime) -> Iterator[Restoration]:
+    """Look at a backup and at what is there. Raises StoreError when the backup cannot be used, and BlockedError while a
+    portal serves."""
+    with TemporaryDirectory(prefix="gpuyard-restore-") as folder, _nobody_serves(url):
+        note = note_of(backup) if backup.is_file() else None
+        with closing(unpack(backup, Path(folder) / "backup.db", ROOMS)) as unpacked:
+            if _is_empty(url):
+                yield Restoration(url, backup, unpacked, note, [], empty=True)
+                return
+            lost, unreadable = _compared(url, unpacked, Path(folder), now)
+            yield Restoration(url, backup, unpacked, note, lost, unreadable)
+
+
+def _is_empty(url: str) -> bool:
+    try:
+        return not is_there(url) or not any(site_version.at for site_version in site_versions(url))
+    except StoreError:
+        return False
+
+
+def _compared(url: str, unpacked: Database, folder: Path, now: datetime) -> tuple[list[str] | None, str]:
+    try:
+        with closing(open_tool(url)) as database:
+            back_up(database, ROOMS, folder / "present.db", BackupNote(now, __version__))
+        with closing(unpack(folder / "present.db", folder / "here.db", ROOMS)) as here:
+            return lost_since(kept(here, now), kept(unpacked, now), now), ""
+    except StoreError as error:
+        return None, str(error)
+
+
+def restore(plan: Restoration, now: datetime) -> Path | None:
+    """Carry it out; where what was there is kept, in a file beside the backup. Raises BlockedError and StoreError."""
+    aside = plan.backup.with_name(f"{plan.backup.name}.replaced-{now:{STAMP}}")
+    there = None if plan.empty else aside
+    if plan.empty:
+        pass
+    elif plan.lost is not None:
+        with closing(open_tool(plan.url)) as database:
+            back_up(database, ROOMS, aside, BackupNote(now, __version__))
+    else:
+        there = aside if set_aside(parse_url(plan.url), aside) else None
+    with closing(Database(plan.url, statement=0)) as database:
+        replace_all(database, ROOMS, plan.unpacked)
+    return there
+
+
+@contextmanager
+def _nobody_serves(url: str) -> Iterator[None]:
+    """As long as the block lasts no portal becomes the keeper. Raises BlockedError when one is, or is there."""
+    if not is_there(url):
+        yield
+        return
+    database = open_tool(url)
+    turns = LeaderElection(database, silence=0)  # also while somebody has stopped it with ^Z
+    try:
+        for name in (BOOKINGS, RUNNERS):
+            if not turns.take_turn(name):
+                raise BlockedError(f"a portal keeps {database.name}: stop it first (systemctl stop gpuyard)")
+        refuse_in_use(database)
+        yield
+    finally:
+        turns.end_turns()
+        database.close()
+
+
+def is_there(url: str) -> bool:
+    """A file, or a server that can be asked."""
+    parsed = parse_url(url)
+    return parsed.get_backend_name() != "sqlite" or Path(parsed.database or "").is_file()
+
+
+def upgrade(url: str, say: Callable[[str], None]) -> None:
+    """Bring the tables of all rooms to this release, telling each step. Raises StoreError."""
+    with closing(open_tool(url)) as database:
+        before = versions(database, ROOMS)
+        for room, was in zip(ROOMS, before, strict=True):
+            migrate(database.url, room)
+            if was.at != was.newest:
+                say(f"{room.name}: {was.at or 'nothing'} -> {was.newest}")
+    if not any(one.due for one in before):
+        say("nothing to do: the tables are those of this release")
+
+
+def site_versions(url: str) -> list[RoomVersion]:
+    with closing(open_tool(url)) as database:
+        return versions(database, ROOMS)
+
+
+def checked(url: str) -> tuple[list[str], list[str]]:
+    """What is broken, and what an upgrade would mend. Raises StoreError when the database cannot be read."""
+    with closing(open_tool(url)) as database:
+        found = versions(database, ROOMS)
+        broken = problems(database, ROOMS)
+    broken += [
+        f"{one.room}: made by a newer gpuyard ({one.at}; this one knows {one.newest})" for one in found if not one.known
+    ]
+    due = [f"{one.room}: at {one.at or 'nothing'}, this release has {one.newest}" for one in found if one.due]
+    return broken, due
+
+
+def refuse_old_tables(url: str) -> None:
+    """Raises BlockedError when starting would bring tables up to date, which somebody wants to do by himself."""
+    if not is_there(url):
+        return
+    if due := [site_version for site_version in site_versions(url) if site_version.at is not None and site_version.due]:
+        rooms = counted(len(due), "room")
+        raise BlockedError(
+            f"the tables of {rooms} ({', '.join(one.room for one in due)}) are of an older release: run gpuyard db "
+            "backup and gpuyard db upgrade, or start without --no-upgrade"
+        )

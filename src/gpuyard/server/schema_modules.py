@@ -1,0 +1,11 @@
+"""All who keep something in the database of a site, in the order in which their tables are made."""
+
+from __future__ import annotations
+
+from gpuyard.bookings.store import schema as ledger
+from gpuyard.health.store import schema as health
+from gpuyard.runners.store import schema as runners
+from gpuyard.usage.store import schema as history
+from gpuyard.web.store import schema as portal
+
+ROOMS = (ledger.ROOM, portal.ROOM, runners.ROOM, health.ROOM, history.ROOM)

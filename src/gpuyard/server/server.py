@@ -1,0 +1,322 @@
+"""Runs the portal: binds before anything starts, says where it is, and stops at once however many pages are open."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import re
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import uvicorn
+from fastapi import FastAPI
+
+from gpuyard import __version__
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.dashboard.live import LiveFeed
+from gpuyard.diagnosis.controllers.capacity import CapacityService
+from gpuyard.health.controllers.agent_service import AgentService
+from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.web.host_checks import RecordedChecks
+from gpuyard.inventory.controllers.cache import InventoryCache
+from gpuyard.model.errors import GpuyardError, UsageError
+from gpuyard.model.text import counted
+from gpuyard.openstack.people import People
+from gpuyard.runners.web.runner_sources import RunnerSources
+from gpuyard.runtime.control_loops import Driver
+from gpuyard.server.app import create_app
+from gpuyard.server.tallies import Tallies
+from gpuyard.usage.controllers.accounting import AccountingService
+from gpuyard.usage.controllers.reading import History
+from gpuyard.web.connections import (
+    BACKLOG,
+    Connection,
+    Connections,
+    is_loopback,
+    most_connections,
+    raise_file_limit,
+    tell,
+)
+from gpuyard.web.notify import Manager
+from gpuyard.web.security import LOOPBACK_NAMES
+from gpuyard.web.settings import PortalSettings
+from gpuyard.web.store import PortalStore
+
+if TYPE_CHECKING:
+    from gpuyard.site.load import LoadedSite
+
+LOG = logging.getLogger(__name__)
+HOST = "127.0.0.1"
+PORT = 8080
+PATIENCE = 1
+"""Seconds that answers get to be taken when the server stops; open pages end at once."""
+DRAIN = 20
+"""Seconds that requests that have arrived get to be answered when a signal ends the server."""
+FINISH = 20
+"""Seconds that loops get then to finish what they are at: a call to OpenStack, as a rule. Together less than the
+TimeoutStopSec of the unit."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run(
+    site: LoadedSite,
+    inventory: InventoryCache,
+    driver: Driver,
+    host: str = HOST,
+    port: int = PORT,
+    *,
+    public: bool = False,
+    names: Sequence[str] = (),
+    ledger: Ledger | None = None,
+    store: PortalStore | None = None,
+    people: People | None = None,
+    settings: PortalSettings | None = None,
+    listener: socket.socket | None = None,
+    ends: threading.Event | None = None,
+    runners: RunnerSources | None = None,
+    health: HealthService | None = None,
+    agents: AgentService | None = None,
+    history: History | None = None,
+    accounting: AccountingService | None = None,
+    tallies: Tallies | None = None,
+    bootable: CapacityService | None = None,
+    manager: Manager | None = None,
+) -> bool:
+    """Serve the portal of a site, and run the loops of the driver, until SIGINT or SIGTERM, or until `ends` is set:
+    True then. A `listener` is used instead of an own one, and stays open.
+
+    `names` are further host names to answer to: those of a gateway that stands before the portal. Raises UsageError
+    for an address beyond loopback unless `public`, and GpuyardError when the address cannot be had. With a `ledger`
+    GPUs can be booked by those whom `people` knows.
+    """
+    if not public:
+        refuse_public(host, login=ledger is not None)
+    if ledger is not None and settings is not None:
+        refuse_no_gateway(settings)
+    gpus = site.compiled.gpus
+    app = create_app(
+        inventory,
+        driver,
+        site.site.site,
+        gpus,
+        ["*"] if public else [*LOOPBACK_NAMES, *names],
+        ledger=ledger,
+        store=store,
+        people=people,
+        settings=settings,
+        flavors=site.compiled.flavors,
+        runners=runners,
+        health=health,
+        agents=agents,
+        accounting=accounting,
+        tallies=tallies,
+        facts={name: inventory.facts for name, inventory in site.inventories.items()},
+        checks=RecordedChecks(site).of,
+        bootable=bootable,
+        history=history,
+    )
+
+    told, replaced = manager or Manager({}), False
+
+    def start(url: str) -> None:
+        hosts = len({gpu.host for gpu in gpus})
+        print(
+            f"gpuyard {__version__}: {site.site.site}, {counted(len(gpus), 'GPU')} on {counted(hosts, 'host')}, "
+            f"at {url} (Ctrl+C stops)",
+            flush=True,
+        )
+        driver.start()
+
+    try:
+        replaced = serve(app, host, port, started=start, listener=listener, ends=ends, manager=told, driver=driver)
+        return replaced
+    finally:
+        late = driver.stop(timeout=PATIENCE / 2 if replaced else FINISH)
+        if late and not replaced:
+            LOG.warning("these loops have not finished within %d s and are cut off: %s", FINISH, ", ".join(late))
+
+
+def serve(
+    app: FastAPI,
+    host: str = HOST,
+    port: int = PORT,
+    *,
+    started: Callable[[str], None] = lambda url: None,
+    access_log: bool = False,
+    listener: socket.socket | None = None,
+    ends: threading.Event | None = None,
+    manager: Manager | None = None,
+    driver: Driver | None = None,
+) -> bool:
+    """Serve an app of `create_app` until SIGINT or SIGTERM, or until `ends` is set: True then. Port 0 is any free one.
+
+    `started` gets the URL once the address is ours, so that nothing is begun that could not be shown. The `manager`
+    hears that the server lives as long as it does and no loop of the `driver` is stuck.
+    """
+    with listener.dup() if listener else bind(host, port) as own:
+        started(url_of(own))
+        server = server_of(app, access_log)
+        server.ends = ends or server.ends
+        server.manager, server.driver = manager or server.manager, driver or server.driver
+        server.run(sockets=[own])
+        return not server.should_exit
+
+
+def server_of(app: FastAPI, access_log: bool = False) -> PortalServer:
+    """A server that is not running yet."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,  # whoever runs us says where logs go
+        log_level="info" if access_log else "warning",
+        access_log=access_log,
+        server_header=False,
+        http=Connection,
+        backlog=BACKLOG,
+        proxy_headers=False,  # gateway.py believes only those that are named
+        ws="none",
+        timeout_graceful_shutdown=PATIENCE,
+    )
+    feed = app.state.feed
+    assert isinstance(feed, LiveFeed)
+    return PortalServer(config, feed, Connections(most_connections(raise_file_limit()), feed.gateways))
+
+
+class PortalServer(uvicorn.Server):
+    """uvicorn, which on its own would wait for open pages to go away before it stops."""
+
+    def __init__(self, config: uvicorn.Config, feed: LiveFeed, connections: Connections) -> None:
+        super().__init__(config)
+        self._feed = feed
+        self.server_state = self._connections = connections
+        self.ends = threading.Event()
+        """Ends it as a signal does, but leaves `should_exit` as it is."""
+        self.manager, self.driver = Manager({}), Driver()
+        self._watchdog: asyncio.Task[None] | None = None
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self.ends.is_set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        tell(asyncio.get_running_loop(), self._connections.say)
+        await super().startup(sockets)
+        self.manager.ready(f"serves at {', '.join(map(url_of, sockets or []))}")
+        if self.manager.watchdog:
+            self._watchdog = asyncio.create_task(self._feed_watchdog(self.manager.watchdog / 3), name="watchdog")
+
+    async def _feed_watchdog(self, period: float) -> None:
+        """As long as this is run the loop of events lives."""
+        said: list[str] = []
+        while True:
+            stuck = self.driver.stuck()
+            if not stuck:
+                self.manager.alive()
+            elif stuck != said:
+                LOG.error("loops do not go on: %s; the service manager will start this service anew", ", ".join(stuck))
+            said = stuck
+            await asyncio.sleep(period)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._feed.close()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        if self.should_exit:
+            self.manager.stopping()
+            await self._drain(sockets or [])
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):  # those that do not take what they were sent
+            connection.transport.abort()
+        await asyncio.sleep(0)
+
+    async def _drain(self, sockets: Sequence[socket.socket]) -> None:
+        """Take no more requests, and wait for the answers to those that have arrived, but for DRAIN seconds at most."""
+        for listener in sockets:
+            with suppress(OSError):
+                # Not only closed: whoever gave it to us has it too, and it would go on to take connections that nobody
+                # answers. Who comes now is refused, which a gateway knows how to take.
+                listener.shutdown(socket.SHUT_RDWR)
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        until = monotonic() + DRAIN
+        while self._unanswered() and monotonic() < until and not self.force_exit:
+            await asyncio.sleep(0.02)
+
+    def _unanswered(self) -> bool:
+        """Answers that have begun are left to `shutdown`: who does not take his ends nothing."""
+        cycles = [getattr(connection, "cycle", None) for connection in self.server_state.connections]
+        return any(cycle is not None and not cycle.response_started for cycle in cycles)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As in uvicorn, but a signal that has done its work here is not raised again: the caller cleans up."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def refuse_public(host: str, login: bool = False) -> None:
+    """Raise UsageError unless only programs on this machine can reach the address."""
+    if not is_loopback(host):
+        why = (
+            "passwords would cross the network unencrypted; put it behind a gateway that speaks TLS, or pass --public"
+            if login
+            else "there is no login yet; put it behind a gateway that has one, or pass --public"
+        )
+        raise UsageError(f"{host or 'every address'} can be reached from other machines, and {why}")
+
+
+def refuse_no_gateway(settings: PortalSettings) -> None:
+    """Raise UsageError for a URL that is none, or that somebody else has to serve who is not named."""
+    url = settings.public_url
+    if url and not re.match(r"https?://[^/]", url):
+        raise UsageError(f"--url {url!r} is no address of pages; write one as in https://gpus.example.org")
+    if url.startswith("https:") and not settings.trusted_gateways:
+        raise UsageError(
+            f"--url {url} needs a gateway that speaks TLS: name its address with --gateway, or everybody who comes "
+            "through it counts as one address when logins fail"
+        )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises GpuyardError that says what is in the way."""
+    if not 0 <= port <= 65535:  # the resolver would silently take the rest of a division
+        raise UsageError(f"{port} is not a port; pass a --port from 0 to 65535")
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise _cannot_bind(host, port, error) from None
+    # Accepted sockets have it from here; asyncio leaves it off for those of a listener that it did not make itself. An
+    # answer is written in pieces, and without it the last one waits up to 40 ms for the client to say that it has the
+    # first.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def _cannot_bind(host: str, port: int, error: OSError) -> GpuyardError:
+    if error.errno == errno.EADDRINUSE:
+        return GpuyardError(f"port {port} of {host} is taken by another program; stop that one, or pass another --port")
+    if error.errno == errno.EACCES:
+        return GpuyardError(f"port {port} needs more rights than this user has; pass a --port from 1024 on")
+    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return UsageError(f"{host!r} is not an address of this machine; pass one that is with --host")
+    return GpuyardError(f"cannot listen on port {port} of {host}: {error}")
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,127 @@
+"""What it means to go back to a backup: what has been written since and will be unknown, in words for operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+from gpuyard.bookings.records import Query
+from gpuyard.bookings.store import Store
+from gpuyard.database.engine import Database
+from gpuyard.health.records import KEPT_BACK, GpuHealth
+from gpuyard.health.store import HealthStore
+from gpuyard.model.booking import Booking, BookingKind, BookingState
+from gpuyard.model.text import counted, printable
+from gpuyard.runners.store import RunnerStore
+from gpuyard.usage.store import HistoryStore
+from gpuyard.web.store import PortalStore
+
+T = TypeVar("T")
+NAMED = 5
+"""Of each kind; the rest is counted."""
+OVER = frozenset({BookingState.ENDED, BookingState.CANCELLED, BookingState.NO_SHOW, BookingState.EXPIRED})
+PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a database has, as far as going back to it matters."""
+
+    bookings: dict[str, Booking]
+    runners: frozenset[str]
+    """Names of those that are not over."""
+    kept_back: dict[str, GpuHealth]
+    """GPUs that nobody is to get, by name."""
+    history: datetime | None
+    """Until when it is known who had which GPU."""
+    feeds: frozenset[str]
+    sessions: int
+
+
+def kept(database: Database, now: datetime) -> Holdings:
+    """Of a database with this release's tables. Raises StoreError."""
+    portal, seen = PortalStore(database), HistoryStore(database).seen()
+    return Holdings(
+        {booking.id: booking for booking in _bookings(Store(database))},
+        frozenset(runner.name for runner in RunnerStore(database).runners()),
+        {gpu.name: gpu for gpu in HealthStore(database).gpus(KEPT_BACK)},
+        seen.until if seen else None,
+        frozenset(feed.digest for feed in portal.feeds(now)),
+        len(portal.sessions(now)),
+    )
+
+
+def _bookings(store: Store) -> Iterator[Booking]:
+    marker = ""
+    while page := store.find(Query(), PAGE, marker):
+        yield from page
+        marker = page[-1].id
+
+
+def lost_since(here: Holdings, backup: Holdings, now: datetime) -> list[str]:
+    """One line for each kind of thing; none when nothing would be lost."""
+    bookings = [booking for booking in here.bookings.values() if booking.kind is not BookingKind.RUNNER]
+    new = [booking for booking in bookings if booking.id not in backup.bookings]
+    holds, new = _parted(new, lambda one: one.kind is BookingKind.HOLD)
+    open_, past = _parted(new, lambda one: one.ask.end > now and one.state not in OVER)
+    changed = [
+        booking
+        for booking in bookings
+        if booking.id in backup.bookings and booking.version != backup.bookings[booking.id].version
+    ]
+    runners = sorted(here.runners - backup.runners)
+    bad = [here.kept_back[name] for name in sorted(here.kept_back.keys() - backup.kept_back.keys())]
+    good = sorted(backup.kept_back.keys() - here.kept_back.keys())
+    return [
+        *_line(open_, "booking", "made since will be unknown; their servers are then servers without a booking", _said),
+        *_line(past, "booking", "made since that are over will be unknown, also to reports", _said),
+        *_line(holds, "hold", "made since will be unknown, and their GPUs given out", _said),
+        *_line(
+            changed, "booking", "changed since will be as before", lambda one: _change(backup.bookings[one.id], one)
+        ),
+        *_line(runners, "runner", "started since will be unknown: their servers are deleted, and their jobs fail", str),
+        *_line(bad, "GPU", "kept back since will be given out again; quarantine those that are bad", _why),
+        *_line(good, "GPU", "put back into use since will be kept back again", str),
+        *_history(here, backup),
+        *_line(sorted(here.feeds - backup.feeds), "calendar address", "made since will not work", None),
+        *([f"{counted(here.sessions, 'person')} will have to log in again"] if here.sessions else []),
+    ]
+
+
+def _history(here: Holdings, backup: Holdings) -> Iterator[str]:
+    if here.history and (backup.history is None or here.history > backup.history):
+        since = f"from {backup.history:%Y-%m-%d %H:%M} to {here.history:%H:%M} UTC" if backup.history else "all"
+        yield f"history {since} will be unknown, but for what Nova still says of its servers"
+
+
+def _line(things: Sequence[T], noun: str, words: str, said: Callable[[T], str] | None) -> Iterator[str]:
+    if not things:
+        return
+    named = "; ".join(printable(said(thing)) for thing in things[:NAMED]) if said else ""
+    more = f"; and {len(things) - NAMED} more" if named and len(things) > NAMED else ""
+    yield f"{counted(len(things), noun)} {words}{': ' if named else ''}{named}{more}"
+
+
+def _said(one: Booking) -> str:
+    gpus = counted(one.ask.gpus, "GPU")
+    start, end = (f"{moment:%Y-%m-%d %H:%M}" for moment in (one.ask.start, one.ask.end))
+    return f"{one.id} of {one.user}, {gpus} of {one.ask.pool} from {start} to {end}"
+
+
+def _change(old: Booking, new: Booking) -> str:
+    if old.state is not new.state:
+        return f"{old.id} of {old.user} {old.state.value} again (now {new.state.value})"
+    return f"{old.id} of {old.user}"
+
+
+def _why(one: GpuHealth) -> str:
+    return f"{one.name} {one.state.value}: {one.cause}"
+
+
+def _parted(things: Iterable[Booking], test: Callable[[Booking], bool]) -> tuple[list[Booking], list[Booking]]:
+    found: tuple[list[Booking], list[Booking]] = ([], [])
+    for thing in things:
+        found[0 if test(thing) else 1].append(thing)
+    return found

@@ -1,0 +1,19 @@
+"""What other parts of the process have counted since it began, for metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpuyard.model.counts import Counts
+from gpuyard.openstack.calls import CloudCalls
+
+
+@dataclass(frozen=True)
+class Tallies:
+    """What other parts of the process have counted since it began; zeros where nobody counts."""
+
+    cloud: CloudCalls = field(default_factory=CloudCalls)
+    told: Counts = field(default_factory=Counts)
+    """Messages, as notifications/messages.py counts them."""
+    reclaims: Counts = field(default_factory=Counts)
+    """Steps, as bookings/controllers/overstays.py counts them."""

@@ -1,0 +1,82 @@
+"""What a gateway leads to and Kolla does not deploy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gpuyard.site.deploy_rules import truth_of
+from gpuyard.site.gateway_rules import CONSOLES, DASHBOARD, SiteGateway
+from gpuyard.site.problems import Place, Problem
+from gpuyard.site.schema import Site
+
+
+@dataclass(frozen=True)
+class KollaSwitch:
+    """A variable of Kolla without which it does not deploy what is behind a door.
+
+    Defaults are those of kolla-ansible 20 to 22: its group_vars/all.yml, or from 21 on files of the folder all.
+    """
+
+    what: str
+    variable: str
+    needed: str
+    """Its value; 'yes' for whatever Ansible takes for true."""
+    default: str
+
+    def deploys(self, value: object) -> bool:
+        """Whether it does so with a value. Of a value that only Ansible can evaluate it is assumed."""
+        truth = truth_of(value)
+        if truth is None:
+            return True
+        return truth if self.needed == "yes" else str(value).strip() == self.needed
+
+
+SWITCHES = {
+    DASHBOARD: KollaSwitch("Horizon", "enable_horizon", "yes", "yes"),
+    "block-storage": KollaSwitch("Cinder", "enable_cinder", "yes", "no"),
+    "novnc": KollaSwitch("nova-novncproxy", "nova_console", "novnc", "novnc"),
+    "spice": KollaSwitch("nova-spicehtml5proxy", "nova_console", "spice", "novnc"),
+    "serial": KollaSwitch("nova-serialproxy", "enable_nova_serialconsole_proxy", "yes", "no"),
+}
+"""By the name of the door. What has no switch Kolla deploys by default, and a site without it is no cloud."""
+
+
+def place_of(door: str) -> Place:
+    """Where a door of SWITCHES stands in the site file."""
+    if door == DASHBOARD:
+        return ("gateway", door)
+    return ("gateway", "consoles" if door in CONSOLES else "services", door)
+
+
+def undeployed(
+    gateway: SiteGateway, values: Callable[[KollaSwitch], Iterable[tuple[str, object]]]
+) -> Iterable[tuple[str, str]]:
+    """(door, what is wrong and what to do) of doors that lead nowhere. `values`: where a switch's variable is set, and
+    to what."""
+    for door, switch in SWITCHES.items():
+        if door not in gateway.doors:
+            continue
+        for source, value in values(switch):
+            if not switch.deploys(value):
+                place = ".".join(map(str, place_of(door)))
+                message = (
+                    f"Kolla does not deploy {switch.what}: {switch.variable} is {value!r} {source}; set it to "
+                    f"{switch.needed!r} and deploy, or take {place} out of the site file"
+                )
+                yield door, message
+                break
+
+
+def gateway_problems(site: Site) -> Iterable[Problem]:
+    """Doors to what the site file itself has Kolla leave out."""
+    if site.gateway is None or site.deploy is None:
+        return
+    variables = site.deploy.variables
+
+    def values(switch: KollaSwitch) -> Iterable[tuple[str, object]]:
+        if switch.variable in variables:
+            yield "in deploy.variables", variables[switch.variable]
+
+    for door, message in undeployed(site.gateway, values):
+        yield Problem(place_of(door), message)

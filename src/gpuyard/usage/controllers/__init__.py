@@ -1,0 +1,1 @@
+"""What records, adds up and reads use."""

@@ -1,0 +1,205 @@
+"""The loop of history: what the loop of bookings sees of the cloud, and what Nova remembers, become intervals; and
+days that are over become sums.
+
+Each look is one transaction on what the last one left, and each day is one, so that a kill between any two steps loses
+nothing and counts nothing twice: the next run does what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+
+from gpuyard.bookings.controllers.bookings import BookingController, CloudObservation
+from gpuyard.bookings.errors import NoBookingError
+from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.bookings.records import Query
+from gpuyard.inventory.state import gpu_statuses
+from gpuyard.model.booking import Booking
+from gpuyard.model.errors import GpuyardError
+from gpuyard.model.gpu import is_unit, provider_name
+from gpuyard.model.world import Snapshot
+from gpuyard.openstack.api import CloudApi
+from gpuyard.runtime.control_loops import Loop
+from gpuyard.runtime.leader_roles import BOOKINGS
+from gpuyard.site.compile import CompiledSite
+from gpuyard.site.history_rules import KEEP
+from gpuyard.usage.controllers.accounting import site_clock
+from gpuyard.usage.controllers.reading import History
+from gpuyard.usage.controllers.rolling import forget, sum_up
+from gpuyard.usage.lives import whole
+from gpuyard.usage.read_lives import LifeReader, pools_by_alias
+from gpuyard.usage.recorder import GAP, HAD, LATE, WITH_SERVER, CloudSeen, GpuKey, HistoryWrites, floor_of, plan_look
+from gpuyard.usage.records import Extent, Interval, TrackState
+from gpuyard.usage.store import HistoryStore, Which
+from gpuyard.usage.tracks import tracks_of
+
+PAGE = 1000
+PRUNE_EVERY = timedelta(hours=1)
+DAYS_AT_ONCE = 7
+"""Days that one run sums up at most: looks must not wait for all of a year."""
+
+
+class HistoryError(GpuyardError):
+    """A run of the loop could not write what it saw; the message says why."""
+
+
+class HistoryController:
+    """Keeps the history of one site. One run at a time; of several processes on one database the one does it that keeps
+    the bookings."""
+
+    def __init__(
+        self,
+        store: HistoryStore,
+        lives: LifeReader,
+        bookings: BookingController,
+        ledger: Ledger,
+        compiled: CompiledSite,
+        now: Callable[[], datetime],
+    ) -> None:
+        """`now`: UTC."""
+        self._store = store
+        self._lives, self._bookings, self._ledger, self._compiled = lives, bookings, ledger, compiled
+        self._now = now
+        self._keep = compiled.site.history.keep if compiled.site.history else KEEP
+        self._zone = ledger.book.zone
+        self._tariffs = site_clock(compiled.site).parts
+        self.history = History(store, self._zone, self._tariffs)
+        """For those who show it."""
+        self._open: tuple[datetime, dict[GpuKey, Interval]] | None = None
+        """What goes on, as of a look that was written; it need not be read again for the next one."""
+        self._unplaced: frozenset[str] = frozenset()
+        """Servers that used GPUs up to the last look, of which it is not known which: Nova is moving them."""
+        self._done: datetime | None = None
+        self._pruned: datetime | None = None
+
+    def run(self) -> None:
+        """One look, and what it makes due. Raises what went wrong; then nothing of that was written."""
+        if not self._ledger.upkeep.turns.has_turn(BOOKINGS):
+            return
+        sight = self._bookings.sight
+        if sight is not None and sight.words is not None and sight.snapshot.taken_at != self._done:
+            self.look(sight)
+            self._done = sight.snapshot.taken_at
+        sum_up(self._store, self._zone, self._tariffs, DAYS_AT_ONCE)
+        self._prune()
+
+    def seats(self) -> dict[str, str]:
+        """Who was on which unit at the last look: whoever looks first after a restart begins with it."""
+        held = [one for one in self._store.open() if one.state in WITH_SERVER and is_unit(one.address)]
+        return {provider_name(one.host, one.address): one.tenure.server for one in held}
+
+    def look(self, sight: CloudObservation) -> bool:
+        """Write what was seen. False when another process has written a later look. Raises HistoryError when the clock
+        has gone back, or the cloud shows another time."""
+        _same_time(sight.snapshot)
+        extent, taken = self._store.seen(), whole(sight.snapshot.taken_at)
+        if extent is not None and taken <= extent.until:
+            self._open = None  # it may be taken back, to when this one looked last
+            if extent.until - taken > GAP:  # less is another process's last look
+                raise HistoryError(
+                    f"the clock says {_spell(taken)}, and history goes until {_spell(extent.until)}: nothing is added "
+                    "to it until then; if this host's clock is right, it was wrong when that was written: "
+                    "'gpuyard usage repair' takes it back"
+                )
+            return False
+        open = self._goes_on(extent)
+        plan = plan_look(open.values(), extent, self._seen(sight, taken, extent, open.values()))
+        if plan is None:
+            return False
+        if not self._store.write(extent.until if extent else None, taken, plan.settled, plan.ends, plan.adds):
+            self._open = None
+            return False
+        self._open = taken, applied(open, plan)
+        self._unplaced = frozenset(one.tenure.server for one in plan.adds if not one.address and one.end == taken)
+        return True
+
+    def _goes_on(self, extent: Extent | None) -> dict[GpuKey, Interval]:
+        if self._open is not None and extent is not None and self._open[0] == extent.until:
+            return self._open[1]
+        return {(one.host, one.address, one.pool): one for one in self._store.open()}
+
+    def _seen(
+        self, sight: CloudObservation, taken: datetime, extent: Extent | None, open: Iterable[Interval]
+    ) -> CloudSeen:
+        """What Nova remembers is read after the look, so that what has ended since the last one is in the one or the
+        other."""
+        snapshot, ledger = sight.snapshot, sight.ledger
+        statuses = gpu_statuses(self._compiled.gpus, snapshot, sight.words or {})
+        tracks = tracks_of(statuses, snapshot, ledger)
+        if extent is None:
+            return CloudSeen(taken, tracks)
+        floor = floor_of(extent)
+        claims = {one.tenure.server for one in open if one.state in WITH_SERVER}
+        had = {one.tenure.server for one in open if one.state is TrackState.CLAIMED}
+        shown = {track.tenure.server for track in tracks.values() if track.state is TrackState.CLAIMED}
+        new = shown - had
+        # Those that are being moved, also when Nova has not touched them for long; not all of a cell that is silent.
+        silent = bool(snapshot.silent_hosts)
+        lost = set() if silent else (had | self._unplaced) - shown
+        lives = self._lives.read(floor, taken, claims, new | lost)
+        begins = {id: extent.first if id in new else floor for id in lives}
+        recorded = {id: self._store.intervals(begin, taken, Which(server=id)) for id, begin in begins.items()}
+        known = dict(ledger.bookings) | {one.id: one for one in self._had(floor, taken)}
+        for id in {one.tenure.booking for one in open} - known.keys() - {""}:
+            known |= self._one(id)
+        return CloudSeen(taken, tracks, frozenset(snapshot.servers), lives, recorded, tuple(known.values()), not silent)
+
+    def _had(self, start: datetime, end: datetime) -> Iterable[Booking]:
+        """Bookings that were on in [start, end)."""
+        query, marker = Query(states=HAD, start=start, end=end), ""
+        while page := self._ledger.find(query, PAGE, marker):
+            yield from page
+            if len(page) < PAGE:
+                return
+            marker = page[-1].id
+
+    def _one(self, id: str) -> dict[str, Booking]:
+        try:
+            return {id: self._ledger.get(id)}
+        except NoBookingError:
+            return {}
+
+    def _prune(self) -> None:
+        """Intervals are kept for as long as the site says, counted from the last look: a clock alone, which may be
+        wrong, makes nothing old."""
+        now = self._now()
+        if self._pruned is not None and timedelta(0) <= now - self._pruned < PRUNE_EVERY:
+            return
+        self._pruned, extent = now, self._store.seen()
+        if extent is not None:
+            forget(self._store, self._zone, min(now, extent.until) - self._keep)
+
+
+def _same_time(snapshot: Snapshot) -> None:
+    """A look by a clock that is wrong would be dated wrongly, and one that is ahead would end history until then: it is
+    none. Raises HistoryError."""
+    clock, taken = snapshot.clock, snapshot.taken_at
+    if clock is not None and abs(taken - clock) > LATE:
+        raise HistoryError(
+            f"this host's clock says {_spell(taken)}, and the cloud's {_spell(clock)}: nothing is added to history "
+            f"while they are more than {LATE // timedelta(minutes=1)} minutes apart; set the one that is wrong"
+        )
+
+
+def _spell(time: datetime) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def applied(open: dict[GpuKey, Interval], plan: HistoryWrites) -> dict[GpuKey, Interval]:
+    """What goes on after a plan was written."""
+    left = {key: one for key, one in open.items() if key not in plan.ends} if plan.ends else dict(open)
+    return left | {(one.host, one.address, one.pool): one for one in plan.adds if one.end is None}
+
+
+def open_history(
+    compiled: CompiledSite, api: CloudApi, ledger: Ledger, bookings: BookingController, now: Callable[[], datetime]
+) -> HistoryController:
+    """The history of a site that has bookings, in their database. Raises StoreError."""
+    reader = LifeReader(api, pools_by_alias(compiled))
+    return HistoryController(HistoryStore(ledger.database), reader, bookings, ledger, compiled, now)
+
+
+def history_loop(keeper: HistoryController, period: float) -> Loop:
+    """A loop named ``history``."""
+    return Loop("history", "Writes who has which GPU from when to when, and sums up days.", period, keeper.run)

@@ -1,0 +1,258 @@
+"""The store of intervals.
+
+One process at a time adds to it, and each look is one transaction that moves `Extent.until` on from where the look's
+planner found it: whoever comes second with the same writes, after a crash or beside another process, writes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from datetime import date, datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Row, Select, Table, bindparam, delete, exists, insert, select, update
+
+from gpuyard.database.columns import storable
+from gpuyard.database.engine import Database
+from gpuyard.database.migrate import migrate
+from gpuyard.database.times import moment, seconds
+from gpuyard.database.upsert import insert_missing, insert_new
+from gpuyard.usage.records import Extent, Interval, Tenure, TrackState
+from gpuyard.usage.store.schema import GPUS, INTERVALS, OPEN, ROOM, SEEN, TENURES
+
+SITE = "site"
+"""A database is of one site; its row of SEEN."""
+TEXT = 500
+"""Characters of a word, at most."""
+SOME = 500
+"""Values in one question; databases have limits."""
+PRUNED = 20_000
+"""Rows that one transaction takes away at most: others wait for it."""
+GpuKey = tuple[str, str, str]
+"""Host, address and pool."""
+Kept = TypeVar("Kept")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Which:
+    """Which intervals to read; empty is any. All of it must hold."""
+
+    host: str = ""
+    address: str = ""
+    pool: str = ""
+    server: str = ""
+    """Id, as those of users, projects and bookings."""
+    user_id: str = ""
+    project_id: str = ""
+    booking: str = ""
+    repository: str = ""
+    states: Collection[TrackState] = ()
+
+
+ALL = Which()
+
+
+class HistoryStore:
+    """Safe to use from several threads, and from several processes on one database. Every method is a transaction of
+    its own, and raises StoreError when the database cannot be used."""
+
+    def __init__(self, database: Database) -> None:
+        """Makes the tables, or brings older ones up to date. Whoever opened the database closes it. Raises
+        StoreError."""
+        migrate(database.url, ROOM)
+        self._database = database
+
+    @property
+    def database(self) -> Database:
+        """For others who keep something there."""
+        return self._database
+
+    def seen(self) -> Extent | None:
+        """None before the first look."""
+        with self._database.reading() as connection:
+            row = connection.execute(select(SEEN).where(SEEN.c.site == SITE)).first()
+        return None if row is None else _seen(row)
+
+    def open(self) -> list[Interval]:
+        """What every GPU was at the last look, by host and address."""
+        return self._read(_query().where(INTERVALS.c.ends == OPEN).order_by(GPUS.c.host, GPUS.c.address))
+
+    def intervals(self, start: datetime, end: datetime, which: Which = ALL, limit: int | None = None) -> list[Interval]:
+        """Those that have a second in [start, end), whole and not cut to it, by start, host and address. `limit`: so
+        many of the latest at most."""
+        query = _query().where(INTERVALS.c.ends > seconds(start), INTERVALS.c.starts < seconds(end))
+        query = _narrowed(query, which)
+        if limit is not None:
+            found = self._read(query.order_by(INTERVALS.c.starts.desc(), INTERVALS.c.id.desc()).limit(limit))
+        else:
+            found = self._read(query)
+        return sorted(found, key=lambda one: (one.start, one.host, one.address))
+
+    def write(
+        self,
+        last: datetime | None,
+        look: datetime,
+        settled: datetime,
+        ends: Mapping[GpuKey, tuple[datetime, bool]],
+        adds: Sequence[Interval],
+    ) -> bool:
+        """One look. `last`: `Extent.until` as it was planned from. `ends`: when what goes on of a GPU ended, and if
+        that is exact; where that is its start, it is taken away. `adds`: new intervals. False, and nothing is written,
+        when another look has been written since."""
+        with self._database.writing() as connection:
+            if not _moved(connection, last, look, settled):
+                return False
+            gpus = self._gpu_ids(connection, {(one.host, one.address, one.pool) for one in adds} | ends.keys())
+            _end(connection, [(gpus[gpu], seconds(end), exact) for gpu, (end, exact) in ends.items()])
+            tenures = self._tenure_ids(connection, {one.tenure for one in adds})
+            rows = [
+                {
+                    "gpu": gpus[one.host, one.address, one.pool],
+                    "tenure": tenures[one.tenure],
+                    "state": one.state.value,
+                    "starts": seconds(one.start),
+                    "ends": OPEN if one.end is None else seconds(one.end),
+                    "exact_start": one.exact_start,
+                    "exact_end": one.exact_end,
+                }
+                for one in adds
+            ]
+            if rows:
+                connection.execute(insert(INTERVALS), rows)
+            return True
+
+    def forget(self, before: datetime) -> int:
+        """Take away intervals that ended before a moment, PRUNED at most, and what they alone were about; how many.
+        Call it again until that is 0."""
+        old = select(INTERVALS.c.id, INTERVALS.c.tenure).where(INTERVALS.c.ends < seconds(before)).limit(PRUNED)
+        with self._database.writing() as connection:
+            connection.execute(select(SEEN.c.until).with_for_update())  # no look adds what is taken away here
+            gone = connection.execute(old).all()
+            for some in _some(sorted(row.id for row in gone)):
+                connection.execute(delete(INTERVALS).where(INTERVALS.c.id.in_(some)))
+            # Asked of each: to compare millions with millions takes PostgreSQL longer than a statement may.
+            used = exists().where(INTERVALS.c.tenure == TENURES.c.id)
+            for some in _some(sorted({row.tenure for row in gone})):
+                connection.execute(delete(TENURES).where(TENURES.c.id.in_(some), ~used))
+        return len(gone)
+
+    def _read(self, query: Select[Any]) -> list[Interval]:
+        with self._database.reading() as connection:
+            rows = connection.execute(query).all()
+        tenures: dict[int, Tenure] = {}
+        return [_interval(row, tenures) for row in rows]
+
+    @staticmethod
+    def _gpu_ids(connection: Connection, wanted: Iterable[GpuKey]) -> dict[GpuKey, int]:
+        rows = [dict(zip(("host", "address", "pool"), key, strict=True)) for key in sorted(wanted)]
+        if not rows:
+            return {}
+        insert_missing(connection, GPUS, rows)
+        hosts = {row["host"] for row in rows}
+        found: dict[GpuKey, int] = {}
+        for some in _some(sorted(hosts)):
+            for row in connection.execute(select(GPUS).where(GPUS.c.host.in_(some))):
+                found[row.host, row.address, row.pool] = row.id
+        return found
+
+    @staticmethod
+    def _tenure_ids(connection: Connection, wanted: Iterable[Tenure]) -> dict[Tenure, int]:
+        return dictionary_ids(connection, TENURES, {one: _words(one) for one in wanted})
+
+
+def dictionary_ids(connection: Connection, table: Table, wanted: Mapping[Kept, Mapping[str, str]]) -> dict[Kept, int]:
+    """The numbers of what is kept once, by a digest of its words; what is not there yet is added."""
+    digests = {_digest(words): words for words in wanted.values()}
+    found = _known(connection, table, digests)
+    new = [{"digest": digest, **words} for digest, words in digests.items() if digest not in found]
+    if new:
+        insert_missing(connection, table, new)
+        found |= _known(connection, table, [str(row["digest"]) for row in new])
+    return {kept: found[_digest(words)] for kept, words in wanted.items()}
+
+
+def _known(connection: Connection, table: Table, digests: Iterable[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for some in _some(sorted(digests)):
+        query = select(table.c.digest, table.c.id).where(table.c.digest.in_(some))
+        found |= {row.digest: row.id for row in connection.execute(query)}
+    return found
+
+
+def _some(values: Sequence[Value]) -> Iterable[Sequence[Value]]:
+    return (values[start : start + SOME] for start in range(0, len(values), SOME))
+
+
+def _digest(words: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
+
+
+def _moved(connection: Connection, last: datetime | None, look: datetime, settled: datetime) -> bool:
+    """Whether the last look was that one still; it is this one then."""
+    values = {"until": seconds(look), "settled": seconds(settled)}
+    if last is None:
+        return insert_new(connection, SEEN, {"site": SITE, "first": seconds(look), "rolled": None, **values})
+    same = (SEEN.c.site == SITE, SEEN.c.until == seconds(last))
+    return connection.execute(update(SEEN).where(*same).values(**values)).rowcount == 1
+
+
+def _end(connection: Connection, ends: Sequence[tuple[int, int, bool]]) -> None:
+    """What goes on of GPUs, each with its end and whether that is exact."""
+    rows = [{"of": gpu, "end": end, "exact": exact} for gpu, end, exact in ends]
+    if rows:
+        goes_on = (INTERVALS.c.gpu == bindparam("of"), INTERVALS.c.ends == OPEN)
+        connection.execute(delete(INTERVALS).where(*goes_on, INTERVALS.c.starts >= bindparam("end")), rows)
+        ended = update(INTERVALS).where(*goes_on).values(ends=bindparam("end"), exact_end=bindparam("exact"))
+        connection.execute(ended, rows)
+
+
+def _query() -> Select[Any]:
+    return (
+        select(
+            GPUS.c.host, GPUS.c.address, GPUS.c.pool, INTERVALS.c.state, INTERVALS.c.starts, INTERVALS.c.ends,
+            INTERVALS.c.exact_start, INTERVALS.c.exact_end, INTERVALS.c.tenure,
+            *(TENURES.c[field.name] for field in fields(Tenure)),
+        )
+        .join(GPUS, GPUS.c.id == INTERVALS.c.gpu)
+        .join(TENURES, TENURES.c.id == INTERVALS.c.tenure)
+    )  # fmt: skip
+
+
+def _narrowed(query: Select[Any], which: Which) -> Select[Any]:
+    for name in ("host", "address", "pool"):
+        if value := getattr(which, name):
+            query = query.where(GPUS.c[name] == storable(value))
+    for name in ("server", "user_id", "project_id", "booking", "repository"):
+        if value := getattr(which, name):
+            query = query.where(TENURES.c[name] == storable(value))
+    return query.where(INTERVALS.c.state.in_([state.value for state in which.states])) if which.states else query
+
+
+def _interval(row: Row[Any], tenures: dict[int, Tenure]) -> Interval:
+    """`tenures`: those that were made already; there are fewer of them than of intervals."""
+    if row.tenure not in tenures:
+        tenures[row.tenure] = Tenure(*row[-len(fields(Tenure)) :])
+    return Interval(
+        row.host, row.address, row.pool, TrackState(row.state), moment(row.starts),
+        None if row.ends == OPEN else moment(row.ends), tenures[row.tenure], row.exact_start, row.exact_end,
+    )  # fmt: skip
+
+
+def _words(tenure: Tenure) -> dict[str, str]:
+    return {field.name: storable(value)[:TEXT] for field, value in zip(fields(tenure), astuple(tenure), strict=True)}
+
+
+def _seen(row: Row[Any]) -> Extent:
+    return Extent(moment(row.first), moment(row.until), moment(row.settled), day_of(row.rolled))
+
+
+def day_number(day: date) -> int:
+    return day.year * 10_000 + day.month * 100 + day.day
+
+
+def day_of(number: int | None) -> date | None:
+    return None if number is None else date(number // 10_000, number // 100 % 100, number % 100)

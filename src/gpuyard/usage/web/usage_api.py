@@ -1,0 +1,272 @@
+"""What GPUs were used for, and what is left of budgets. Sums add up to all GPU time for every reader: of what the site
+hides from somebody they see how much it was, and not whose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date, timedelta
+from typing import Annotated, Literal
+
+from fastapi import FastAPI, Query
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from gpuyard.model.rights import Verb, may
+from gpuyard.usage.accounts import UseAccount, UseKind, use_of
+from gpuyard.usage.controllers.accounting import AccountingService
+from gpuyard.usage.controllers.usage import UsageQuery, names, usage
+from gpuyard.usage.reckoning import clipped, laid_out
+from gpuyard.usage.records import Interval
+from gpuyard.usage.store.sums import TooManySumsError
+from gpuyard.usage.web.shown_use import use_sight
+from gpuyard.web.api_requests import Who, responses
+from gpuyard.web.documents import Line, Moment
+from gpuyard.web.problems import Refusal
+from gpuyard.web.settings import OthersShown
+
+TAG = "usage"
+A_DAY = timedelta(days=1)
+MOST_DAYS = 3700
+MOST_INTERVAL_DAYS = 31
+MOST_ROWS = 50_000
+MOST_SUMS = 500_000
+"""That are read for a report of fewer lines."""
+EARLIEST, LATEST = date(2000, 1, 1), date(2200, 1, 1)
+USES = {use.value.replace(" ", "_"): use for use in UseKind}
+"""Field of a document -> the use."""
+
+Day = Annotated[date | None, BeforeValidator(lambda value: None if value == "" else value)]
+By = Literal["project", "user", "pool", "host", "repository", "tariff", "day", "month"]
+
+
+class UsageLine(BaseModel):
+    """GPU-seconds of one line. All uses together are `total`; `used` is the first three of them together."""
+
+    project: str | None = Field(None, description="Empty: nobody's. Null where the report is not by it; so below.")
+    user: str | None = None
+    pool: str | None = None
+    host: str | None = None
+    repository: str | None = None
+    tariff: str | None = None
+    day: str | None = None
+    month: str | None = None
+    used: int
+    booked_use: int
+    runner_use: int
+    unbooked_use: int
+    starting: int
+    booked_unused: int
+    idle: int
+    held: int
+    lost: int
+    unseen: int
+    total: int
+    cost: str = Field(description="Of what is charged, in the currency; rounded to hundredths.", examples=["12.40"])
+
+
+class UsageTotal(UsageLine):
+    """All lines together. Its cost is that of the whole, rounded once."""
+
+
+class UsageDocument(BaseModel):
+    start: date = Field(serialization_alias="from")
+    end: date = Field(serialization_alias="to", description="The first day that is not in it.")
+    until: Moment | None = Field(description="The last look that is in it; null: nobody has looked yet.")
+    timezone: str = Field(description="Of the days.")
+    currency: str
+    charge: str = Field(description="What is charged: what is `used`, or also what is `booked` and unused.")
+    total: UsageTotal
+    lines: list[UsageLine]
+
+
+class IntervalLine(BaseModel):
+    """One GPU in one state, cut to what was asked for."""
+
+    host: str
+    address: str = Field(description="Empty: one of the host's, and it is not known which.")
+    pool: str
+    state: str
+    use: str
+    start: Moment
+    end: Moment
+    seconds: int
+    exact_start: bool = Field(description="By Nova's times, or a booking's; else by when it was seen.")
+    exact_end: bool
+    booking: str
+    kind: str
+    server: str
+    server_name: str
+    user_id: str
+    user: str
+    project_id: str
+    project: str
+    flavor: str
+    repository: str
+
+
+class IntervalDocument(BaseModel):
+    until: Moment | None
+    lines: list[IntervalLine] = Field(description="By start, host and address; together all GPU time.")
+
+
+class BudgetLine(BaseModel):
+    """GPU-seconds of a project's budget."""
+
+    project: str
+    start: Moment | None = Field(description="Of the period; null with a half-life.")
+    end: Moment | None
+    limit: int
+    carried: int = Field(description="Of the limit, what was left before.")
+    used: int
+    booked: int
+    left: int
+    percent: float
+
+
+class BudgetDocument(BaseModel):
+    lines: list[BudgetLine]
+
+
+class DayFilter(BaseModel):
+    """Which days, and whose use; an empty value is as none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    start: Day = Field(None, alias="from", description="The first day; that of this month.")
+    end: Day = Field(None, alias="to", description="The first day that is not in it; tomorrow.")
+    project: Line = Field("", description="Name or id.")
+    user: Line = Field("", description="Name or id.")
+    pool: Line = ""
+    host: Line = ""
+    repository: Line = ""
+
+    def days(self, today: date, most: int) -> tuple[date, date]:
+        """Raises Refusal."""
+        start, end = self.start or today.replace(day=1), self.end or today + A_DAY
+        if not EARLIEST <= start <= LATEST or not EARLIEST <= end <= LATEST:
+            raise Refusal(422, "invalid_parameters", f"from, to: are days from {EARLIEST} to {LATEST}")
+        if not start < end:
+            raise Refusal(422, "invalid_parameters", f"to: {end} is not after {start}")
+        if (end - start).days > most:
+            raise Refusal(422, "invalid_parameters", f"to: {start} to {end} is more than {most} days; ask for less")
+        return start, end
+
+    def where(self) -> dict[str, str]:
+        wanted = {name: getattr(self, name) for name in ("project", "user", "pool", "host", "repository")}
+        return {name: value for name, value in wanted.items() if value}
+
+
+class UsageFilter(DayFilter):
+    """Which report."""
+
+    by: list[By] = Field(["project"], description="What it is by, in this order.")
+
+
+def install(app: FastAPI, service: AccountingService, others: OthersShown) -> None:
+    def today() -> date:
+        return service.clock.day_of(service.now())
+
+    @app.get("/v1/usage", tags=[TAG], responses=responses(headers=False))
+    def show_usage(who: Who, wanted: Annotated[UsageFilter, Query()]) -> UsageDocument:
+        """What GPUs were used for, by project, user, pool, host, repository, tariff, day or month."""
+        start, end = wanted.days(today(), MOST_DAYS)
+        try:
+            query = UsageQuery(start, end, names(wanted.by), wanted.where())
+        except ValueError as error:
+            raise Refusal(422, "invalid_parameters", f"by: {error}") from None
+        try:
+            report = usage(service.history, query, service.prices, use_sight(others, who).slice, MOST_SUMS)
+        except TooManySumsError:
+            raise _too_many(MOST_SUMS) from None
+        _bounded(len(report.lines))
+        return UsageDocument(
+            start=start,
+            end=end,
+            until=report.until,
+            timezone=service.clock.zone.key,
+            currency=service.rules.currency,
+            charge=service.rules.charge,
+            total=UsageTotal.model_validate(_amounts(report.total)),
+            lines=[
+                UsageLine.model_validate({**dict(zip(query.by, line.key, strict=True)), **_amounts(line)})
+                for line in report.lines
+            ],
+        )
+
+    @app.get("/v1/usage/intervals", tags=[TAG], responses=responses(headers=False))
+    def list_intervals(who: Who, wanted: Annotated[DayFilter, Query()]) -> IntervalDocument:
+        """Who had which GPU from when to when: what the sums of a report are made of."""
+        first, last = wanted.days(today(), MOST_INTERVAL_DAYS)
+        extent = service.history.extent()
+        if extent is None:
+            return IntervalDocument(until=None, lines=[])
+        start, end = service.clock.begin(first), min(service.clock.begin(last), extent.until)
+        found = service.history.intervals(start, end, limit=MOST_ROWS + 1) if start < end else []
+        _bounded(len(found))
+        pieces = laid_out([cut for one in found if (cut := clipped(one, start, end))])
+        sight = use_sight(others, who)
+        ordered = sorted(map(sight.interval, pieces), key=lambda one: (one.start, one.host, one.address))
+        lines = [_interval_line(one) for one in ordered]
+        conditions = wanted.where()
+        return IntervalDocument(until=extent.until, lines=[line for line in lines if _matches(line, conditions)])
+
+    @app.get("/v1/budgets", tags=[TAG], responses=responses(headers=False))
+    def list_budgets(who: Who) -> BudgetDocument:
+        """What is left of the budgets of one's projects; for admins of all."""
+        mine = [(project.project_id, project.project) for project in who.projects] or [
+            (who.person.project_id, who.person.project)
+        ]
+        wanted = service.projects() if may(who.person, Verb.SEE_ACCOUNTS) else sorted(mine, key=lambda one: one[1])
+        found = [status for id, name in wanted if (status := service.status(id, name)) is not None]
+        return BudgetDocument(
+            lines=[
+                BudgetLine(
+                    project=one.project,
+                    start=one.start,
+                    end=one.end,
+                    limit=round(one.limit),
+                    carried=round(one.carried),
+                    used=round(one.used),
+                    booked=round(one.ahead),
+                    left=round(one.left),
+                    percent=round(one.percent, 1),
+                )
+                for one in found
+            ]
+        )
+
+
+def _amounts(one: UseAccount) -> dict[str, int | str]:
+    amounts: dict[str, int | str] = {name: one.seconds.get(use, 0) for name, use in USES.items()}
+    return {**amounts, "used": one.used, "total": one.total, "cost": str(one.cost)}
+
+
+def _interval_line(one: Interval) -> IntervalLine:
+    tenure, end = one.tenure, one.end or one.start
+    words = {name: getattr(tenure, name) for name in IntervalLine.model_fields if hasattr(tenure, name)}
+    return IntervalLine(
+        host=one.host,
+        address=one.address,
+        pool=one.pool,
+        state=one.state.value,
+        use=use_of(one.state.value, one.tenure.kind).value,
+        start=one.start,
+        end=end,
+        seconds=int((end - one.start).total_seconds()),
+        exact_start=one.exact_start,
+        exact_end=one.exact_end,
+        **words,
+    )
+
+
+def _matches(line: IntervalLine, wanted: Mapping[str, str]) -> bool:
+    return all(value in (getattr(line, name), getattr(line, f"{name}_id", "")) for name, value in wanted.items())
+
+
+def _bounded(rows: int) -> None:
+    """Raises Refusal."""
+    if rows > MOST_ROWS:
+        raise _too_many(MOST_ROWS)
+
+
+def _too_many(rows: int) -> Refusal:
+    return Refusal(422, "too_many_rows", f"This has more than {rows} rows; ask for fewer days, or by less.")

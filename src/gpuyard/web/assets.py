@@ -1,0 +1,83 @@
+"""The files that the pages are made of. They are read once, from the package, and nothing is loaded from outside."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path, PurePath
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from gpuyard import __version__
+
+MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+"""Of each file in the folder, by the end of its name."""
+
+
+DOCUMENTATION = Path(__file__).parent / "documentation.tar.xz"
+"""Where `make docs-site` puts it, and wheels have it."""
+
+
+@dataclass(frozen=True)
+class Asset:
+    content: bytes
+    media_type: str
+
+
+@cache
+def assets() -> dict[str, Asset]:
+    found = {}
+    for entry in (files("gpuyard.web") / "static").iterdir():
+        kind = MEDIA_TYPES.get(PurePath(entry.name).suffix)
+        if kind:
+            found[entry.name] = Asset(entry.read_bytes(), kind)
+    return found
+
+
+@cache
+def documentation(archive: Path = DOCUMENTATION) -> dict[str, bytes]:
+    """The documentation as a site: every file by its path, in all about 6 MiB. Empty where the package has none."""
+    if not archive.exists():
+        return {}
+    with tarfile.open(archive) as file:
+        entries = [entry for entry in file if entry.isfile()]
+        return {entry.name: content.read() for entry in entries if (content := file.extractfile(entry)) is not None}
+
+
+@cache
+def templates() -> Environment:
+    # Everything is escaped, whatever a template is called: names of servers are chosen by their users.
+    environment = Environment(
+        loader=PackageLoader("gpuyard.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    environment.globals["documented"] = bool(documentation())
+    return environment
+
+
+@cache
+def build() -> str:
+    """Names this version of the pages: in the addresses of assets, so that they can be cached for ever, and in the
+    pages, so that a page that stays open while gpuyard is upgraded loads itself again."""
+    digest = hashlib.sha256(__version__.encode())
+    for name, asset in sorted(assets().items()):
+        digest.update(name.encode() + asset.content)
+    for name in sorted(templates().list_templates()):
+        digest.update((files("gpuyard.web") / "templates" / name).read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def render(template: str, **values: object) -> str:
+    """A page or a part of one."""
+    return templates().get_template(template).render(build=build(), version=__version__, **values)

@@ -1,0 +1,226 @@
+"""Who is let in, by a session's cookie or by a token of Keystone, and how often."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gpuyard.model.booking import Person
+from gpuyard.model.rights import BOOKING_ROLES, SEEING_ROLES
+from gpuyard.openstack.errors import CloudError
+from gpuyard.openstack.people import Account, Membership, People, TokenFacts
+from gpuyard.web.directory import Directory
+from gpuyard.web.gateway import client_address, is_https
+from gpuyard.web.known_places import KnownPlaces
+from gpuyard.web.login_throttle import EVERYWHERE, LoginThrottle, places
+from gpuyard.web.people import Visitor
+from gpuyard.web.problems import Refusal
+from gpuyard.web.rate_limits import RateLimit
+from gpuyard.web.sessions import Sessions
+from gpuyard.web.settings import PortalSettings
+from gpuyard.web.store import PortalStore, Session
+
+T = TypeVar("T")
+
+
+class Authenticator:
+    """Made once per app. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        people: People,
+        store: PortalStore,
+        settings: PortalSettings,
+        now: Callable[[], datetime],
+        clock: Callable[[], float] = time.monotonic,
+        knows: Callable[[str], bool] = lambda project: True,
+    ) -> None:
+        """`knows`: whether the site is for a project of that name."""
+        self.people = people
+        self.store = store
+        self.settings = settings
+        self.directory = Directory(people, clock)
+        self.sessions = Sessions(store, now, settings.longest_session, settings.idle_session)
+        self._now, self._knows = now, knows
+        self._known = KnownPlaces(store, now, clock)
+        self._tries = LoginThrottle(settings.login_tries, settings.address_tries, clock, self._known.has)
+        self._writes = RateLimit(settings.writes, 0.5, clock)
+        self._reads = RateLimit(settings.reads, 0.1, clock)
+        self._reads_of_feed, self._reads_of_place = RateLimit(30, 30, clock), RateLimit(240, 1, clock)
+        self._reads_of_network = RateLimit(240 * EVERYWHERE, 1 / EVERYWHERE, clock)
+        self._looks_of_place, self._looks_of_network = RateLimit(1000, 1 / 30, clock), RateLimit(5000, 1 / 150, clock)
+
+    # Visitors.
+
+    def visitor(self, request: Request, used: bool = True) -> Visitor | None:
+        """Who makes a request; None when nobody is logged in. Raises Refusal, CloudError, StoreError.
+
+        `used`: whether the session counts as used by it, and so ends later."""
+        token = request.headers.get("x-auth-token")
+        path = request.url.path
+        if token is not None and (path.startswith("/v1/") or path == "/openapi.json"):
+            return self._with_token(token, self.address(request))
+        cookie = request.cookies.get(self.cookie_name(request))
+        session = self.sessions.find(cookie, used) if cookie else None
+        return self._with_session(session) if session else None
+
+    def _with_token(self, token: str, address: str) -> Visitor:
+        def ask() -> tuple[TokenFacts, Account] | None:
+            facts = self.directory.token(token)
+            account = self.directory.account(facts.user_id) if facts and facts.expires > self._now() else None
+            return (facts, account) if facts and account else None
+
+        # Programs whose token is good are not kept out by others behind the same address.
+        known = self.directory.knows_token(token)
+        found = ask() if known else self.guess("", address, "tokens that Keystone does not know", ask)
+        if found is None:
+            raise Refusal(401, "unauthorized", "Keystone does not accept the token (any more); get a new one.")
+        facts, account = found
+        if facts.membership is None:
+            raise Refusal(403, "no_project", "The token is for no project; get one that is, as with OS_PROJECT_NAME.")
+        if not facts.membership.roles & SEEING_ROLES:
+            raise no_role(facts.membership.project)
+        if not self._counts(facts.membership):
+            raise other_domain(facts.membership.project)
+        return Visitor(person_of(account, facts.membership, by_token=True), [facts.membership], lent=facts.lent)
+
+    def _with_session(self, session: Session) -> Visitor | None:
+        account, revoked = self.directory.account(session.user_id), self.directory.revoked(session.user_id)
+        if account is None or (revoked and session.created <= revoked):
+            self.sessions.end_all(session.user_id, revoked if account else None)
+            return None
+        projects = self.projects_of(account)
+        if not projects:
+            raise no_role()
+        current = next((project for project in projects if project.project_id == session.project_id), projects[0])
+        return Visitor(person_of(account, current), projects, session.csrf, session)
+
+    def projects_of(self, account: Account) -> Sequence[Membership]:
+        """Those that let somebody in."""
+        return [membership for membership in account.memberships if self._counts(membership)]
+
+    def _counts(self, membership: Membership) -> bool:
+        return bool(membership.roles & SEEING_ROLES) and self._knows(membership.project)
+
+    # Logging in and out.
+
+    def begin(self, account: Account, before: Session | None = None, until: datetime | None = None) -> str:
+        """A session of somebody whom Keystone has let in, `until` then at the latest; returns its cookie. Raises
+        Refusal when there is nothing for that person here. `before`: the session that this browser had; its project is
+        kept."""
+        projects = self.projects_of(account)
+        if not projects:
+            raise no_role()
+        wanted = before.project_id if before and before.user_id == account.user_id else ""
+        order = sorted(projects, key=lambda one: (one.project_id != wanted, not one.roles & BOOKING_ROLES))
+        cookie, _ = self.sessions.begin(account.user_id, account.user, order[0].project_id, until)
+        return cookie
+
+    def end_all(self, user_id: str) -> int:
+        """Log a user out everywhere, also of calendars that read feeds; returns how many sessions that were."""
+        self.store.delete_feeds(user_id)
+        return self.sessions.end_all(user_id)
+
+    def guess(self, user: str, address: str, of_what: str, ask: Callable[[], T | None]) -> T | None:
+        """What Keystone says of a password or a token; None, or LoginRefusedError: no. Raises Refusal 429 when there
+        were too many of these, of the user or from the address. `user`: empty for a token."""
+        counted = self._tries.take(user, address)
+        self._refuse_when(counted.wait, of_what)
+        answer: T | None = None
+        away = False
+        try:
+            answer = ask()
+        except CloudError:
+            away = True
+            raise
+        finally:
+            if away or answer is not None:
+                counted.give_back()
+        return answer
+
+    def remember(self, user: str, address: str, user_id: str) -> None:
+        """Note that somebody has logged in as a user from an address. `user` as for `guess`."""
+        self._known.add(user, places(address)[0], user_id)
+
+    def refuse_too_many_writes(self, person: Person, kind: str) -> None:
+        self._refuse_when(self._writes.take(f"{kind} {person.user_id}"), "requests")
+
+    def refuse_too_many_reads(self, person: Person) -> None:
+        self._refuse_when(self._reads.take(person.user_id), "requests")
+
+    def _refuse_when(self, seconds: int, of_what: str) -> None:
+        if seconds:
+            raise Refusal(429, "too_many", f"Too many {of_what}; try again in {seconds} s.", retry_after=seconds)
+
+    def refuse_too_many_feed_reads(self, request: Request, digest: str) -> None:
+        """Of one feed, and of all from one place: nobody has to log in for them."""
+        place, _ = places(self.address(request))
+        self._refuse_when(self._reads_of_place.take(place) or self._reads_of_feed.take(digest), "requests")
+
+    def refuse_too_many_anonymous_reads(self, request: Request) -> None:
+        """Of what needs no login, from one place and from its network."""
+        place, network = places(self.address(request))
+        self._refuse_when(self._reads_of_place.take(place) or self._reads_of_network.take(network), "requests")
+
+    def refuse_too_many_looks(self, request: Request) -> None:
+        """Of what is made once for all who have not logged in: a whole building may look from one address."""
+        place, network = places(self.address(request))
+        self._refuse_when(self._looks_of_place.take(place) or self._looks_of_network.take(network), "requests")
+
+    # Cookies.
+
+    def cookie_name(self, request: Request) -> str:
+        # The prefix has browsers refuse a cookie of that name that another host of the domain sets, or plain HTTP.
+        return "__Host-gpuyard" if self.secure(request) else "gpuyard"
+
+    def secure(self, request: Request) -> bool:
+        return is_https(request, self.settings.trusted_gateways, self.settings.public_url)
+
+    def address(self, request: Request) -> str:
+        return client_address(request, self.settings.trusted_gateways)
+
+    def set_cookie(self, request: Request, response: Response, cookie: str) -> None:
+        response.set_cookie(
+            self.cookie_name(request), cookie, path="/", httponly=True, samesite="lax", secure=self.secure(request)
+        )
+
+    def clear_cookie(self, request: Request, response: Response) -> None:
+        response.delete_cookie(
+            self.cookie_name(request), path="/", httponly=True, samesite="lax", secure=self.secure(request)
+        )
+
+
+def no_role(project: str = "") -> Refusal:
+    where = f"project {project}" if project else "any project that this site is for"
+    return Refusal(
+        403, "no_role", f"You have none of the roles reader, member and admin in {where}; ask its administrator."
+    )
+
+
+def other_domain(project: str) -> Refusal:
+    return Refusal(
+        403, "other_domain", f"This site is not for project {project}: its operator has not named the project's domain."
+    )
+
+
+def person_of(account: Account, membership: Membership, by_token: bool = False) -> Person:
+    return Person(
+        user_id=account.user_id,
+        user=account.user,
+        project_id=membership.project_id,
+        project=membership.project,
+        roles=membership.roles,
+        email=account.email,
+        by_token=by_token,
+    )
+
+
+def same_token(one: str, other: str) -> bool:
+    """In constant time. Empty is never the same."""
+    return bool(one) and hmac.compare_digest(one.encode(), other.encode())

@@ -1,0 +1,81 @@
+"""How often passwords and tokens may be guessed: of one user from one place, of one user from everywhere, and from one
+place whoever is meant. A try is counted before Keystone is asked, so that many at once are no more than one by one.
+
+Whoever knows a name could lock its owner out by wrong tries from many places. So a user who has logged in from a place
+before (known_places.py) is not counted among all places there, only with the tries from that place itself."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpuyard.web.rate_limits import RateLimit
+
+EVERYWHERE = 5
+"""As many tries of one user from everywhere as from this many places, and from a wide network as from this many."""
+
+
+@dataclass(frozen=True)
+class LoginAttempt:
+    """A try that was counted, or one too many."""
+
+    wait: int = 0
+    """Whole seconds until there is another one; 0: it was counted."""
+    taken: Sequence[tuple[RateLimit, str]] = ()
+
+    def give_back(self) -> None:
+        """It was none: it was right, or Keystone gave no answer."""
+        for limit, key in self.taken:
+            limit.give_back(key)
+
+
+class LoginThrottle:
+    """Safe to use from several threads."""
+
+    def __init__(
+        self,
+        of_user: int,
+        of_address: int,
+        clock: Callable[[], float],
+        knows: Callable[[str, str], bool] = lambda user, place: False,
+    ) -> None:
+        """`knows`: whether a user has logged in from a place before."""
+        self._of_user_here = RateLimit(of_user, 30, clock)
+        self._of_user = RateLimit(of_user * EVERYWHERE, 30 / EVERYWHERE, clock)
+        self._of_place = RateLimit(of_address, 6, clock)
+        self._of_network = RateLimit(of_address * EVERYWHERE, 6 / EVERYWHERE, clock)
+        self._knows = knows
+
+    def take(self, user: str, address: str) -> LoginAttempt:
+        """Count a try, unless there were too many. `user`: empty when no name is tried, but a token."""
+        taken: list[tuple[RateLimit, str]] = []
+        for limit, key in self._limits(user, address):
+            if wait := limit.take(key):
+                LoginAttempt(taken=taken).give_back()
+                return LoginAttempt(wait)
+            taken.append((limit, key))
+        return LoginAttempt(taken=taken)
+
+    def _limits(self, user: str, address: str) -> Iterator[tuple[RateLimit, str]]:
+        # Places first: who has had theirs must not move what is known of users.
+        place, network = places(address)
+        yield self._of_place, place
+        yield self._of_network, network
+        if user:
+            yield self._of_user_here, f"{place} {user}"
+            if not self._knows(user, place):
+                yield self._of_user, user
+
+
+def places(address: str) -> tuple[str, str]:
+    """What one machine can have addresses in, and what one customer of a provider can: of IPv6 a /64 and a /48, of IPv4
+    the address and its /24."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:  # a socket that has none
+        return address, address
+    if ip.version == 6 and ip.ipv4_mapped:
+        ip = ip.ipv4_mapped
+    near, wide = (64, 48) if ip.version == 6 else (32, 24)
+    return str(ipaddress.ip_network((ip, near), strict=False)), str(ipaddress.ip_network((ip, wide), strict=False))

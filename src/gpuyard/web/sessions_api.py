@@ -1,0 +1,100 @@
+"""Who is logged in, and ending that everywhere: for oneself, and for admins of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import FastAPI, Query
+from pydantic import BaseModel, Field
+
+from gpuyard.model.booking import Person
+from gpuyard.model.rights import Verb, require
+from gpuyard.openstack.people import People
+from gpuyard.web.api_requests import Who, responses
+from gpuyard.web.authenticator import Authenticator
+from gpuyard.web.documents import Line, Moment
+from gpuyard.web.people import Visitor, refuse_lent
+from gpuyard.web.problems import Refusal
+
+TAG = "people"
+EVERYBODY = "*"
+User = Annotated[Line, Query(description="Name or id, * is everybody; for admins. Empty: who asks.")]
+
+
+Note = Callable[[Person, str, str, str], object]
+"""Who, what was done, to what, and how it ended."""
+
+
+class SessionRow(BaseModel):
+    """Somebody logged in with a browser."""
+
+    user: str
+    user_id: str
+    begun: Moment
+    expires: Moment = Field(description="When nobody uses it until then.")
+    latest: Moment = Field(description="When it ends in any case.")
+    current: bool = Field(description="The one that asks.")
+
+
+class SessionList(BaseModel):
+    sessions: list[SessionRow] = Field(description="By user and begin.")
+
+
+class Ended(BaseModel):
+    ended: int = Field(description="How many sessions.")
+
+
+def install(app: FastAPI, now: Callable[[], datetime], note: Note, authenticator: Authenticator) -> None:
+    """`note`: puts a line into the audit log."""
+
+    @app.get("/v1/sessions", tags=[TAG], responses=responses(headers=False))
+    def list_sessions(who: Who, user: User = "") -> SessionList:
+        """Who is logged in with a browser, and for how long."""
+        current = who.session.digest if who.session else ""
+        found = [
+            session
+            for id in users_meant(who, user, authenticator.people)
+            for session in authenticator.store.sessions(now(), id)
+        ]
+        return SessionList(
+            sessions=[
+                SessionRow(
+                    user=one.user,
+                    user_id=one.user_id,
+                    begun=one.created,
+                    expires=one.expires,
+                    latest=one.latest,
+                    current=one.digest == current,
+                )
+                for one in found
+            ]
+        )
+
+    @app.delete("/v1/sessions", tags=[TAG], responses=responses(headers=False))
+    def end_sessions(who: Who, user: User = "") -> Ended:
+        """Log out everywhere: all sessions of somebody, also the one that asks. Their feeds are deleted, too."""
+        refuse_lent(who)
+        ids = users_meant(who, user, authenticator.people)
+        if ids == [""]:
+            store, moment = authenticator.store, now()
+            ids = sorted(
+                {session.user_id for session in store.sessions(moment)} | {feed.owner for feed in store.feeds(moment)}
+            )
+        ended = sum(authenticator.end_all(id) for id in ids)
+        if user:
+            note(who.person, "sessions.end", user, f"{ended} ended")
+        return Ended(ended=ended)
+
+
+def users_meant(who: Visitor, user: str, people: People) -> list[str]:
+    """Ids; [""] is everybody. Raises ForbiddenError unless it is an admin or who asks, Refusal for a user not known."""
+    if user in ("", who.person.user_id, who.person.user):
+        return [who.person.user_id]
+    require(who.person, Verb.ADMINISTER)
+    if user == EVERYBODY:
+        return [""]
+    if found := list(people.users(user)):
+        return found
+    raise Refusal(422, "no_such_user", f"Keystone knows no user {user}.")

@@ -1,0 +1,84 @@
+"""What can be set for the portal's login."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from urllib.parse import quote
+
+from gpuyard.web.gateway import origin_of
+
+
+class OthersShown(StrEnum):
+    """What people see of the bookings and servers of other projects; admins see all."""
+
+    NAMES = "names"
+    PROJECTS = "projects"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True)
+class PortalSettings:
+    """Behind a gateway, name it in `trusted_gateways`, or all who come through it count as one address."""
+
+    domain: str = "Default"
+    """Name of the Keystone domain that the login page suggests."""
+    longest_session: timedelta = timedelta(hours=12)
+    """After that time one has to log in again, whatever was done in it."""
+    idle_session: timedelta = timedelta(hours=1)
+    """A session that nobody uses ends after that time. Keystone forgets after an hour and a half that a password was
+    changed, so it is less."""
+    trusted_gateways: Sequence[str] = ()
+    """IP addresses of gateways whose X-Forwarded-For and X-Forwarded-Proto are believed."""
+    public_url: str = ""
+    """Where browsers find the portal, as in ``https://gpu.example.org``; empty: as the request says. Then cookies are
+    for TLS as it says, and only its pages change anything."""
+    anonymous_details: bool = False
+    """Whether who has not logged in sees the names of hosts, and the errors of loops."""
+    public_status: bool = True
+    """Whether who has not logged in sees how the site is: counts and times, and with `anonymous_details` hosts."""
+    others: OthersShown = OthersShown.NAMES
+    """What people see of others."""
+    websso: str = ""
+    """Protocol of Keystone's single sign-on (``openid``, ``saml2``), with the name that Keystone has for the identity
+    provider before it (``campus/openid``): else who logs in may have to choose one first. Empty: there is none."""
+    websso_url: str = ""
+    """Keystone as browsers find it, as in ``https://keystone.example.org/v3``; single sign-on needs it."""
+    websso_logout: str = ""
+    """Where who has logged out here logs out of single sign-on, too; empty: that is not known."""
+    login_tries: int = 10
+    """Logins of one user from one place that may fail at once, and one more every half minute; from everywhere, 5 times
+    that."""
+    address_tries: int = 50
+    """Logins and tokens from one place (an IPv4 address, a /64 of IPv6) that may fail at once, and ten more every
+    minute; from a /24 or a /48, 5 times that."""
+    reads: int = 600
+    """GET requests of one person at once, for pages, live feeds (each time one is opened) and the API; ten more every
+    second."""
+    writes: int = 120
+    """Changes of one person at once; two more every second."""
+    metrics_age: float = 1.0
+    """Seconds for which one exposition of the metrics answers everybody who asks for them."""
+
+    @property
+    def keystone_v3(self) -> str:
+        """`websso_url` with its version."""
+        url = self.websso_url.rstrip("/")
+        return url if url.endswith("/v3") else f"{url}/v3"
+
+    @property
+    def websso_page(self) -> str:
+        """Where single sign-on begins; how to go on from there is in its query."""
+        provider, _, protocol = (quote(part, safe="") for part in self.websso.rpartition("/"))
+        if provider:
+            way = f"identity_providers/{provider}/protocols/{protocol}/websso"
+        else:
+            way = f"websso/{protocol}"
+        return f"{self.keystone_v3}/auth/OS-FEDERATION/{way}"
+
+    @property
+    def keystone_origin(self) -> str:
+        """What browsers say of pages of Keystone's."""
+        return origin_of(self.websso_url)

@@ -1,0 +1,88 @@
+"""How long GPUs idled while jobs waited for them, and how long jobs waited, after a storm.
+
+What counts is told by the outside: GitHub's times of jobs, and the ledger's lanes (which GPU which runner or booking
+had, and when). A lane idles at a moment when no job runs on it, nobody has booked it, and a job waits that it could
+serve: one more than there are runners on their way, where nobody has leased it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+SECOND = timedelta(seconds=1)
+
+
+@dataclass(frozen=True)
+class Worked:
+    """One job at GitHub."""
+
+    pool: str
+    queued: datetime
+    begun: datetime | None
+    """None: it never ran; `ended` is when it was over then."""
+    ended: datetime
+    runner: str = ""
+
+
+@dataclass(frozen=True)
+class Leased:
+    """A lane that was somebody's."""
+
+    lane: int
+    start: datetime
+    end: datetime
+    runner: str = ""
+    """Empty: it was booked."""
+
+
+def idle_times(pool: str, lanes: Sequence[int], leases: Iterable[Leased], jobs: Iterable[Worked]) -> list[float]:
+    """Seconds of each time that a lane of a pool idled while a job waited for it."""
+    mine = [job for job in jobs if job.pool == pool]
+    if not mine:
+        return []
+    on = defaultdict(list)
+    for lease in leases:
+        on[lease.lane].append(lease)
+    ran = {job.runner: job for job in mine if job.begun is not None}
+    begin, end = min(job.queued for job in mine), max(job.ended for job in mine)
+    found: list[float] = []
+    idle: dict[int, int] = {}
+    moment = begin
+    while moment <= end:
+        waiting = sum(job.queued <= moment < (job.begun or job.ended) for job in mine)
+        states = {lane: _state(on[lane], ran, moment) for lane in lanes}
+        coming = sum(state == "leased" for state in states.values())
+        free = max(0, waiting - coming)
+        for lane in sorted(lanes, key=lambda one: -idle.get(one, 0)):
+            counts = states[lane] == "leased" and waiting > 0
+            if states[lane] == "free" and free:
+                counts, free = True, free - 1
+            if counts:
+                idle[lane] = idle.get(lane, 0) + 1
+            elif lane in idle:
+                found.append(float(idle.pop(lane)))
+        moment += SECOND
+    return found + [float(seconds) for seconds in idle.values()]
+
+
+def _state(leases: Sequence[Leased], ran: Mapping[str, Worked], moment: datetime) -> str:
+    """``busy``, ``leased`` to a runner without a job, or ``free``."""
+    for lease in leases:
+        if lease.start <= moment < lease.end:
+            job = ran.get(lease.runner)
+            works = job is not None and job.begun is not None and job.begun <= moment < job.ended
+            return "busy" if works or not lease.runner else "leased"
+    return "free"
+
+
+def part(values: Sequence[float], of: float) -> float:
+    """The smallest value that `of` of all do not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -int(-of * len(ordered) // 1) - 1))] if ordered else 0.0
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{len(values)}: p50 {part(values, 0.5):.0f} s, p95 {part(values, 0.95):.0f} s, most {part(values, 1):.0f} s"

@@ -1,0 +1,216 @@
+"""What a project had booked: the cases of the how-to, as looks see them. The numbers are reckoned by hand."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gpuyard.bookings.records import LedgerSeen, lanes_of
+from gpuyard.inventory.state import gpu_statuses, ledger_words
+from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState, Lane
+from gpuyard.model.gpu import Gpu, GpuRole
+from gpuyard.model.world import HostService, Provider, Server, Snapshot
+from gpuyard.usage.accounts import UseKind, use_of
+from gpuyard.usage.controllers.history import applied
+from gpuyard.usage.lives import ServerLife
+from gpuyard.usage.recorder import CloudSeen, GpuKey, plan_look
+from gpuyard.usage.records import Extent, Interval
+from gpuyard.usage.tracks import tracks_of
+
+S, U = BookingState, UseKind
+HOW_TO = Path(__file__).parents[3] / "docs/how-to/account-for-use.md"
+FIRST, LAST = "08:00:00", "18:00:00"
+STEP = timedelta(seconds=53)
+"""Between looks, so that what happens at a full minute is seen only later."""
+HOLD, HOUR = timedelta(minutes=10), timedelta(hours=1)
+GPUS = tuple(
+    Gpu("h", f"0000:0{n}:00.0", "t4", "Tesla T4", "10de:1eb8", GpuRole.LONE, "CUSTOM_GPU_T4", n) for n in (1, 2)
+)
+LANES = tuple(Lane(n, "t4", "h", (gpu.address,)) for n, gpu in enumerate(GPUS, 1))
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(f"2026-11-24T{text}").replace(tzinfo=UTC)
+
+
+def booking(
+    id: str = "b1", lane: int = 1, project: str = "physics", kind: BookingKind = BookingKind.BOOKING
+) -> Booking:
+    ask = Ask("t4", at("10:00"), at("14:00"))
+    return Booking(
+        id, kind, ask, S.CONFIRMED, f"u-{project}", "ada", f"p-{project}", project, at("07:00"), at("07:00"),
+        lanes=(lane,),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A server: on which GPU, from when to when, on which booking."""
+
+    start: str
+    end: str
+    draws: str = "b1"
+    gpu: int = 0
+    project: str = "physics"
+
+
+@dataclass(frozen=True)
+class OverstayCase:
+    said: str
+    """Words of the how-to."""
+    changes: tuple[tuple[str, Booking], ...] = (("07:00", booking()),)
+    """When a booking became so."""
+    guests: tuple[Guest, ...] = ()
+    bad: tuple[int, ...] = ()
+    """GPUs that are quarantined from 11:00 on."""
+
+
+ONE = booking()
+LONGER = replace(ONE, ask=replace(ONE.ask, end=at("16:00")), state=S.ACTIVE)
+CASES = (
+    OverstayCase("No server came, and the rule `no_show` did not release it"),
+    OverstayCase(
+        "No server came, and it was released at 10:30",
+        (("07:00", ONE), ("10:30", replace(ONE, state=S.NO_SHOW, changed=at("10:30")))),
+    ),
+    OverstayCase("A server was there from 10:30 to 13:00", guests=(Guest("10:30", "13:00"),)),
+    OverstayCase(
+        "It was cancelled at 9:55, when its GPU was kept free already",
+        (("07:00", ONE), ("09:55", replace(ONE, state=S.CANCELLED, changed=at("09:55")))),
+    ),
+    OverstayCase(
+        "It was extended to 16:00; a server was there from 10:00 to 16:00",
+        (("07:00", ONE), ("13:00", LONGER)),
+        (Guest("10:00", "16:00"),),
+    ),
+    OverstayCase(
+        "It was ended at 12:00; a server was there from 10:00 to 11:30",
+        (("07:00", ONE), ("12:00", replace(ONE, state=S.ENDED, changed=at("12:00")))),
+        (Guest("10:00", "11:30"),),
+    ),
+    OverstayCase("Its server was there from 9:00 and outlived it to 15:30", guests=(Guest("09:00", "15:30"),)),
+    OverstayCase(
+        "Its GPU was quarantined at 11:00, and it went on with the other one; no server came",
+        (("07:00", ONE), ("11:00", replace(ONE, lanes=(2,)))),
+        bad=(0,),
+    ),
+    OverstayCase("Both GPUs were quarantined at 11:00; no server came", bad=(0, 1)),
+    OverstayCase(
+        "Its GPU was quarantined at 11:00 under a server, which was there from 10:00 to 13:00",
+        guests=(Guest("10:00", "13:00"),),
+        bad=(0, 1),
+    ),
+    OverstayCase(
+        "Physics had booked both GPUs, one by one; one server was there all the time",
+        (("07:00", ONE), ("07:00", booking("b2", 2))),
+        (Guest("10:00", "14:00"),),
+    ),
+    OverstayCase(
+        "A server of biology was still on its GPU until 10:45; no other came",
+        guests=(Guest("08:30", "10:45", "", project="biology"),),
+    ),
+    OverstayCase(
+        "It was no booking, but a loan for repair",
+        (("10:00", replace(booking(kind=BookingKind.LOAN), state=S.ACTIVE)),),
+    ),
+)
+
+
+class World:
+    def __init__(self, case: OverstayCase) -> None:
+        self.case = case
+        self.open: dict[GpuKey, Interval] = {}
+        self.closed: list[Interval] = []
+        self.last: datetime | None = None
+
+    def bookings(self, now: datetime) -> list[Booking]:
+        """As the ledger has them then."""
+        found = {one.id: one for since, one in self.case.changes if at(since) <= now}
+        return [_advanced(one, now) for one in found.values()]
+
+    def look(self, now: datetime) -> None:
+        bookings = self.bookings(now)
+        on = [
+            booking
+            for booking in bookings
+            if booking.state is S.ACTIVE or (booking.state is S.CONFIRMED and booking.ask.start - HOLD <= now)
+        ]
+        here = {f"s{n}": one for n, one in enumerate(self.case.guests) if at(one.start) <= now < at(one.end)}
+        holders = {GPUS[one.gpu].provider_name: id for id, one in here.items()}
+        bad = {LANES[gpu].id: "quarantined" for gpu in self.case.bad if now >= at("11:00")}
+        kept = {lane: "starts soon" for one in on for lane in one.lanes}
+        names = {LANES[n].id: gpu.provider_name for n, gpu in enumerate(GPUS)}
+        reserved = frozenset(names[lane] for lane in (*kept, *bad)) - holders.keys()
+        every = frozenset(names.values())
+        snapshot = Snapshot(
+            now, {name: Provider(name, name, "h") for name in every}, every - reserved - holders.keys(),
+            holders, reserved, {}, {id: self._server(id) for id in here}, {"h": HostService("h", True, True)},
+        )  # fmt: skip
+        statuses = gpu_statuses(GPUS, snapshot, ledger_words(GPUS, LANES, on, kept, bad))
+        active = {one.id for one in on if one.state is S.ACTIVE}
+        drawn = {id: [one.draws] for id, one in here.items() if one.draws in active}
+        tracks = tracks_of(statuses, snapshot, LedgerSeen({one.id: one for one in on}, drawn, lanes_of(LANES)))
+        lives = {f"s{n}": self._life(f"s{n}") for n, one in enumerate(self.case.guests) if at(one.start) <= now}
+        recorded = {id: [one for one in self.closed if one.tenure.server == id] for id in lives}
+        seen = CloudSeen(now, tracks, frozenset(here), lives, recorded, bookings)
+        extent = Extent(at(FIRST), self.last, self.last) if self.last else None
+        plan = plan_look(self.open.values(), extent, seen)
+        assert plan is not None
+        ended = [replace(self.open[key], end=end, exact_end=exact) for key, (end, exact) in plan.ends.items()]
+        self.closed += [one for one in (*ended, *plan.adds) if one.end is not None]
+        self.open, self.last = applied(self.open, plan), now
+
+    def uses(self, until: datetime) -> Counter[tuple[str, UseKind]]:
+        """Seconds, by project."""
+        found: Counter[tuple[str, UseKind]] = Counter()
+        for one in (*self.closed, *self.open.values()):
+            found[one.tenure.project, use_of(one.state, one.tenure.kind)] += one.seconds(at(FIRST), until)
+        return found
+
+    def _guest(self, id: str) -> Guest:
+        return self.case.guests[int(id[1:])]
+
+    def _server(self, id: str) -> Server:
+        one = self._guest(id)
+        start, project = at(one.start), one.project
+        return Server(id, id, "ACTIVE", "h", project, "ada", "f", start, start, f"u-{project}", f"p-{project}")
+
+    def _life(self, id: str) -> ServerLife:
+        end = at(self._guest(id).end)
+        gone = self.last is not None and self.last + STEP >= end
+        return ServerLife(self._server(id), "t4", 1, (), end if gone else None)
+
+
+def _advanced(one: Booking, now: datetime) -> Booking:
+    if one.state not in (S.CONFIRMED, S.ACTIVE) or now < one.ask.start:
+        return one
+    return replace(one, state=S.ACTIVE) if now < one.ask.end else replace(one, state=S.ENDED, changed=one.ask.end)
+
+
+def table() -> dict[str, list[float]]:
+    text = HOW_TO.read_text().partition("### What is booked")[2].partition("## Give")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return {row[0]: [float(cell) for cell in row[1:]] for row in rows if re.fullmatch(r"[\d.]+", row[-1])}
+
+
+def test_the_how_to_has_these_cases() -> None:
+    assert list(table()) == [case.said for case in CASES]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.said)
+def test_what_was_booked(case: OverstayCase) -> None:
+    world, now = World(case), at(FIRST)
+    while now < at(LAST):
+        world.look(now)
+        now += STEP
+    assert world.last is not None
+    found = world.uses(world.last)
+    mine = [found["physics", use] / HOUR.total_seconds() for use in (U.BOOKED, U.BOOKED_UNUSED, U.UNBOOKED)]
+    # Nobody tells when a GPU was quarantined: it is when that was seen.
+    assert mine == pytest.approx(table()[case.said], abs=STEP / HOUR if case.bad else 0)
+    assert found.total() == 2 * (world.last - at(FIRST)).total_seconds()

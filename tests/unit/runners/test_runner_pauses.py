@@ -1,0 +1,62 @@
+"""Runners that are to wait for jobs and fail, which GPUs a runner has, and what is kept in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuyard.runners.cirun.records import CirunFile
+from gpuyard.runners.controllers import repositories
+from gpuyard.runners.records import Runner, RunnerState, ServerChoice, Wanted
+from tests.support.runner_world import lease as leased
+from tests.support.simulated_runners import Mishaps, SimulatedRunners, cirun_repository
+
+HOUR = timedelta(hours=1)
+SET = {"gpuyard-v100": {"flavors": ["gpu_tiny"], "images": ["tiny"], "idle": [{"count": 1}]}}
+
+
+def test_idle_runners_that_fail_are_made_again_later_each_time(tmp_path: Path) -> None:
+    world = SimulatedRunners(tmp_path, mishaps=Mishaps(error=1.0), runners_rules={"sets": SET})
+    world.github.forge.add_repository("demo/science")
+    world.until(lambda: len(world.nova.posts) >= 5, hours=0.5)
+    made = [at for at, _ in world.nova.posts]
+    gaps = [(late - early).total_seconds() for early, late in pairwise(made)]
+    assert gaps == sorted(gaps), gaps
+    assert gaps[-1] >= 240, "30 s, 1, 2 and 4 minutes"
+    world.mishaps.error = 0.0
+    world.until(lambda: any(runner.online for runner in world.store.runners()), hours=0.5, seconds=20)
+    assert world.runners.keeper._pauses.idle == {}, "who came online has made it good"
+
+
+def test_a_runner_names_the_gpus_that_it_has_and_not_all_of_their_group(tmp_path: Path) -> None:
+    world = SimulatedRunners(tmp_path)
+    keeper, now = world.runners.keeper, world.clock()
+    lane = next(lane for lane in world.ledger.lanes("v100") if lane.size > 1)
+    one = ServerChoice("v100", "gpu_tiny", "tiny")
+    runner = Runner("r1", RunnerState.CREATING, "demo", "", (), Wanted("v100", (one,), HOUR), one, now, now, lease="l1")
+    for choice, gpus in ((one, 1), (replace(one, gpus=lane.size, same_group=True), lane.size)):
+        mine = replace(runner, choice=choice)
+        lease = replace(leased(mine, now + HOUR, (lane.id,)), claimed=now)
+        found = keeper._with_gpus(mine, lease).gpus
+        assert found == tuple(f"{lane.host}/{address}" for address in lane.addresses[:gpus])
+
+
+def test_what_is_known_of_repositories_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repositories, "MOST", 3)
+    world = SimulatedRunners(tmp_path, sets=False)
+    (client,) = world.runners.doors.clients.values()
+    known: Any = world.runners.intake._repositories
+    for number in range(5):
+        cirun_repository(world, f"demo/r{number}")
+    for number in (*range(5), 3):
+        known.configuration(client.enrolment.name, f"demo/r{number}")
+    assert [name for _, name in known.known()] == ["demo/r2", "demo/r3", "demo/r4"]
+    for name in ("demo/r8", "demo/r9"):
+        known.configuration(client.enrolment.name, name)
+    assert [name for _, name in known.known()] == ["demo/r3", "demo/r4", "demo/r9"], "one without a file is enough"
+    assert all(isinstance(one.own, CirunFile) for one in known.known().values())
