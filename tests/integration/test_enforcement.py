@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -215,6 +216,13 @@ def test_holds_of_an_operator_and_of_bookings_do_not_touch_each_other(opened: Op
     assert booked.reserved() == {by_hand}
 
 
+def wait_until(true: Callable[[], bool], what: str, patience: float = 120) -> None:
+    end = monotonic() + patience
+    while not true():
+        assert monotonic() < end, f"not within {patience:.0f} s: {what}"
+        threading.Event().wait(0.5)
+
+
 class Thief:
     """Somebody who wants GPUs and has booked none: posts as fast as Nova answers, from several threads, and throws away
     what came out without a GPU."""
@@ -278,6 +286,8 @@ def test_a_thief_who_posts_all_the_time_never_gets_the_booked_gpu(opened: Open, 
             assert booked.claim_on(mine) is None, "it was free when it was held"
             booked.keeper.run()
             assert (booked.reserved(), booked.now(booking).lanes) == (held, lanes), "a hold of ours is no trouble"
+            # Else another one is free when the booking starts, and Nova may choose that.
+            wait_until(lambda: sum(status.claim is not None for status in booked.statuses()) == 3, "the thief has 3")
             start(booked, booking)
             boot = booked.boot("ada")
             assert boot.status == "ACTIVE", boot.fault
