@@ -30,7 +30,9 @@ MOMENT = timedelta(seconds=2)
 def counted_again(lab: RunningLab, example: CompiledSite) -> Iterator[None]:
     """Has Nova count the devices of these hosts again when all is done: a resize may claim others than Placement has
     allocated, and those stay claimed after their server is deleted. Placement calls them free then, and the scheduler
-    refuses them; nova-computes of the lab count when they start."""
+    refuses them. What gives them back is `PciDevTracker.clean_usage` (nova 34.0.0, nova/pci/manager.py), which
+    `ResourceTracker` calls when it updates a host's resources; in the lab that is when nova-compute starts
+    (docs/adr/0006)."""
     yield
     for host in sorted({gpu.host for gpu in example.gpus if gpu.pool in RESIZED}):
         host_power.switch(lab.lab, host, on=False)
