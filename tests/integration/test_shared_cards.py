@@ -282,6 +282,7 @@ def test_drift_knows_how_many_shares_there_are_to_be(opened: Any) -> None:
     world = read_world(lab.operator, lab.compiled)
     assert {name: sum(one.total for one in stock.values()) for name, stock in world.shares.items()} == {
         "t4-host_pci_0000_18_00_0": UNITS, "h200-host_0000:41:00.0": UNITS,
+        "pair-host_pci_0000_18_00_0": 2, "pair-host_pci_0000_3b_00_0": 2,
     }  # fmt: skip
     assert not find_drift(lab.compiled, lab.inventories, world)
 

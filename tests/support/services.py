@@ -19,6 +19,8 @@ with warnings.catch_warnings():
     import nova.exception as nova_exception
     import placement.conf
     from nova import objects
+    from nova.api.openstack.common import status_from_state as nova_status
+    from nova.compute import task_states, vm_states
     from nova.compute import utils as compute_utils
     from nova.compute.provider_config import get_provider_configs
     from nova.pci import request, whitelist
@@ -40,10 +42,13 @@ __all__ = [
     "nova_conf",
     "nova_configuration",
     "nova_exception",
+    "nova_status",
     "objects",
     "placement_configuration",
     "request",
     "scheduler_utils",
+    "task_states",
+    "vm_states",
     "whitelist",
 ]
 

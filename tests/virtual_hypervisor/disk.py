@@ -21,7 +21,9 @@ FILES = Path(__file__).parent / "debian"
 """What is written over Debian's own files."""
 
 MIRROR = "deb http://deb.debian.org/debian bookworm main"
-PACKAGES = "linux-image-amd64 initramfs-tools zstd systemd-sysv udev kmod grub-pc python3-minimal libpython3-stdlib"
+PACKAGES = (
+    "linux-image-amd64 initramfs-tools zstd systemd-sysv udev kmod grub-pc python3-minimal libpython3-stdlib iproute2"
+)
 # Of the modules those that this machine may need: with all of them an initramfs (MODULES=most, the default) takes
 # ten times as long. All of sound/pci/hda, because snd_hda_intel asks for a codec's driver by its id.
 KEPT_MODULES = """

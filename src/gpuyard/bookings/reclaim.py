@@ -31,6 +31,8 @@ RULES = {
 }
 """The rule of a case -> what the server's owner is told."""
 ASKED = "Nova was told: "
+REBUILDING = "REBUILD"
+"""The status of a server that Nova rebuilds or evacuates (nova 34.0.0, nova/api/openstack/common.py, `_STATE_MAP`)."""
 
 
 class Do(StrEnum):
@@ -143,6 +145,9 @@ def _next(
     rule = why[case.server_id]
     case = replace(case, action=_action(view, holder, rule, only_warn), rule=rule)
     if case.warned is None or case.due is None:
+        if holder.status == REBUILDING:
+            # An evacuated server counts on both hosts until its new one has it: nothing that its owner could mend.
+            return None
         return CaseStep(Do.WARN, replace(case, warned=now, due=now + rules.grace), holder.status)
     if now < case.due or case.action is ReclaimAction.WARN:
         return None

@@ -14,6 +14,7 @@ from gpuyard.inventory.state import gpu_statuses, ledger_words
 from gpuyard.model.booking import BookingKind, BookingState, Lane
 from gpuyard.model.gpu import GpuState
 from gpuyard.model.world import HostService, Provider, Server, Snapshot
+from gpuyard.openstack.disabled_reason import ClosedTag, Purpose
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import LimitObject, SeenLimit, bookings_mark, gpu_resources, owner_mark
 from gpuyard.site.plan_limits import unwanted_limits
@@ -91,6 +92,22 @@ def test_a_host_that_is_down_is_trouble_at_once_also_below_our_holds_and_servers
     down = snapshot(compiled, services={HOST: HostService(HOST, False, True)}, reserved=names)
     found = FaultDurations(compiled).troubles(lanes(compiled), down, names)
     assert found == dict.fromkeys((1, 2, 3, 4), f"nova-compute on {HOST} is down")
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_a_host_that_gpuyard_has_closed_is_trouble_at_once(compiled: CompiledSite, purpose: Purpose) -> None:
+    reason = str(ClosedTag(purpose, NOW))
+    closed = snapshot(compiled, services={HOST: HostService(HOST, True, False, reason)})
+    found = FaultDurations(compiled).troubles(lanes(compiled), closed, ())
+    assert found.keys() == {1, 2, 3, 4}
+    assert found[1].endswith(f"nova-compute on {HOST} is disabled: {reason}")
+
+
+def test_a_host_that_somebody_else_has_disabled_is_trouble_when_it_lasts(compiled: CompiledSite) -> None:
+    closed = snapshot(compiled, services={HOST: HostService(HOST, True, False, "new disks")})
+    sightings = FaultDurations(compiled)
+    assert not sightings.troubles(lanes(compiled), closed, ())
+    assert len(sightings.troubles(lanes(compiled), replace(closed, taken_at=NOW + PATIENCE), ())) == 4
 
 
 def test_a_hold_by_hand_is_trouble_and_ours_is_not(compiled: CompiledSite) -> None:

@@ -277,6 +277,24 @@ def test_what_is_down_now_can_be_booked_for_later_with_a_word_of_warning(ledger:
     assert ledger.check(ask(2), ADA).warnings == ()
 
 
+def test_whoever_changes_places_with_a_server_that_left_a_bad_lane_goes_on_to_another(
+    ledger: Ledger, clock: Clock
+) -> None:
+    """A drain has moved ada's server to the very GPU that bob has booked for later."""
+    left, taken = ledger.lanes("v100")[2:]
+    mine = ledger.create(ask(0, hours=5, gpu=left.name), ADA)[0]
+    his = ledger.create(ask(2), BOB)[0]
+    ledger.upkeep.prefer({his.id: (taken.id,)})
+    assert ledger.get(his.id).lanes == (taken.id,)
+    clock.forward(minutes=1)
+    ledger.upkeep.advance()
+    ledger.upkeep.record_claims({mine.id: mine.lanes})
+    ledger.upkeep.set_troubles({left.id: f"nova-compute on {left.host} is disabled"})
+    ledger.upkeep.record_claims({mine.id: (taken.id,)})
+    assert ledger.get(mine.id).lanes == (taken.id,)
+    assert {left.id, taken.id}.isdisjoint(ledger.get(his.id).lanes)
+
+
 def test_a_lane_that_is_well_is_taken_before_one_that_may_be_by_then(ledger: Ledger) -> None:
     bad = dict(list(down(ledger).items())[2:3])
     ledger.upkeep.set_troubles(bad)

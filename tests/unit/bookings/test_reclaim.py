@@ -27,6 +27,7 @@ from gpuyard.bookings.reclaim import (
 )
 from gpuyard.bookings.records import Overstay
 from gpuyard.model.booking import ReclaimAction, Rules
+from tests.support.services import nova_status, task_states, vm_states
 from tests.unit.bookings.test_enforcement import FREE, HOUR, MINUTE, MUST, START, booking, server, view
 
 EVE = ("eve", "art")
@@ -73,6 +74,21 @@ def test_it_is_warned_and_after_its_time_acted_on_until_nova_has_done_it() -> No
     assert warned.due == START + 10 * MINUTE + HOUR
     assert asked(acted)
     assert not asked(warned)
+
+
+def test_an_owner_is_not_warned_of_a_server_that_nova_rebuilds_or_evacuates() -> None:
+    """Nova's own API says which task states people see as REBUILD."""
+    states = [task_states.REBUILDING, task_states.REBUILD_BLOCK_DEVICE_MAPPING, task_states.REBUILD_SPAWNING]
+    statuses = {nova_status(vm_states.ACTIVE, state) for state in states}
+    assert statuses == {"REBUILD"}
+    for status in statuses:
+        moving = view([], rules=Rules(grace=HOUR), holders=(replace(eve(), status=status),))
+        opened = only(plan_cases(moving, {"s1": TOO_MANY}, (), False, START))
+        assert opened.do is Do.OPEN
+        assert not plan_cases(moving, {"s1": TOO_MANY}, [opened.case], False, START + HOUR)
+        arrived = view([], rules=Rules(grace=HOUR), holders=(eve(),))
+        assert only(plan_cases(arrived, {"s1": TOO_MANY}, [opened.case], False, START + HOUR)).do is Do.WARN
+        assert only(plan_cases(arrived, {}, [opened.case], False, START + HOUR)).do is Do.CLEAR
 
 
 def test_a_dry_run_acts_once_and_a_warning_is_all_that_warn_means() -> None:

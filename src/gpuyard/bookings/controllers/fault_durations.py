@@ -8,12 +8,13 @@ from datetime import datetime, timedelta
 from gpuyard.inventory.state import gpu_statuses
 from gpuyard.model.booking import Lane
 from gpuyard.model.gpu import GpuState
-from gpuyard.model.world import Server, Snapshot
+from gpuyard.model.world import HostService, Server, Snapshot
+from gpuyard.openstack.disabled_reason import tag_of
 from gpuyard.site.compile import CompiledSite
 
 PATIENCE = timedelta(minutes=5)
 """How long something must be wrong with a lane before bookings leave it, but for a nova-compute that Nova says is
-down."""
+down, and for a host that gpuyard itself has closed."""
 STUCK = timedelta(minutes=30)
 """A server that Nova has been making for longer is not waited for."""
 TAKING = frozenset({"resize_prep", "rebuild_spawning", "unshelving"})
@@ -43,7 +44,7 @@ class FaultDurations:
         """Lane -> what is wrong with it, lastingly. `ours`: providers that are reserved by enforcement itself."""
         statuses = {(s.gpu.host, s.gpu.address): s for s in gpu_statuses(self._gpus, snapshot)}
         found: dict[int, str] = {}
-        down: set[int] = set()
+        at_once: set[int] = set()
         for lane in lanes:
             service = snapshot.services.get(lane.host)
             if service is not None and service.silent:  # nothing is known, not even that all is well
@@ -52,7 +53,7 @@ class FaultDurations:
                 continue
             if service is not None and not service.up:  # Nova has waited for it for a minute
                 found[lane.id] = f"nova-compute on {lane.host} is down"
-                down.add(lane.id)
+                at_once.add(lane.id)
                 continue
             for address in lane.addresses:
                 status = statuses.get((lane.host, address))
@@ -60,7 +61,15 @@ class FaultDurations:
                     continue
                 if status.state in (GpuState.LOST, GpuState.BLOCKED, GpuState.HELD):
                     found.setdefault(lane.id, f"{lane.host}/{address}: {status.reason}")
+                    # No server is made there before the host is given back, so no booking waits for PATIENCE on it.
+                    if status.state is GpuState.BLOCKED and service is not None and is_closed_by_gpuyard(service):
+                        at_once.add(lane.id)
         now = snapshot.taken_at
         self._since = {lane: min(self._since.get(lane, now), now) for lane in found}  # the clock may go back
-        known = down | {lane.id for lane in lanes if lane.trouble}
+        known = at_once | {lane.id for lane in lanes if lane.trouble}
         return {lane: why for lane, why in found.items() if lane in known or now - self._since[lane] >= PATIENCE}
+
+
+def is_closed_by_gpuyard(service: HostService) -> bool:
+    """Whether nova-compute is disabled by a drain, an evacuation or a maintenance."""
+    return not service.enabled and tag_of(service.disabled_reason) is not None

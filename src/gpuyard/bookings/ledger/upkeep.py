@@ -228,6 +228,8 @@ def _follow(id: str, lanes: Sequence[int], transaction: PoolTransaction) -> None
     booking = transaction.look.get(id)
     if booking is not None and booking.state is BookingState.ACTIVE:
         relocate.follow_claim(transaction, booking, lanes)
+        # Whoever has changed places with it may have got a lane in trouble: that of a host which its server has left.
+        relocate.leave_bad_lanes(transaction)
 
 
 def _prefer(id: str, lanes: Sequence[int], transaction: PoolTransaction) -> bool:
