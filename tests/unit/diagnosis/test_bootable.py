@@ -57,6 +57,16 @@ def fill(room: CloudResources, rng: random.Random, times: int) -> CloudResources
     return room
 
 
+def test_a_remedy_names_the_limits_of_the_project_that_asks(epyc: LoadedSite) -> None:
+    """One reckoning answers several projects, whose limits the site file gives them each."""
+    name = "class:CUSTOM_GPU_V100_COUNT"
+    room = replace(room_of(epyc), site_limits={"": {}, "physics": {name: 8}, "art": {name: 0}})
+    physics, art = (Asker(f"p-{of}", of, (Limit(name, 0, 0, True),)) for of in ("physics", "art"))
+    asked_before = Reckoning(room, free_of(room))
+    asked_before.of(room.flavors[0], physics)
+    assert asked_before.of(room.flavors[0], art) == Reckoning(room, free_of(room)).of(room.flavors[0], art)
+
+
 @settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(0, 25))
 def test_so_many_start_as_is_said_whatever_nova_chooses(lab: LoadedSite, seed: int, times: int) -> None:

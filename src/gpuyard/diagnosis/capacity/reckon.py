@@ -94,7 +94,8 @@ class Reckoning:
 
     def of(self, flavor: NovaFlavor, asker: Asker | None) -> Bootable:
         mine = self._of_flavor(flavor, asker)
-        request, facts = mine.request, replace(mine.facts, asker=asker)
+        # What was reckoned may have been for another project: only its limits differ.
+        request, facts = mine.request, replace(mine.facts, asker=asker, site_limits=self._site_limits(asker))
         causes = of_flavor(facts, request)
         let_in = under_limits(asker.limits, request.counted(facts.counts_devices)) if asker else ENOUGH
         now = 0 if causes else min(mine.total, let_in)
@@ -137,6 +138,10 @@ class Reckoning:
             self._known[key] = self._reckon(flavor, asker)
         return self._known[key]
 
+    def _site_limits(self, asker: Asker | None) -> Mapping[str, int]:
+        """What the site file allows a project: resource -> limit, as in `RequestFacts`."""
+        return self.room.site_limits.get(asker.name if asker else "", self.room.site_limits.get("", {}))
+
     @cached_property
     def _tenants(self) -> bool:
         return any(
@@ -149,7 +154,6 @@ class Reckoning:
             flavor=flavor, hosts=(), sharing=frozenset(room.sharing), asker=asker, aggregates=room.aggregates,
             filters=room.filters, isolated_aggregates=room.isolated_aggregates, counts_devices=room.counts_devices,
             pools=room.pools, counting=room.counting, bookable=room.bookable, ledger_known=True,
-            site_limits=room.site_limits.get(asker.name if asker else "", room.site_limits.get("", {})),
             unknown_classes=self._unknown(request),
         )  # fmt: skip
         if request.problems:
