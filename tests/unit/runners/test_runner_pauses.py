@@ -60,3 +60,14 @@ def test_what_is_known_of_repositories_is_bounded(tmp_path: Path, monkeypatch: p
         known.configuration(client.enrolment.name, name)
     assert [name for _, name in known.known()] == ["demo/r3", "demo/r4", "demo/r9"], "one without a file is enough"
     assert all(isinstance(one.own, CirunFile) for one in known.known().values())
+
+
+def test_a_restarted_process_registers_for_a_set_whose_listener_has_no_session(tmp_path: Path) -> None:
+    world = SimulatedRunners(tmp_path, runners_rules={"sets": SET})
+    world.github.forge.add_repository("demo/science")
+    world.until(lambda: any(runner.online for runner in world.store.runners()))
+    (runner,) = world.store.runners()
+    world.kill()
+    assert world.runners.keeper.set_ids == {}, "no listener has run in this process"
+    runner = replace(runner, name=f"{runner.name}x", github_id=0)
+    assert world.runners.keeper.hands.tools.registrar.register(runner).id

@@ -10,12 +10,21 @@ from gpuyard.runners.github.answers import JitRunner, RegisteredRunner
 from gpuyard.runners.github.client import GitHubClient
 from gpuyard.runners.github.scale_sets import ScaleSetClient
 from gpuyard.runners.records import Runner
+from gpuyard.runners.store.store import RunnerStore
 
 C = TypeVar("C")
 
 
 class UnknownScopeError(GpuyardError):
     """An enrolment or scale set that the site file does not have (any more)."""
+
+
+def set_number(store: RunnerStore, heard: Mapping[tuple[str, str], int], scope: str, name: str) -> int:
+    """GitHub's number of a scale set; 0 when it is not known. Until its listener has a session in this process
+    (`heard`), which may take a while where GitHub does not answer, it is the number that the process before had."""
+    if number := heard.get((scope, name), 0):
+        return number
+    return next((known.id for known in store.scale_sets() if (known.scope, known.name) == (scope, name)), 0)
 
 
 class Registrar:

@@ -29,7 +29,7 @@ from gpuyard.runners.controllers.github_permissions import PermissionCheck
 from gpuyard.runners.controllers.job_repository import LATELY, JobRepository
 from gpuyard.runners.controllers.live_records import LiveReader
 from gpuyard.runners.controllers.quarantine import Quarantine
-from gpuyard.runners.controllers.registrar import Registrar
+from gpuyard.runners.controllers.registrar import Registrar, set_number
 from gpuyard.runners.controllers.runner_executor import LATE, RunnerExecutor, Tools
 from gpuyard.runners.controllers.runner_observer import RunnerObserver
 from gpuyard.runners.controllers.runner_site import RunnerSite
@@ -142,8 +142,8 @@ class RunnerController:
         self.book = JobRepository(doors.store, now, lambda: self.wake(A_JOB))
         self.live = LiveReader(doors.store, now)
         self.set_ids: dict[tuple[str, str], int] = {}
-        """(enrolment, name) -> GitHub's number of a scale set; its listener says it."""
-        registrar = Registrar(doors.clients, doors.sets, lambda scope, name: self.set_ids.get((scope, name), 0))
+        """(enrolment, name) -> GitHub's number of a scale set, as its listener has it since this process began."""
+        registrar = Registrar(doors.clients, doors.sets, partial(set_number, doors.store, self.set_ids))
         self.sights = RunnerObserver(doors.servers, registrar, doors.clients, now)
         self.workers = workers(lambda: self.wake("some work is done"))
         self._leases = doors.ledger.leases
