@@ -94,7 +94,7 @@ def test_the_most_specific_line_counts(
 def test_what_a_scrub_or_an_acceptance_says_cannot_be_overruled() -> None:
     of = SignalVerdicts(rules(trial=True, signals=dict.fromkeys(SIGNALS, "off"))).of
     fixed = {code for code in SIGNALS if of(code, GPU, POOL).in_force is Judgement.BAD}
-    assert {"scrub-failed", "scrub-lost", "acceptance"} <= fixed
+    assert {"scrub-failed", "scrub-lost", "not-reserved", "acceptance"} <= fixed
     assert fixed == {code for code, one in SIGNALS.items() if one.is_fixed}
 
 

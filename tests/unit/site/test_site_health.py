@@ -53,6 +53,7 @@ MISTAKES = [
     ("link-width: off", "link-width: {threshold: 3}", "9: health.signals.link-width.threshold: link-width has no"),
     ("link-width: off", "scrub-failed: note", "9: health.signals.scrub-failed: its verdict is fixed"),
     ("link-width: off", "acceptance: off", "health.signals.acceptance: its verdict is fixed"),
+    ("link-width: off", "not-reserved: {trial: true}", "health.signals.not-reserved: its verdict is fixed"),
     ("link-width: off", "kernel: bad", "which do 'health.acceptance.required' says; write 'off' or 'note'"),
     ("threshold: 500", "threshold: 1 h", "aer-correctable counts; write a number, as in 100"),
     ("threshold: 30 min", "threshold: 30", "gone-under takes time; write a duration, as in '15 min'"),
