@@ -58,8 +58,8 @@ class Signal:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether no site file can overrule it, switch it off or put it on trial: without it a GPU that is not clean,
-        or that failed the very checks that somebody asked for, would be given out."""
+        """True where no site file can overrule it, switch it off or put it on trial: without it a GPU that is not
+        clean, or that failed the very checks that somebody asked for, would be given out."""
         return self.has_no_limit or self.code == "acceptance"
 
     @property

@@ -71,5 +71,5 @@ class FaultDurations:
 
 
 def is_closed_by_gpuyard(service: HostService) -> bool:
-    """Whether nova-compute is disabled by a drain, an evacuation or a maintenance."""
+    """True where a drain, an evacuation or a maintenance has disabled nova-compute: its reason carries our tag."""
     return not service.enabled and tag_of(service.disabled_reason) is not None

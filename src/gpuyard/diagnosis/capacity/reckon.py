@@ -139,7 +139,7 @@ class Reckoning:
         return self._known[key]
 
     def _site_limits(self, asker: Asker | None) -> Mapping[str, int]:
-        """What the site file allows a project: resource -> limit, as in `RequestFacts`."""
+        """Limits of a project by the site file, as in `RequestFacts`: resource -> limit."""
         return self.room.site_limits.get(asker.name if asker else "", self.room.site_limits.get("", {}))
 
     @cached_property
