@@ -6,7 +6,7 @@ import gpuyard
 
 project = "gpuyard"
 copyright = "the gpuyard developers"
-version = release = gpuyard.__version__
+version = release = gpuyard.installed_version()
 
 extensions = ["myst_parser"]
 exclude_patterns = ["_build", "_templates", "_static"]

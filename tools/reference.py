@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,11 +15,10 @@ import typer
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import TypeAdapter
-from typer.main import get_command
 
 from gpuyard.bookings.ledger.ledger import BookingSettings, Ledger
 from gpuyard.bookings.store import Store
-from gpuyard.cli.main import app as command_line
+from gpuyard.cli.main import every_command
 from gpuyard.database.engine import Database
 from gpuyard.health.controllers.acceptance_service import AcceptanceService
 from gpuyard.health.controllers.agent_service import AgentService
@@ -73,17 +73,17 @@ def inventory_schema() -> dict[str, Any]:
 def commands() -> str:
     """Every command with its help, as the program prints it."""
     parts = [GENERATED, "# Commands\n"]
-    for path, text in _walk(get_command(command_line), "gpuyard"):
+    program = every_command()
+    for path, text in _walk(program, "gpuyard", program.context_settings):
         parts.append(f"{'##' if path.count(' ') < 2 else '###'} {path}\n\n```text\n{text}\n```\n")
     return "\n".join(parts)
 
 
-def _walk(command: Any, path: str) -> list[tuple[str, str]]:
-    names = command_line.info.context_settings or {}
-    context = typer.Context(command, info_name=path, terminal_width=100, max_content_width=100, **names)
+def _walk(command: Any, path: str, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    context = typer.Context(command, info_name=path, terminal_width=100, max_content_width=100, **settings)
     found = [(path, command.get_help(context).strip())]
     for name, below in getattr(command, "commands", {}).items():
-        found += _walk(below, f"{path} {name}")
+        found += _walk(below, f"{path} {name}", settings)
     return found
 
 

@@ -1,8 +1,14 @@
 """gpuyard turns machines with GPUs into a GPU cloud on OpenStack, and runs it."""
 
-from importlib import metadata
+from functools import cache
 
-try:
-    __version__ = metadata.version("gpuyard")
-except metadata.PackageNotFoundError:  # in the one file that goes to hosts
-    __version__ = "0"
+
+@cache
+def installed_version() -> str:
+    """Of the installed package."""
+    from importlib import metadata  # here: it takes as long as the rest of a command's help
+
+    try:
+        return metadata.version("gpuyard")
+    except metadata.PackageNotFoundError:  # in the one file that goes to hosts
+        return "0"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from gpuyard import __version__
+from gpuyard import installed_version
 from gpuyard.bookings.records import AuditEntry, Query
 from gpuyard.bookings.store import Store
 from gpuyard.database.engine import Database, parse_url
@@ -144,7 +144,7 @@ def what_was_done_since_is_said(url: str, new: New, folder: Path) -> None:
         bad = GpuHealth("gpu-1", "0000:01:00.0", "t4", HealthState.QUARANTINED, at(1), "it fell off")
         assert health.put(bad)
     said = restored(url, file)
-    assert said == SAID.format(file=file, release=__version__).splitlines()
+    assert said == SAID.format(file=file, release=installed_version()).splitlines()
     with closing(Store.open(url)) as store:
         assert [one.id for one in store.find(Query())] == ["kept"]
         assert HealthStore(store.database).gpus() == []

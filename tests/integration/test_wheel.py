@@ -80,7 +80,7 @@ def test_another_commit_is_another_version_and_the_documented_upgrade_installs_i
             run(["git", "-C", str(checkout), *who, "commit", "--quiet", "-m", "x"])
         run([uv.program(), "build", "-q", "--wheel", "--out-dir", str(tmp_path / "dist"), str(checkout)])
         run(["sh", "-ec", command], cwd=tmp_path / "dist")
-        words = [str(environment / "bin/python"), "-c", "import gpuyard; print(gpuyard.__version__)"]
+        words = [str(environment / "bin/python"), "-c", "import gpuyard; print(gpuyard.installed_version())"]
         shown.append(run(words, cwd=tmp_path).stdout.strip())
         installed = next(environment.glob("lib/python*/site-packages/gpuyard")) / "new.py"
         assert installed.is_file() == bool(text)

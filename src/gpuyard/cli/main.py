@@ -1,7 +1,8 @@
-"""``gpuyard``: puts the command groups together and turns errors into messages and exit codes.
+"""``gpuyard``: the program's entry point, which turns errors into messages and exit codes.
 
-Command modules import what they call inside the command, so that ``gpuyard --help`` does not wait for OpenStack's
-client, the web server and the rest.
+Its commands are in the table of `commands.py`, which imports the module of a command when that is called. Command
+modules import what they call inside the command, so that its help does not wait for OpenStack's client, the web server
+and the rest.
 """
 
 from __future__ import annotations
@@ -10,18 +11,13 @@ import os
 import sys
 
 import typer
+from typer.main import get_command
 
-from gpuyard import __version__
-from gpuyard.bookings.cli import booking
-from gpuyard.cli import db, gpu, host, lab, serve, site
-from gpuyard.deployment.cli import deployment, gateway
-from gpuyard.diagnosis.cli import flavor
-from gpuyard.images.cli import image
+from gpuyard import installed_version
+from gpuyard.cli.commands import CommandTable
 from gpuyard.model.errors import GpuyardError, UsageError, how_to_install
 from gpuyard.model.text import printable_lines
-from gpuyard.runners.cli import runner
 from gpuyard.server.credentials import adopt
-from gpuyard.usage.cli import usage
 
 INTERRUPTED = 130
 PARTS = {"nova": "lab", "keystone": "lab", "placement": "lab", "osc_lib": "openstackclient", "psycopg": "postgresql"}
@@ -29,29 +25,17 @@ PARTS = {"nova": "lab", "keystone": "lab", "placement": "lab", "osc_lib": "opens
 
 app = typer.Typer(
     name="gpuyard",
+    cls=CommandTable,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help comes twice as fast
 )
-app.add_typer(host.app, name="host")
-app.add_typer(site.app, name="site")
-app.add_typer(deployment.app, name="deploy")
-app.add_typer(image.app, name="image")
-app.add_typer(gateway.app, name="gateway")
-app.add_typer(gpu.app, name="gpu")
-app.add_typer(flavor.app, name="flavor")
-app.add_typer(booking.app, name="booking")
-app.add_typer(runner.app, name="runner")
-app.add_typer(usage.app, name="usage")
-app.add_typer(db.app, name="db")
-app.add_typer(lab.app, name="lab")
-app.command("serve")(serve.serve)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"gpuyard {__version__}")
+        print(f"gpuyard {installed_version()}")
         raise typer.Exit
 
 
@@ -66,6 +50,13 @@ def main(
     Exit codes: 0 ok, 1 error, 2 usage, 3 drift or blocked.
     """
     adopt(os.environ)  # before the options of the command are read
+
+
+def every_command() -> CommandTable:
+    """The whole program as one tree, with the module of each command imported: for the reference, and for tests."""
+    table = get_command(app)
+    assert isinstance(table, CommandTable)
+    return table.load_all()
 
 
 def run() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpuyard.client.portal import Reply
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
+
+if TYPE_CHECKING:  # portal.py brings OpenStack's client, and commands read this module for their errors only
+    from gpuyard.client.portal import Reply
 
 
 class PortalError(GpuyardError):

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 
-from gpuyard import __version__
+from gpuyard import installed_version
 from gpuyard.images import disk as disks
 from gpuyard.images.element_files import write_elements
 from gpuyard.images.manifest import FORMAT, Artifact, Manifest, manifest_path, read_manifest, to_json
@@ -149,7 +149,7 @@ def _describe(plan: BuildPlan, tree: Path, raw: Path, image: Path, seconds: dict
         format=FORMAT,
         name=str(plan.name),
         made=made,
-        gpuyard=__version__,
+        gpuyard=installed_version(),
         elements=plan.elements,
         build=plan.build,
         module=plan.module,

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-from gpuyard import __version__
+from gpuyard import installed_version
 from gpuyard.images.element_files import own_elements
 from gpuyard.images.manifest import FORMAT, Artifact, Manifest
 from gpuyard.images.planner import plan_build
@@ -39,7 +39,19 @@ def empty_build(name: str, build: ImageBuild, disk: bytes, made: datetime) -> Ma
     artifact = Artifact(f"{plan.name}.qcow2", len(disk), hashlib.sha256(disk).hexdigest())
     bill = Artifact(f"{plan.name}.cdx.json", 0, "")
     return Manifest(
-        FORMAT, str(plan.name), made, __version__, plan.elements, build, plan.module, artifact, MIB, bill, (), 0, {}
+        FORMAT,
+        str(plan.name),
+        made,
+        installed_version(),
+        plan.elements,
+        build,
+        plan.module,
+        artifact,
+        MIB,
+        bill,
+        (),
+        0,
+        {},
     )
 
 

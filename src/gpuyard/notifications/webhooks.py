@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from gpuyard import __version__
+from gpuyard import installed_version
 from gpuyard.bookings.controllers.channel import GIVE_UP, PREFIX, ChannelDownError, Message, NotNowError
 from gpuyard.bookings.records import Event
 from gpuyard.model.booking import Booking
@@ -60,7 +60,7 @@ class WebhookChannel:
         body = json.dumps(document(message), separators=(",", ":")).encode()
         headers = {
             "Content-Type": "application/json",
-            "User-Agent": f"gpuyard/{__version__}",
+            "User-Agent": f"gpuyard/{installed_version()}",
             "X-Gpuyard-Event": PREFIX + message.event.kind,
             "X-Gpuyard-Delivery": str(message.event.id),
             "X-Gpuyard-Signature-256": signature(self._secret, body),

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from gpuyard import __version__
+from gpuyard import installed_version
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.bookings.web import booking_problems, bookings_api, calendar_api, calendar_pages, feeds, operators_api
 from gpuyard.bookings.web.booking_documents import BookingRows
@@ -126,7 +126,7 @@ def create_app(
     )
     app = FastAPI(
         title="gpuyard",
-        version=__version__,
+        version=installed_version(),
         summary=f"The GPUs of {site_name}: which are free, who has the others, and why.",
         openapi_tags=[{"name": name} for name in tags],
         openapi_url=None,  # documentation.py serves it

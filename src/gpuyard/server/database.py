@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gpuyard import __version__
+from gpuyard import installed_version
 from gpuyard.database.backup import (
     BackupNote,
     back_up,
@@ -43,7 +43,7 @@ def make_backup(url: str, site: str, target: Path, now: datetime, keep: int | No
         raise UsageError(f"--keep is about a folder of backups, and {target} is none")
     path = target / f"{site}-{now:{STAMP}}.db" if target.is_dir() else target
     with closing(open_tool(url)) as database:
-        back_up(database, ROOMS, path, BackupNote(now, __version__))
+        back_up(database, ROOMS, path, BackupNote(now, installed_version()))
     if keep is not None:
         ours = re.compile(re.escape(site) + STAMPED)
         old = sorted(one for one in target.iterdir() if ours.fullmatch(one.name))
@@ -107,7 +107,7 @@ def _is_empty(url: str) -> bool:
 def _compared(url: str, unpacked: Database, folder: Path, now: datetime) -> tuple[list[str] | None, str]:
     try:
         with closing(open_tool(url)) as database:
-            back_up(database, ROOMS, folder / "present.db", BackupNote(now, __version__))
+            back_up(database, ROOMS, folder / "present.db", BackupNote(now, installed_version()))
         with closing(unpack(folder / "present.db", folder / "here.db", ROOMS)) as here:
             return lost_since(kept(here, now), kept(unpacked, now), now), ""
     except StoreError as error:
@@ -122,7 +122,7 @@ def restore(plan: Restoration, now: datetime) -> Path | None:
         pass
     elif plan.lost is not None:
         with closing(open_tool(plan.url)) as database:
-            back_up(database, ROOMS, aside, BackupNote(now, __version__))
+            back_up(database, ROOMS, aside, BackupNote(now, installed_version()))
     else:
         there = aside if set_aside(parse_url(plan.url), aside) else None
     with closing(Database(plan.url, statement=0)) as database:

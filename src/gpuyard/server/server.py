@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from fastapi import FastAPI
 
-from gpuyard import __version__
+from gpuyard import installed_version
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.dashboard.live import LiveFeed
 from gpuyard.diagnosis.controllers.capacity import CapacityService
@@ -127,8 +127,8 @@ def run(
     def start(url: str) -> None:
         hosts = len({gpu.host for gpu in gpus})
         print(
-            f"gpuyard {__version__}: {site.site.site}, {counted(len(gpus), 'GPU')} on {counted(hosts, 'host')}, "
-            f"at {url} (Ctrl+C stops)",
+            f"gpuyard {installed_version()}: {site.site.site}, {counted(len(gpus), 'GPU')} on "
+            f"{counted(hosts, 'host')}, at {url} (Ctrl+C stops)",
             flush=True,
         )
         driver.start()

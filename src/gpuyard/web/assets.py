@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from gpuyard import __version__
+from gpuyard import installed_version
 
 MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -70,7 +70,7 @@ def templates() -> Environment:
 def build() -> str:
     """Names this version of the pages: in the addresses of assets, so that they can be cached for ever, and in the
     pages, so that a page that stays open while gpuyard is upgraded loads itself again."""
-    digest = hashlib.sha256(__version__.encode())
+    digest = hashlib.sha256(installed_version().encode())
     for name, asset in sorted(assets().items()):
         digest.update(name.encode() + asset.content)
     for name in sorted(templates().list_templates()):
@@ -80,4 +80,4 @@ def build() -> str:
 
 def render(template: str, **values: object) -> str:
     """A page or a part of one."""
-    return templates().get_template(template).render(build=build(), version=__version__, **values)
+    return templates().get_template(template).render(build=build(), version=installed_version(), **values)

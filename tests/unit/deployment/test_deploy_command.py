@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from gpuyard.cli.main import app
+from gpuyard.cli.main import app, every_command
 from gpuyard.deployment.cli.deployment import _Asked, _lines, _Screen, _summary
 from gpuyard.deployment.planner import Part, TaskStanding, plan_deployment
 from gpuyard.deployment.state import DeploymentState, KollaState
@@ -67,7 +66,7 @@ def test_the_command_that_goes_on_says_what_was_said() -> None:
     )
     words = shlex.split(asked.again())
     assert words[:3] == ["gpuyard", "deploy", "run"]
-    command = get_command(app).get_command(None, "deploy").get_command(None, "run")  # type: ignore[attr-defined]
+    command = every_command().commands["deploy"].commands["run"]  # type: ignore[attr-defined]
     parsed = command.make_context("run", words[3:]).params
     assert {name: str(value) for name, value in parsed.items()} == {
         "site": "my site.yaml",

@@ -12,10 +12,9 @@ import jsonschema
 import pytest
 import typer
 from tools.reference import REFERENCE, commands, documents, inventory_schema
-from typer.main import get_command
 
 import gpuyard
-from gpuyard.cli.main import app
+from gpuyard.cli.main import every_command
 from gpuyard.host.checks import CHECKS
 from gpuyard.host.recording import replay_file
 from gpuyard.host.report import to_json
@@ -79,7 +78,7 @@ def test_every_command_of_a_how_to_is_run_somewhere() -> None:
 def test_every_command_that_a_page_shows_is_taken(page: str) -> None:
     """Its options and arguments: whether its files are there, and what it then does, others try."""
     for words in shown(page):
-        command: Any = get_command(app)
+        command: Any = every_command()
         context, rest = None, words
         try:
             while hasattr(command, "commands"):
@@ -165,7 +164,7 @@ def test_a_scan_is_what_the_inventory_schema_says() -> None:
 
 
 def test_every_command_says_what_it_does() -> None:
-    for path, command in walk(get_command(app), "gpuyard"):
+    for path, command in walk(every_command(), "gpuyard"):
         assert command.help, f"{path} has no help"
 
 

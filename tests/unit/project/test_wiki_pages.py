@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
-from gpuyard.cli.main import app
+from gpuyard.cli.main import every_command
 
 DOCS = Path(__file__).parents[3] / "docs"
 INDEX = DOCS / "explanation/from-wiki-pages-to-commands.md"
@@ -75,7 +74,7 @@ def stands_in_the_schema(path: str) -> bool:
 @cache
 def is_a_command(line: str) -> bool:
     """With its options; an option that takes a word may stand without."""
-    command: Any = get_command(app)
+    command: Any = every_command()
     for word in shlex.split(line)[1:]:
         if word.startswith("-"):
             taken = [name for option in command.params for name in (*option.opts, *option.secondary_opts)]

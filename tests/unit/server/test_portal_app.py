@@ -17,7 +17,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuyard import __version__
+from gpuyard import installed_version
 from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.gpu import GpuState
 from gpuyard.runtime.control_loops import Driver, Loop
@@ -134,7 +134,7 @@ def test_no_asset_refers_to_another_site() -> None:
 
 def test_the_version_document() -> None:
     document = client().get("/v1").json()
-    assert (document["id"], document["status"], document["version"]) == ("v1", "CURRENT", __version__)
+    assert (document["id"], document["status"], document["version"]) == ("v1", "CURRENT", installed_version())
     subject = client()
     for link in document["links"]:
         assert subject.get(link["href"]).status_code == 200
@@ -383,7 +383,7 @@ def test_metrics() -> None:
     assert gpus["epyc", "Tesla V100 PCIe 16GB", "v100", "lost"] == 0
     assert len(gpus) == 3 * len(GpuState)  # no series comes and goes
     assert sum(gpus.values()) == len(GPUS)
-    assert found["gpuyard_build_info"] == {(__version__,): 1}
+    assert found["gpuyard_build_info"] == {(installed_version(),): 1}
     assert found["gpuyard_view_timestamp_seconds"] == {(): NOON.timestamp()}
     assert found["gpuyard_loop_failures"] == {("look",): 1}
     assert found["gpuyard_loop_runs"] == {("look",): 2}

@@ -19,7 +19,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from gpuyard import __version__
+from gpuyard import installed_version
 from gpuyard.dashboard.live import LiveFeed
 from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.errors import GpuyardError, UsageError
@@ -205,7 +205,10 @@ def process() -> Iterator[tuple[subprocess.Popen[str], str, int, float]]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_within_two_seconds_although_pages_are_open(number: signal.Signals) -> None:
     with process() as (started, said, port, limit), ExitStack() as stack:
-        assert said == f"gpuyard {__version__}: test, 10 GPUs on 3 hosts, at http://127.0.0.1:{port} (Ctrl+C stops)\n"
+        assert (
+            said
+            == f"gpuyard {installed_version()}: test, 10 GPUs on 3 hosts, at http://127.0.0.1:{port} (Ctrl+C stops)\n"
+        )
         pages = [stack.enter_context(closing(page(port))) for _ in range(20)]
         for connection in pages:
             hear(connection, "event: pulse")

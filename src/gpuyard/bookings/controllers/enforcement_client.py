@@ -15,7 +15,7 @@ from socket import SHUT_RDWR
 from typing import Any
 from urllib.parse import urlsplit
 
-from gpuyard import __version__
+from gpuyard import installed_version
 from gpuyard.model.errors import GpuyardError, UsageError
 from gpuyard.model.text import printable
 from gpuyard.site.accounting_rules import ExternalEnforcement
@@ -108,7 +108,7 @@ class EnforcementClient:
         token = self._token()
         credits = self._rules.service == "coral-credits"
         whose = {"Authorization": f"Bearer {token}"} if credits else {"X-Auth-Token": token}
-        return {"Content-Type": "application/json", "User-Agent": f"gpuyard/{__version__}", **whose}
+        return {"Content-Type": "application/json", "User-Agent": f"gpuyard/{installed_version()}", **whose}
 
     def _token(self) -> str:
         """Read anew each time: it may be replaced. Raises UsageError, without the token in it."""

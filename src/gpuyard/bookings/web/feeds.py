@@ -11,7 +11,7 @@ from fastapi import FastAPI, Path, Request, Response
 from icalendar import Alarm, Calendar, Event
 from pydantic import BaseModel, Field
 
-from gpuyard import __version__
+from gpuyard import installed_version
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.bookings.records import Query
 from gpuyard.bookings.web.shown_bookings import hidden, is_near
@@ -150,7 +150,7 @@ def install(app: FastAPI, sources: PortalContext, ledger: Ledger, authenticator:
         site = public_url(request, settings.trusted_gateways, settings.public_url)
         page = f"{site}/bookings" if feed.scope == "user" else ""
         versions = [(booking.id, booking.version, booking.user, booking.project) for booking in bookings]
-        known = repr((__version__, sources.site_name, title, page, versions))
+        known = repr((installed_version(), sources.site_name, title, page, versions))
         tag = f'"{hashlib.sha256(known.encode()).hexdigest()[:32]}"'
         headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
         if not_modified(request, tag):

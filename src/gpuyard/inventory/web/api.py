@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Query, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from gpuyard import __version__
+from gpuyard import installed_version
 from gpuyard.inventory.controllers.cache import InventoryView
 from gpuyard.inventory.web.inventory_context import InventoryContext
 from gpuyard.inventory.web.presenter import by_pool, count_states
@@ -154,7 +154,7 @@ def install(app: FastAPI, sources: InventoryContext) -> None:
         if has.runners:
             hrefs |= {name: f"/v1/{name}" for name in ("runners", "jobs", "queue")}
         links = [Link(rel=rel, href=href) for rel, href in hrefs.items()]
-        return Version(id="v1", status="CURRENT", version=__version__, site=sources.site_name, links=links)
+        return Version(id="v1", status="CURRENT", version=installed_version(), site=sources.site_name, links=links)
 
     @app.get("/v1/gpus", tags=["gpus"], response_model=GpuList, responses=_responses(422, 503))
     def list_gpus(request: Request, wanted: Annotated[GpuFilter, Query()]) -> Response:

@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gpuyard import __version__
+from gpuyard import installed_version
 from gpuyard.inventory.controllers.cache import InventoryView
 from gpuyard.inventory.web.freshness import is_late
 from gpuyard.inventory.web.inventory_context import InventoryContext
@@ -28,7 +28,7 @@ class InventoryCollector(Collector):
         self._sources, self._streams, self._hosts = sources, streams, hosts
 
     def collect(self) -> Iterator[Metric]:
-        yield InfoMetricFamily("gpuyard_build", "The running version.", {"version": __version__})
+        yield InfoMetricFamily("gpuyard_build", "The running version.", {"version": installed_version()})
         view = self._sources.inventory.latest()
         if view:  # until then nothing is known, and a zero would say that no GPU is free
             yield from _of_view(view, self._sources.gpus, self._hosts)

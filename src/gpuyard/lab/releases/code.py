@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import gpuyard
-from gpuyard import __version__
+from gpuyard import installed_version
 from gpuyard.lab.files import private_folder, write_private
 
 DRIVERS = "neutron.ml2.mechanism_drivers"
@@ -21,8 +21,8 @@ def write_code(folder: Path) -> Path:
     link = folder / "gpuyard"
     link.unlink(missing_ok=True)
     link.symlink_to(Path(gpuyard.__file__).parent, target_is_directory=True)
-    metadata = private_folder(folder / f"gpuyard-{__version__}.dist-info")
-    write_private(metadata / "METADATA", f"Metadata-Version: 2.1\nName: gpuyard\nVersion: {__version__}\n")
+    metadata = private_folder(folder / f"gpuyard-{installed_version()}.dist-info")
+    write_private(metadata / "METADATA", f"Metadata-Version: 2.1\nName: gpuyard\nVersion: {installed_version()}\n")
     ours = [
         f"{entry_point.name} = {entry_point.value}"
         for entry_point in entry_points(group=DRIVERS)

@@ -14,7 +14,7 @@ from urllib.parse import urlencode, urljoin, urlsplit
 
 from gidgethub.sansio import create_headers, decipher_response
 
-from gpuyard import __version__
+from gpuyard import installed_version
 from gpuyard.model.text import printable
 from gpuyard.openstack.breaker import CircuitBreaker, Clock, TokenBucket
 from gpuyard.runners import fields
@@ -25,7 +25,7 @@ from gpuyard.runners.github.line import CallCounter, HostLine, Now, Sleep, said
 from gpuyard.runtime.http import MOST_BYTES, HttpClient, WireAnswer
 from gpuyard.site.runner_rules import Enrolment
 
-AGENT = f"gpuyard/{__version__}"
+AGENT = f"gpuyard/{installed_version()}"
 VERSION = "2022-11-28"
 PER_PAGE = 100
 MOST_PAGES = 100
