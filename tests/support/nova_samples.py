@@ -1,5 +1,5 @@
 """What Nova answers of a cell that does not: the samples that its own functional tests hold its API against, with the
-ids and hosts of a test (nova 34.0.0, tests/functional/api_sample_tests/api_samples)."""
+ids, hosts and times of a test (nova 34.0.0, tests/functional/api_sample_tests/api_samples)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sample(name: str) -> Any:
     assert nova is not None
     assert nova.origin is not None
     samples = Path(nova.origin).parent / "tests/functional/api_sample_tests/api_samples"
-    return json.loads((samples / f"{name}.json.tpl").read_text())
+    return json.loads((samples / f"{name}.json.tpl").read_text().replace("%(isotime)s", "2026-11-23T09:00:00Z"))
 
 
 def silent_service_row(host: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from gpuyard.lab.github.standin import StandIn
 from gpuyard.lab.github.wire import ForgeRequest
 from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.model.errors import GpuyardError
-from gpuyard.nova.server_states import SeenServer
+from gpuyard.nova.server_states import UNKNOWN, SeenServer
 from gpuyard.openstack.guarded_servers import GuardedServers
 from gpuyard.openstack.servers import ServerError, ServerProblem, ServerWish
 from gpuyard.runners.controllers.runner_loops import Runners
@@ -139,6 +139,8 @@ class SimNova:
         self.servers: dict[str, SimServer] = {}
         self.most: dict[str, int] = {}
         self.calls = 0
+        self.is_silent = False
+        """The cell of all servers does not answer: lists lack them, and each by itself is UNKNOWN."""
         self.posts: list[tuple[datetime, str]] = []
 
     def create(self, wish: ServerWish) -> str:
@@ -170,10 +172,16 @@ class SimNova:
 
     def ours(self) -> list[SeenServer]:
         self._refuse()
-        return [self._seen(server) for server in self.servers.values() if server.tagged]
+        return [self._seen(server) for server in self.servers.values() if server.tagged and not self.is_silent]
+
+    def all_cells_answer(self) -> bool:
+        self._refuse()
+        return not self.is_silent
 
     def get(self, server_id: str) -> SeenServer | None:
         self._refuse()
+        if server_id in self.servers and self.is_silent:
+            return SeenServer(server_id, "", UNKNOWN, created=self.servers[server_id].made)
         return self._seen(self.servers[server_id]) if server_id in self.servers else None
 
     def console(self, server_id: str) -> str:
@@ -182,7 +190,7 @@ class SimNova:
 
     def delete(self, server_id: str) -> None:
         self._refuse()
-        if server_id in self.servers and self.servers[server_id].tagged:
+        if server_id in self.servers and self.servers[server_id].tagged and not self.is_silent:
             one = self.servers[server_id]
             one.deleted = one.deleted or self.clock()
         self._lose()

@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from gpuyard.health.acceptance_guest import AcceptanceOutput, GuestVerdict
 from gpuyard.health.baseline import Facts, facts_words
+from gpuyard.nova.server_states import UNKNOWN
 
 LATE = timedelta(seconds=60)
 """A server that Nova was asked for, and of which nothing is known, would be there after this time."""
@@ -194,10 +195,10 @@ def judged(one: Try, sight: TryObservation, within: timedelta, now: datetime) ->
             )
             return with_outcome(one, TryState.GIVEN_UP, text, now)
         return one
-    return _with_server(one, sight, now)
+    return _with_server(one, sight, within, now)
 
 
-def _with_server(one: Try, sight: TryObservation, now: datetime) -> Try:
+def _with_server(one: Try, sight: TryObservation, within: timedelta, now: datetime) -> Try:
     if sight.status == ERROR:
         blamed = TryState.FAILED if sight.claimed or one.state is TryState.RUNNING else TryState.GIVEN_UP
         return with_outcome(
@@ -208,7 +209,10 @@ def _with_server(one: Try, sight: TryObservation, now: datetime) -> Try:
     if sight.gone and now - one.since > LATE:
         text = "its server is gone" if one.server else "Nova was asked for its server, and has none"
         return with_outcome(one, TryState.GIVEN_UP, f"{text}: nobody knows what came of it", now)
-    if one.deadline is not None and now >= one.deadline:
+    late = one.deadline is not None and now >= one.deadline
+    if late and sight.status == UNKNOWN:  # its cell of Nova does not answer, and so cannot show its console
+        return replace(one, deadline=now + within)
+    if late:
         if sight.said.begun:
             return with_outcome(one, TryState.FAILED, "the checks in its server have not ended in time", now)
         text = f"its server (Nova: {sight.status or 'unknown'}) has not begun its checks in time: is there cloud-init?"

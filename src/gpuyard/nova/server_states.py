@@ -46,9 +46,13 @@ class MigrationSeen:
         return self.status not in ENDED
 
 
+UNKNOWN = "UNKNOWN"
+"""Status of a server whose cell does not answer."""
+
+
 @dataclass(frozen=True)
 class SeenServer:
-    """A server of ours as Nova shows it."""
+    """A server of ours as Nova shows it. Of one that is UNKNOWN it shows nothing but its id and when it was created."""
 
     id: str
     name: str

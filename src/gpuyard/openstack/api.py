@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from gpuyard.model.world import DOMAIN
 from gpuyard.openstack.calls import CloudCalls
 from gpuyard.openstack.config import ELSEWHERE, Elsewhere, find_cloud
 from gpuyard.openstack.errors import CloudError as CloudError
+from gpuyard.openstack.rows import service_of
 
 FORBIDDEN = 403
 TIMEOUT = 60
@@ -258,7 +259,14 @@ class CloudApi:
         """Hypervisor's name -> host. Asked again when there is a root provider that was never seen."""
         with self._naming:  # several questions are asked at once, and one of them is enough to learn the names
             if self._hosts_of_nodes is None or roots - self._hosts_of_nodes.keys() - self._strangers:
-                rows = self.pages("compute", "/os-hypervisors/detail", "hypervisors", limit=1000)
+                try:
+                    rows = list(self.pages("compute", "/os-hypervisors/detail", "hypervisors", limit=1000))
+                except CloudError:
+                    # Nova lists no hypervisor at all while one of its cells is silent; see silent_cells.py.
+                    services = self.get("compute", "/os-services", binary="nova-compute")["services"]
+                    if not any(service_of(row).silent for row in services):
+                        raise
+                    return {**_guessed(roots, {row["host"] for row in services}), **(self._hosts_of_nodes or {})}
                 self._hosts_of_nodes = {row["hypervisor_hostname"]: row["service"]["host"] for row in rows}
                 self._strangers |= roots - self._hosts_of_nodes.keys()
             return self._hosts_of_nodes
@@ -277,6 +285,11 @@ def _for_whom() -> dict[str, str]:
     """What this is asked for, as OpenStack's services tell each other: Nova hands it on to Neutron and Placement."""
     id = current().request_id
     return {HEADER: id} if id else {}
+
+
+def _guessed(roots: Iterable[str], hosts: Collection[str]) -> dict[str, str]:
+    """Hypervisor's name -> host, where it is the host's with or without its domain."""
+    return {root: host for root in roots for host in (root, root.partition(".")[0]) if host in hosts}
 
 
 def _by_host(name: str, hosts: Mapping[str, str]) -> str:

@@ -40,6 +40,9 @@ class GuardedServers:
     def ours(self) -> list[SeenServer]:
         return self._asked(self._servers.ours)
 
+    def all_cells_answer(self) -> bool:
+        return self._asked(self._servers.all_cells_answer)
+
     def get(self, server_id: str) -> SeenServer | None:
         return self._asked(lambda: self._servers.get(server_id))
 

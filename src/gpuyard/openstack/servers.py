@@ -25,6 +25,7 @@ from gpuyard.model.world import DOMAIN
 from gpuyard.model.world import SITE_KEY as SITE_KEY  # others have it from here
 from gpuyard.nova.server_states import SeenServer
 from gpuyard.openstack.api import CloudApi, CloudError, connect
+from gpuyard.openstack.rows import is_minimal
 
 LOG = logging.getLogger(__name__)
 TAG = "gpuyard-runner"
@@ -102,11 +103,17 @@ class RunnerServers(Protocol):
         ...
 
     def ours(self) -> list[SeenServer]:
-        """All of this site's runners that are not deleted, in one call per PAGE of them."""
+        """All of this site's runners that are not deleted, in one call per PAGE of them; without those of a cell of
+        Nova that does not answer."""
+        ...
+
+    def all_cells_answer(self) -> bool:
+        """Whether a list of `ours` would be complete now."""
         ...
 
     def get(self, server_id: str) -> SeenServer | None:
-        """None when it is deleted for good, or was never there. It may be one that is not `ours` (any more)."""
+        """None when it is deleted for good, or was never there. It may be one that is not `ours` (any more). While its
+        cell does not answer it is UNKNOWN, and taken for ours."""
         ...
 
     def console(self, server_id: str) -> str:
@@ -114,7 +121,8 @@ class RunnerServers(Protocol):
         ...
 
     def delete(self, server_id: str) -> None:
-        """Ask Nova to delete it now, whatever state it is in. Nothing when it is gone, or is not ours."""
+        """Ask Nova to delete it now, whatever state it is in. Nothing when it is gone, is not ours, or is UNKNOWN: ask
+        again while `get` has it."""
         ...
 
 
@@ -130,10 +138,12 @@ class NovaServers:
         steady: Callable[[], float] = monotonic,
         identity: str = "",
         tag: str = TAG,
+        cells_answer: Callable[[], bool] = lambda: True,
     ) -> None:
         """`api` is scoped to the project. `tag`: what its servers are for. `network`: an id, the name of one that the
         project owns, ``none``, or ``auto`` for its only one, which None is, too. `identity` tells apart sites of one
-        name, which have databases of their own: `RunnerStore.identity`."""
+        name, which have databases of their own: `RunnerStore.identity`. `cells_answer`: asks, as an admin, whether all
+        cells of Nova answer; may raise CloudError."""
         self._api = api
         self._site = site
         self._tag = tag
@@ -142,6 +152,7 @@ class NovaServers:
         self._groups = [{"name": name} for name in security_groups]
         self._steady = steady
         self._identity = identity
+        self._cells_answer = cells_answer
         self._others: frozenset[str] = frozenset()
         """Servers of another gpuyard that has a site of the same name, at the last look."""
         self._known: dict[tuple[str, str], tuple[float, str]] = {}
@@ -197,6 +208,10 @@ class NovaServers:
         self._tell_others(frozenset(str(row["name"]) for row in there if not self._is_our_yards(row)))
         return [_seen(row) for row in there if self._is_ours(row)]
 
+    def all_cells_answer(self) -> bool:
+        with _told():
+            return self._cells_answer()
+
     def _tell_others(self, names: frozenset[str]) -> None:
         if names - self._others:
             LOG.error(
@@ -211,6 +226,8 @@ class NovaServers:
         row = self._row(server_id)
         if row is None or row["status"] == DELETED:
             return None
+        if is_minimal(row):
+            return _seen(row)
         return replace(_seen(row), ours=self._is_ours(row))
 
     def console(self, server_id: str) -> str:
@@ -374,7 +391,7 @@ def problem_of(error: CloudError) -> ServerProblem:
 def _seen(row: Mapping[str, Any]) -> SeenServer:
     return SeenServer(
         id=row["id"],
-        name=row["name"],
+        name=row.get("name", ""),
         status=row["status"],
         task=row.get("OS-EXT-STS:task_state") or "",
         created=datetime.strptime(row["created"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC),

@@ -13,6 +13,7 @@ from gpuyard.nova.request import NovaFlavor
 from gpuyard.openstack.api import CloudApi
 from gpuyard.openstack.reader import PAGE, Reader
 from gpuyard.openstack.rows import ZONE, AggregateRow, LimitRow
+from gpuyard.openstack.silent_cells import list_hypervisors
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import (
     AggregateObject,
@@ -45,7 +46,7 @@ def see_objects(cloud: Reader, compiled: CompiledSite | None, look_at_hosts: boo
     aggregates = cloud.later(cloud.aggregates)
     services = cloud.later(cloud.services)
     configs = compiled.provider_configs if compiled and look_at_hosts else None
-    hypervisors = cloud.later(cloud.hypervisors) if configs is not None else None
+    hypervisors = cloud.later(lambda: list_hypervisors(cloud, services.result())) if configs is not None else None
     images = [cloud.later(_images, cloud, image) for image in (compiled.images if compiled else ())]
     flavors = cloud.flavors()
     access = cloud.each(cloud.access, [flavor.id for flavor in flavors if not flavor.public])

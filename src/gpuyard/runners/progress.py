@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from gpuyard.nova.server_states import SeenServer
+from gpuyard.nova.server_states import UNKNOWN, SeenServer
 from gpuyard.runners.console import Console, GpuVerdict, JobProgress
 from gpuyard.runners.life import become
 from gpuyard.runners.records import DONE, OVER, Cause, Job, JobState, Runner, RunnerState
@@ -141,6 +141,8 @@ def _silent(runner: Runner, seen: RunnerObservation, patience: Patience, now: da
         return end(Cause.SERVER_ERROR, "its server has switched itself off before it had a job")
     if seen.registered is False and state in (RunnerState.REGISTERING, RunnerState.IDLE) and quiet:
         return end(Cause.GITHUB_ERROR, "GitHub has its registration no more")
+    if seen.server is not None and seen.server.status == UNKNOWN:
+        return None  # its cell of Nova does not answer: that it is late says nothing
     if state is RunnerState.CREATING and now - runner.changed >= patience.boot:
         return end(Cause.BOOT_TIMEOUT, f"its server was not ACTIVE within {patience.boot}")
     if state is RunnerState.REGISTERING and runner.active is not None and now - runner.active >= patience.register:

@@ -28,7 +28,7 @@ from gpuyard.health.store.tries import TryStore
 from gpuyard.model.errors import BlockedError, UsageError
 from gpuyard.model.gpu import provider_name
 from gpuyard.model.world import Provider, Server, Snapshot
-from gpuyard.nova.server_states import SeenServer
+from gpuyard.nova.server_states import UNKNOWN, SeenServer
 from gpuyard.openstack.servers import ServerError, ServerProblem, ServerWish
 from gpuyard.runtime.leader_roles import BOOKINGS
 from gpuyard.site.compile import CompiledSite
@@ -193,6 +193,8 @@ class FakeNova:
     refuses: ServerError | None = None
     dies: bool = False
     slow_to_delete: int = 0
+    silent: bool = False
+    """The cell of its servers does not answer."""
     made: list[str] = field(default_factory=list)
     ids: Iterator[int] = field(default_factory=count)
 
@@ -209,10 +211,14 @@ class FakeNova:
 
     def ours(self) -> list[SeenServer]:
         self.world.step("ours")
-        return list(self.servers.values())
+        return [] if self.silent else list(self.servers.values())
+
+    def all_cells_answer(self) -> bool:
+        return not self.silent
 
     def get(self, server_id: str) -> SeenServer | None:
-        return self.servers.get(server_id)
+        found = self.servers.get(server_id)
+        return replace(found, status=UNKNOWN) if found is not None and self.silent else found
 
     def console(self, server_id: str) -> str:
         match = re.search(r"NONCE=([0-9a-f]+)", self.wishes[server_id].user_data)
@@ -221,6 +227,8 @@ class FakeNova:
 
     def delete(self, server_id: str) -> None:
         self.world.step("delete")
+        if self.silent:
+            return
         if self.slow_to_delete:
             self.slow_to_delete -= 1
             return
@@ -427,6 +435,32 @@ def test_an_answer_that_got_lost_is_looked_for_by_name(world: World) -> None:
     assert world.state(LONE) is HealthState.FINE
     assert len(world.nova.made) == 1
     world.nothing_is_left()
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["known by its id", "its create's answer was lost"])
+def test_a_cell_of_nova_that_does_not_answer_says_nothing_of_the_gpu(world: World, lost: bool) -> None:
+    """Neither that its server is gone, so that somebody else may have the GPU, nor that its checks are late."""
+    world.acceptance.ask([LONE], ROOT)
+    make = world.nova.create
+
+    def falls_silent(wish: ServerWish) -> str:
+        id = make(wish)
+        world.nova.silent = True
+        if lost:
+            raise ServerError("no answer", None, ServerProblem.UNKNOWN)
+        return id
+
+    world.nova.create = falls_silent  # type: ignore[method-assign]
+    for _ in range(20):
+        world.run(times=1)
+        world.clock.forward(minutes=5)
+    assert len(world.nova.servers) == 1
+    assert world.state(LONE) is not HealthState.QUARANTINED
+    assert any(one.state in OPEN for one in world.tries.open()), "its GPU is kept back as long as nobody knows"
+    world.nova.silent = False
+    world.run()
+    world.nothing_is_left()
+    assert world.state(LONE) is HealthState.FINE
 
 
 def test_a_server_that_nova_cannot_start_is_deleted(world: World) -> None:

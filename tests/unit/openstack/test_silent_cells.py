@@ -4,11 +4,12 @@ What Nova says of such a cell comes from its own samples (tests/support/nova_sam
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,8 +18,12 @@ from gpuyard.bookings.controllers.fault_durations import PATIENCE, FaultDuration
 from gpuyard.bookings.controllers.site_ledger import site_lanes
 from gpuyard.bookings.records import LedgerSeen
 from gpuyard.dashboard.gpu_presenter import service_line
+from gpuyard.diagnosis.capacity.read import CapacityReader
+from gpuyard.diagnosis.capacity.reckon import Reckoning
 from gpuyard.diagnosis.drift import find_drift
 from gpuyard.diagnosis.drift.read import known_hypervisors
+from gpuyard.diagnosis.why.facts import Asker
+from gpuyard.diagnosis.why.read import why
 from gpuyard.drain.leftovers_apply import read_leftovers
 from gpuyard.health.controllers.health import sights, site_places
 from gpuyard.health.planner import GpuObservation
@@ -27,10 +32,12 @@ from gpuyard.model.booking import Lane
 from gpuyard.model.errors import SilentCellError
 from gpuyard.model.gpu import GpuState
 from gpuyard.model.world import Snapshot
-from gpuyard.openstack.api import CloudError
+from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.openstack.compute_service import ComputeService
 from gpuyard.openstack.host_servers import read_coming, read_host_servers
 from gpuyard.openstack.reader import Reader
+from gpuyard.openstack.servers import NovaServers
+from gpuyard.openstack.silent_cells import all_cells_answer
 from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.site.load import LoadedSite
 from gpuyard.usage.recorder import Track
@@ -60,6 +67,7 @@ class DownCell:
         """Id of a server -> what Nova says when it is asked for that one."""
         self.consumers: dict[str, list[str]] = {HOST: [HOLDER]}
         self.migrations: list[dict[str, Any]] = []
+        self.lists: dict[str, dict[str, Any]] = {}
 
     def providers(self, **query: object) -> list[dict[str, Any]]:
         roots = [(name, name, None) for name in (HOST, OTHER)]
@@ -87,6 +95,12 @@ class DownCell:
             return {"server": self.alone[path.removeprefix("/servers/")]}
         if path == "/resource_providers":
             return {"resource_providers": []}
+        if path == "/os-hypervisors/detail":
+            raise CloudError("cloud test: GET compute /os-hypervisors/detail: 500 Unexpected API Error", 500)
+        if path in ("/os-aggregates", "/flavors/detail"):
+            return self.lists.get(path, {"aggregates": []})
+        if path == "/allocation_candidates":
+            return {"provider_summaries": {}, "allocation_requests": []}
         _, _, provider, what = path.split("/")
         if what == "inventories":
             return {what: {self.gpus[provider]: {"total": 1, "reserved": 0, "allocation_ratio": 1.0, "max_unit": 1}}}
@@ -198,3 +212,58 @@ def test_hypervisors_that_nova_cannot_list_are_not_gone() -> None:
         with pytest.raises(CloudError):
             known_hypervisors(reader.later(fails), silent=False)
         assert known_hypervisors(reader.later(list), silent=True) == set()
+
+
+FLAVOR = {
+    "id": "f1", "name": "one", "vcpus": 4, "ram": 4096, "disk": 10, "OS-FLV-EXT-DATA:ephemeral": 0, "swap": 0,
+}  # fmt: skip
+
+
+def test_why_and_capacity_answer_for_the_other_hosts(loaded: LoadedSite) -> None:
+    cloud = DownCell({gpu.provider_name: gpu.resource_class for gpu in loaded.compiled.gpus})
+    (made,) = loaded.compiled.flavors
+    cloud.lists["/flavors/detail"] = {"flavors": [{**FLAVOR, "extra_specs": dict(made.extra_specs)}]}
+    explanation = why(cloud, loaded, "one")  # type: ignore[arg-type]
+    (silent,) = [answer for answer in explanation.hosts if answer.host == HOST]
+    assert silent.causes[0].code == "cell-silent"
+    assert explanation.others == (OTHER,), "it is known, though Nova lists no hypervisor"
+    room = CapacityReader(cloud, loaded).read(NOW)  # type: ignore[arg-type]
+    assert {host.node.name: host.node.silent for host in room.hosts} == {HOST: True, OTHER: False}
+    (answer,) = Reckoning(room, {}).all_of(Asker("p", "demo"))
+    assert answer.now == 0
+    assert "servers of project demo that are there are not counted here" in answer.doubts[0]
+
+
+def test_hosts_have_their_names_without_a_list_of_hypervisors() -> None:
+    """A command that begins while a cell is silent learns the names from services; not for good."""
+    cloud = DownCell()
+    api = CloudApi.__new__(CloudApi)
+    api._naming, api._hosts_of_nodes, api._strangers = threading.Lock(), None, frozenset()
+    api.pages, api.get = cloud.pages, cloud.get  # type: ignore[method-assign]
+    found = api._hosts(frozenset({f"{HOST}.example.org", OTHER, "stranger"}))
+    assert found == {f"{HOST}.example.org": HOST, OTHER: OTHER}
+    assert api._hosts_of_nodes is None
+    cloud.back = True
+    with pytest.raises(CloudError, match="os-hypervisors"):
+        api._hosts(frozenset({OTHER}))
+
+
+def test_servers_of_ours_in_a_silent_cell_are_neither_gone_nor_deleted() -> None:
+    cloud, asked = DownCell(), []
+
+    def request(method: str, service: str, path: str, body: object = None) -> dict[str, Any]:
+        asked.append(method)
+        return cloud.get(service, path)
+
+    cloud.request = request  # type: ignore[attr-defined]
+    api = cast("CloudApi", cloud)
+    servers = NovaServers(api, "site", "none", cells_answer=lambda: all_cells_answer(api))
+    assert servers.ours() == []
+    assert not servers.all_cells_answer()
+    server = servers.get(HOLDER)
+    assert server is not None
+    assert (server.status, server.ours) == ("UNKNOWN", True)
+    servers.delete(HOLDER)
+    assert asked == ["GET", "GET"], "Nova can delete nothing there"
+    cloud.back = True
+    assert servers.all_cells_answer()

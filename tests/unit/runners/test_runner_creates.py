@@ -127,3 +127,34 @@ def test_a_500_on_a_read_is_no_answer_about_the_server(kind: str, monkeypatch: p
     with pytest.raises(ServerError) as raised:
         servers.create(ServerWish("n", "f", "i", "data"))
     assert (raised.value.problem, cloud.asked) == (ServerProblem.UNREAD, [])
+
+
+@pytest.mark.parametrize("moment", ["its answer is lost", "it boots", "it has its job"])
+def test_a_runner_in_a_cell_that_does_not_answer_is_not_gone(tmp_path: Path, moment: str) -> None:
+    """Nova leaves servers of such a cell out of its lists: nobody else gets the GPU."""
+    world, job = with_job(tmp_path)
+    create = world.nova.create
+
+    def lost(wish: ServerWish) -> str:
+        create(wish)
+        world.nova.is_silent = True
+        world.nova.create = create  # type: ignore[method-assign]
+        raise ServerError("no answer", None, ServerProblem.UNKNOWN)
+
+    if moment == "its answer is lost":
+        world.nova.create = lost  # type: ignore[method-assign]
+    world.until(lambda: bool(world.nova.servers))
+    if moment == "it has its job":
+        world.until(lambda: world.job(job).status == "in_progress")
+    world.nova.is_silent = True
+    for _ in range(120):
+        world.step()
+    runners = world.store.runners()
+    assert len(runners) == len(world.nova.posts), "each server has its runner"
+    assert all(runner.lease for runner in runners), "no GPU is free"
+    if moment != "its answer is lost":
+        assert [runner.cause for runner in runners] == [Cause.FINISHED], "its job went on"
+    world.nova.is_silent = False
+    world.until(world.at_rest)
+    assert world.job(job).conclusion == "success"
+    assert world.left_over() == []

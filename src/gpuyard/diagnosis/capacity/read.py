@@ -29,6 +29,7 @@ from gpuyard.diagnosis.why.read_scheduling import (
 from gpuyard.model.world import Provider, Stock
 from gpuyard.openstack.api import CloudApi
 from gpuyard.openstack.reader import Reader
+from gpuyard.openstack.silent_cells import list_hypervisors
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.encoding import count_class
 from gpuyard.site.load import LoadedSite
@@ -63,8 +64,8 @@ class CapacityReader:
             compiled = self._loaded.compiled
             summaries = cloud.later(_summaries, cloud, ONE)
             roomy = cloud.later(cloud.able, resources=ONE)
-            hypervisors = cloud.later(cloud.hypervisors)
             services = cloud.later(cloud.services)
+            hypervisors = cloud.later(lambda: list_hypervisors(cloud, services.result()))
             aggregates = cloud.later(cloud.aggregates)
             shared = cloud.later(cloud.able, required=SHARES)
             flavors = cloud.flavors()

@@ -11,7 +11,7 @@ from gpuyard.diagnosis.capacity.facts import CloudResources, FreeDevice, HostRes
 from gpuyard.diagnosis.capacity.packing import ENOUGH, can_be, on_host, rooms_for, shared_bound, under_limits
 from gpuyard.diagnosis.why.causes import candidates_of, of_flavor, of_host
 from gpuyard.diagnosis.why.facts import Asker, Device, Limit, RequestFacts
-from gpuyard.diagnosis.why.quota import of_project
+from gpuyard.diagnosis.why.quota import of_project, uncounted
 from gpuyard.diagnosis.why.words import WORDS
 from gpuyard.model.finding import Finding
 from gpuyard.model.gpu import Gpu, GpuRole, GpuState, GpuStatus
@@ -122,7 +122,7 @@ class Reckoning:
             where=mine.where,
             causes=tuple(causes),
             others=others[:MOST_REASONS],
-            doubts=tuple(_doubts(request, mine.where)),
+            doubts=(*([uncounted(asker)] if asker and self._silent else []), *_doubts(request, mine.where)),
         )
 
     def _request(self, flavor: NovaFlavor) -> Request:
@@ -141,6 +141,10 @@ class Reckoning:
     def _site_limits(self, asker: Asker | None) -> Mapping[str, int]:
         """Limits of a project by the site file, as in `RequestFacts`: resource -> limit."""
         return self.room.site_limits.get(asker.name if asker else "", self.room.site_limits.get("", {}))
+
+    @cached_property
+    def _silent(self) -> bool:
+        return any(host.node.silent for host in self.room.hosts)
 
     @cached_property
     def _tenants(self) -> bool:

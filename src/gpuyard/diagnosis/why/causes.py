@@ -90,6 +90,12 @@ def _of_service(host: ComputeNode) -> list[Finding]:
         return [
             obstacle("no-service", text, f"start nova-compute on {name}, or delete what is left of it in Placement")
         ]
+    if host.silent:
+        fix = "start the database and the nova-conductor of the cell, and see what nova-api logs of it"
+        text = (
+            "its cell of Nova does not answer: whether its nova-compute runs, and which servers are there, is unknown"
+        )
+        return [obstacle("cell-silent", text, fix, short="its cell of Nova does not answer")]
     causes = []
     if not host.enabled:
         because = f": {host.disabled_reason}" if host.disabled_reason else ", without a reason"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from gpuyard.diagnosis.why.causes import candidates_of, of_flavor, of_host
 from gpuyard.diagnosis.why.facts import Explanation, HostAnswer, RequestFacts, obstacle
-from gpuyard.diagnosis.why.quota import of_project
+from gpuyard.diagnosis.why.quota import of_project, uncounted
 from gpuyard.diagnosis.why.remedies import remedies
 from gpuyard.model.finding import Finding
 from gpuyard.nova.filters import AGGREGATE_FILTER
@@ -43,6 +43,7 @@ SHORT = {
     "service-down": "down",
     "service-forced-down": "forced down",
     "no-service": "no nova-compute",
+    "cell-silent": "in a cell of Nova that does not answer",
     "placement": "refused by Placement",
 }
 
@@ -128,6 +129,8 @@ def _doubts(facts: RequestFacts, request: Request, answers: Sequence[HostAnswer]
     scoped = [key for key in flavor.extra_specs if key.startswith("aggregate_instance_extra_specs:")]
     if scoped and AGGREGATE_FILTER not in facts.filters:
         yield f"{', '.join(scoped)}: the site does not switch {AGGREGATE_FILTER} on"
+    if facts.asker is not None and any(host.silent for host in facts.hosts):
+        yield uncounted(facts.asker)
     if facts.asker is None:
         yield "no project was named (--project): its limits, and its access to a private flavor, are not looked at"
     if request.devices and any(answer.fits for answer in answers):

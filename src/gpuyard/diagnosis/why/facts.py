@@ -91,6 +91,8 @@ class ComputeNode:
     up: bool = True
     enabled: bool = True
     forced_down: bool = False
+    silent: bool = False
+    """Its cell of Nova does not answer: of its service and servers nothing is known."""
     disabled_reason: str = ""
     zone: str = ""
     hypervisor_type: str = ""

@@ -15,6 +15,14 @@ SITE_KEYS = {"servers": "servers", "class:VCPU": "vcpus", "class:MEMORY_MB": "ra
 NONE_FREED: Mapping[str, int] = {}
 
 
+def uncounted(asker: Asker) -> str:
+    """A doubt about limits while a cell of Nova is silent: its servers are not listed."""
+    return (
+        f"a cell of Nova does not answer: servers of project {asker.name} that are there are not counted here, and "
+        "Nova counts them against its limit on servers"
+    )
+
+
 def exceeded(facts: RequestFacts, request: Request, freed: Mapping[str, int] = NONE_FREED) -> dict[str, list[Limit]]:
     """The limits that one more server would exceed when this much of the project's use is given back before; those on
     the classes of one pool together, the one that counts all its GPUs first. Key: the pool, or the resource."""

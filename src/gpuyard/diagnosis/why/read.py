@@ -31,6 +31,7 @@ from gpuyard.model.world import Provider
 from gpuyard.nova.request import PINNED, SHARED, NovaFlavor, Request, request_of
 from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.openstack.reader import BAD_REQUEST, Reader
+from gpuyard.openstack.silent_cells import list_hypervisors
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.encoding import count_class, slot_traits
 from gpuyard.site.load import LoadedSite
@@ -73,8 +74,8 @@ class FactsReader:
         """The first round: what holds of all hosts at once."""
         run, cloud = self._cloud.later, self._cloud
         asker = run(asker_named, cloud, project) if project is not None else None
-        hypervisors = run(cloud.hypervisors)
         services = run(cloud.services)
+        hypervisors = run(lambda: list_hypervisors(cloud, services.result()))
         aggregates = run(cloud.aggregates)
         providers = run(cloud.providers)
         sharing = run(cloud.able, required=SHARES)

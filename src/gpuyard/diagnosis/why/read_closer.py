@@ -45,8 +45,11 @@ class CloserReader:
 
     def look(self, facts: RequestFacts, request: Request, answers: Sequence[HostAnswer]) -> RequestFacts:
         """The facts with numbers, servers and holders of the hosts that are nearest to having room."""
+        # Nova lists no server of a cell that is silent, so nothing more can be known of hosts there.
+        silent = {host.name for host in facts.hosts if host.silent}
         short = [a for a in answers if any(cause.code in ("gpu", "room") for cause in a.causes)]
-        chosen = {a.host for a in sorted(short, key=_distance)[:LOOK_CLOSER]}
+        heard = [answer for answer in short if answer.host not in silent]
+        chosen = {answer.host for answer in sorted(heard, key=_distance)[:LOOK_CLOSER]}
         later = {h.name: self._cloud.later(self._servers_on, h) for h in facts.hosts if h.name in chosen}
         rooms = {h.name: self._rooms(facts, request, h) for h in facts.hosts if h.name in chosen}
         rows = {name: result.result() for name, result in later.items()}
@@ -105,7 +108,10 @@ class CloserReader:
             roomy_hosts={},
             servers={row.id: row.named(*self._names.owners(row)) for row in servers.values()},
             services={
-                h.service_host: HostService(h.service_host, h.up, h.enabled, h.disabled_reason) for h in facts.hosts
+                host.service_host: HostService(
+                    host.service_host, host.up, host.enabled, host.disabled_reason, silent=host.silent
+                )
+                for host in facts.hosts
             },
             **vars(seen),
         )

@@ -75,6 +75,7 @@ def compute_nodes(
             up=row.up,
             enabled=row.enabled,
             forced_down=service is not None and service.forced_down,
+            silent=service is not None and service.silent,
             disabled_reason=row.disabled_reason,
             zone=service.zone if service else "",
             hypervisor_type=row.type,

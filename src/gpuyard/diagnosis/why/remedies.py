@@ -115,7 +115,7 @@ def _of_cause(host: ComputeNode, cause: Finding) -> Action | None:
     """The action that takes a cause away by a change of the host or of the flavor; None when nothing simple does."""
     if cause.code == "too-big":
         return _smaller_reserve(host, cause)
-    if cause.code in ("max-unit", "gpu-count", "device-type", "no-service", "placement"):
+    if cause.code in ("max-unit", "gpu-count", "device-type", "no-service", "cell-silent", "placement"):
         return None
     kind = {
         "service-disabled": "enable-service",

@@ -41,7 +41,7 @@ from gpuyard.model.booking import Booking, BookingState, Person
 from gpuyard.model.errors import GpuyardError, UsageError
 from gpuyard.model.gpu import Gpu, provider_name
 from gpuyard.model.signals import Source
-from gpuyard.nova.server_states import SeenServer
+from gpuyard.nova.server_states import UNKNOWN, SeenServer
 from gpuyard.openstack.api import CloudApi
 from gpuyard.openstack.guarded_servers import GuardedServers
 from gpuyard.openstack.servers import (
@@ -52,6 +52,7 @@ from gpuyard.openstack.servers import (
     ServerWish,
     open_servers_project,
 )
+from gpuyard.openstack.silent_cells import all_cells_answer
 from gpuyard.runtime.control_loops import Loop
 from gpuyard.runtime.leader_roles import BOOKINGS
 from gpuyard.site.compile import CompiledSite
@@ -105,6 +106,8 @@ class AcceptanceController:
         self._flavors = compiled.flavors
         self._gpus: Mapping[tuple[str, str], Gpu] = {(gpu.host, gpu.address): gpu for gpu in compiled.gpus}
         self._swept = False
+        self._complete = False
+        """No cell of Nova was silent before or after our servers were listed."""
 
     def run(self) -> float | None:
         """One look, and what follows from it."""
@@ -114,7 +117,7 @@ class AcceptanceController:
         if not tries and (self._swept or not self._tries.counts()):
             return None
         try:
-            ours = self._doors.servers.ours()
+            ours = self._list_ours(tries)
         except UsageError as error:
             self._give_up(tries, str(error))
             raise AcceptanceError(str(error)) from None
@@ -149,7 +152,17 @@ class AcceptanceController:
             if server.name not in names:
                 LOG.info("server %s of an acceptance that is over is deleted", server.name)
                 self._doors.servers.delete(server.id)
-        self._swept = True
+        self._swept = self._complete
+
+    def _list_ours(self, tries: Sequence[Try]) -> list[SeenServer]:
+        """Our servers, and in `_complete` whether those are all. That is asked for only where it matters: of a server
+        whose create's answer was lost the list alone can say that there is none."""
+        servers = self._doors.servers
+        matters = not self._swept or any(_is_posted(one) and not one.server for one in tries)
+        answered = not matters or servers.all_cells_answer()
+        found = servers.ours()
+        self._complete = answered and (not matters or servers.all_cells_answer())
+        return found
 
     @property
     def _doors(self) -> AcceptancePorts:
@@ -274,6 +287,8 @@ class AcceptanceController:
         on = loan is not None and loan.state is BookingState.ACTIVE
         claimed = loan is not None and loan.claimed is not None
         said = AcceptanceOutput()
+        alone = self._doors.servers.get(one.server) if server is None and one.server else None
+        silent = alone is not None and alone.status == UNKNOWN
         if one.state is TryState.RUNNING and server is not None:
             said = read_console(self._doors.servers.console(server.id), one.nonce, len(one.gpus))
         return TryObservation(
@@ -281,9 +296,9 @@ class AcceptanceController:
             usable=loan is not None and loan.usable_since is not None,
             claimed=claimed,
             spoiled=self._spoiled(one),
-            status=server.status if server else "",
+            status=server.status if server else UNKNOWN if silent else "",
             fault=server.fault if server else "",
-            gone=server is None and (not one.server or self._doors.servers.get(one.server) is None),
+            gone=server is None and alone is None and (bool(one.server) or self._complete),
             said=said,
             against=held_against(said, [gpu.baseline for gpu in self._known(one)], fresh=one.fresh),
         )
@@ -332,6 +347,8 @@ class AcceptanceController:
         left = [id for id in sorted(found) if servers.get(id) is not None]
         for id in left:
             servers.delete(id)
+        if not left and _is_posted(one) and not one.server and not self._complete:
+            return  # it may be in a cell of Nova that does not answer
         if not left and (not self._seems_taken(one) or self._now() - one.since > LATE):
             self._finish(one)
 
@@ -432,6 +449,11 @@ class AcceptanceController:
         self._service.store.note(event)
 
 
+def _is_posted(one: Try) -> bool:
+    """Whether Nova was asked for its server, or is about to be."""
+    return one.deadline is not None
+
+
 def acceptance_loop(keeper: AcceptanceController, period: float) -> Loop:
     """A loop named ``acceptance`` that runs every `period` seconds, and at once when it is woken."""
     return Loop(
@@ -459,8 +481,10 @@ def open_acceptance(
 
     def doors() -> AcceptancePorts:
         door, project_id = open_servers_project(api, project, key="health.acceptance")
-        servers = GuardedServers(NovaServers(door, compiled.site.site, network, identity=identity, tag=TAG))
-        return AcceptancePorts(servers, project_id, sight)
+        servers = NovaServers(
+            door, compiled.site.site, network, identity=identity, tag=TAG, cells_answer=lambda: all_cells_answer(api)
+        )
+        return AcceptancePorts(GuardedServers(servers), project_id, sight)
 
     tries = TryStore(ledger.database)
     service.acceptance = AcceptanceService(service.store, tries, ledger, now)

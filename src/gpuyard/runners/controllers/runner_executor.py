@@ -58,6 +58,8 @@ class _Removal:
     """When Nova was asked to delete its server."""
     strange: datetime | None = None
     """When its server was first seen without our tags."""
+    answered: datetime | None = None
+    """Since when all cells of Nova have answered whenever they were asked."""
 
 
 @dataclass(frozen=True)
@@ -358,8 +360,7 @@ class RunnerExecutor:
             with self._lock:
                 if runner.name in self._unposted:
                     return True
-            looked = tools.looked()
-            return looked is not None and looked - runner.changed >= tools.late
+            return self._never_made(runner, removal)
         if removal.asked is None or now - removal.asked >= AGAIN:
             tools.servers.delete(runner.server_id)
             removal.asked = now
@@ -369,6 +370,16 @@ class RunnerExecutor:
             return server is None
         removal.strange = removal.strange or now
         return now - removal.strange >= AGAIN  # it will not be deleted by us; who waits for that waits for ever
+
+    def _never_made(self, runner: Runner, removal: _Removal) -> bool:
+        """Whether Nova, whose answer about it was lost, has no server of that name for certain: the latest list is late
+        enough, and all cells answered before it and after it."""
+        tools, looked = self.tools, self.tools.looked()
+        if not tools.servers.all_cells_answer():
+            removal.answered = None
+            return False
+        removal.answered = removal.answered or tools.now()
+        return looked is not None and looked >= removal.answered and looked - runner.changed >= tools.late
 
     def write(self, runner: Runner, text: str) -> bool:
         """Down, with a line for its timeline, if there is something to say; False when it has come further already, by

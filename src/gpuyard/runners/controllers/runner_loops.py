@@ -14,6 +14,7 @@ from gpuyard.health.controllers.hold_check import open_hold_check
 from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.openstack.guarded_servers import GuardedServers
 from gpuyard.openstack.servers import NovaServers, open_servers_project
+from gpuyard.openstack.silent_cells import all_cells_answer
 from gpuyard.runners.announce import Announcer, job_link
 from gpuyard.runners.controllers.registrations import Registrations
 from gpuyard.runners.controllers.repositories import Repositories
@@ -211,7 +212,10 @@ def open_runners(
     door, project_id = open_servers_project(api, runners.project, runners.cloud)
     store = RunnerStore(ledger.database)
     identity = store.identity(random_letters())
-    servers = NovaServers(door, compiled.site.site, runners.network, runners.security_groups, identity=identity)
+    servers = NovaServers(
+        door, compiled.site.site, runners.network, runners.security_groups, identity=identity,
+        cells_answer=lambda: all_cells_answer(api),
+    )  # fmt: skip
     try:
         servers.require_network()
     except CloudError as error:  # jobs wait with the same reason until it is mended; bookings need no runners

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from gpuyard.nova.server_states import SeenServer
+from gpuyard.nova.server_states import UNKNOWN, SeenServer
 from gpuyard.openstack.servers import RunnerServers
 from gpuyard.runners.console import Console, read
 from gpuyard.runners.controllers.registrar import Registrar
@@ -59,6 +59,8 @@ class RunnerObserver:
     registered: dict[tuple[str, str], dict[str, RegisteredRunner]] = field(default_factory=dict)
     """(enrolment, repository) -> name -> registrations there, as of the last look."""
     _gone: set[str] = field(default_factory=set)
+    _unknown: dict[str, SeenServer] = field(default_factory=dict)
+    """Id -> a server whose cell of Nova does not answer, so that lists lack it."""
     _words: dict[str, _Word] = field(default_factory=dict)
     _consoles: dict[str, Console] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -70,6 +72,7 @@ class RunnerObserver:
         with self._lock:
             before = self.nova
             self.nova = ServerListing(began, servers, before.number + 1 if before else 1)
+            self._unknown = {id: server for id, server in self._unknown.items() if id not in servers}
             return before is None or before.servers != servers
 
     def is_missing(self, runner: Runner) -> bool:
@@ -80,9 +83,15 @@ class RunnerObserver:
         return look.at > runner.changed + TICK
 
     def confirm_gone(self, runner: Runner) -> None:
-        """Ask for a server that is missing: a list may be late, a 404 is not. Raises ServerError."""
-        if self.servers.get(runner.server_id) is None:
-            self._gone.add(runner.server_id)
+        """Ask for a server that is missing: a list may be late, or lack those of a cell that does not answer; a 404 is
+        certain. Raises ServerError."""
+        server = self.servers.get(runner.server_id)
+        with self._lock:
+            self._unknown.pop(runner.server_id, None)
+            if server is None:
+                self._gone.add(runner.server_id)
+            elif server.status == UNKNOWN:
+                self._unknown[runner.server_id] = server
 
     def look_at_github(self, where: Mapping[tuple[str, str], Collection[str]]) -> list[str]:
         """The registrations of these enrolments and repositories (with the names of ours that should be there); what
@@ -135,7 +144,7 @@ class RunnerObserver:
             if look is not None:
                 mine = look.servers.get(runner.server_id)
                 named = [] if runner.server_id else look.named(runner.name)
-                server = mine or next(iter(named), None)
+                server = mine or self._unknown.get(runner.server_id) or next(iter(named), None)
             told = word is not None and word.at > runner.changed + TICK
             found = word.found if word is not None and told else None
             return RunnerObservation(
@@ -167,5 +176,6 @@ class RunnerObserver:
         live, servers = {runner.name for runner in runners}, {runner.server_id for runner in runners}
         with self._lock:
             self._gone &= servers
+            self._unknown = {id: server for id, server in self._unknown.items() if id in servers}
             self._words = {name: word for name, word in self._words.items() if name in live}
             self._consoles = {name: said for name, said in self._consoles.items() if name in live}
