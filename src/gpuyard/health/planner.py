@@ -17,6 +17,7 @@ from gpuyard.health.limits import PoolLimits, SitePlace, is_infrastructure
 from gpuyard.health.maintenance import HostWork
 from gpuyard.health.records import KEPT_BACK, GpuHealth, HealthEvent, HealthState, Observation, Trial
 from gpuyard.health.verdicts import SignalVerdict, SignalVerdicts
+from gpuyard.model.backoff import backoff
 from gpuyard.model.signals import SIGNALS, Judgement, Source
 from gpuyard.site.health_rules import SiteHealth
 
@@ -144,8 +145,7 @@ def is_required(what: str, rules: SiteHealth) -> bool:
 
 def wait(rules: SiteHealth, relapses: int) -> timedelta:
     """For how long a GPU is suspect that was so `relapses` times before, lately."""
-    doubled: timedelta = rules.suspect * 2 ** min(relapses, 20)
-    return min(LONGEST_WAIT, doubled)
+    return backoff(rules.suspect, relapses + 1, LONGEST_WAIT)
 
 
 class _Work:

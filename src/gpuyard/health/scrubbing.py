@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from gpuyard.health.life import become
 from gpuyard.health.records import GpuHealth, HealthEvent, HealthState, Observation
+from gpuyard.model.backoff import backoff
 from gpuyard.model.scrub import ScrubOrder, ScrubOutcome, ScrubResult
 from gpuyard.model.signals import Source
 from gpuyard.nova.device_spec import ONE_TIME_USE
@@ -100,7 +101,7 @@ def order_for(
 
 
 def _rested(gpu: GpuHealth, past: ScrubPast, rules: ScrubRules, now: datetime) -> bool:
-    pause = min(PAUSE * 2 ** min(past.vain - 1, 10), rules.timeout) if past.vain else timedelta(0)
+    pause = backoff(PAUSE, past.vain, rules.timeout) if past.vain else timedelta(0)
     return now - gpu.since >= pause
 
 

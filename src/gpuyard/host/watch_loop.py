@@ -24,6 +24,7 @@ from gpuyard.host.portal_client import PortalAwayError, PortalRefusedError, Port
 from gpuyard.host.scan import DEVICES
 from gpuyard.host.tree import Tree, open_tree
 from gpuyard.host.units import watch_unit
+from gpuyard.model.backoff import backoff
 from gpuyard.model.errors import GpuyardError, UsageError
 from gpuyard.model.host_report import HostReport, LogLine
 
@@ -140,7 +141,7 @@ def keep_watching(
                 print(f"gpuyard-host: {told}", file=sys.stderr, flush=True)
             asked = error.wait if isinstance(error, PortalAwayError) else 0.0
             steep = 4 if isinstance(error, PortalRefusedError) else 2
-            wait = min(every * steep ** min(failures, 10), LONGEST_WAIT) * (0.5 + chance() / 2)
+            wait = backoff(every, failures + 1, LONGEST_WAIT, steep) * (0.5 + chance() / 2)
             sleep(max(wait, asked, every / 2))
             continue
         if told:

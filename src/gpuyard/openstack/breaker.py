@@ -6,6 +6,8 @@ import math
 import threading
 from collections.abc import Callable
 
+from gpuyard.model.backoff import backoff
+
 Clock = Callable[[], float]
 """Seconds that only go forward: ``time.monotonic``."""
 
@@ -91,5 +93,4 @@ class CircuitBreaker:
         with self._lock:
             self._count += 1
             if self._count >= self._failures:
-                pause = self._pause * 2.0 ** min(self._count - self._failures, 30)
-                self._until = self._clock() + min(pause, self._longest)
+                self._until = self._clock() + backoff(self._pause, self._count - self._failures + 1, self._longest)

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from gpuyard.bookings.policy import spell
 from gpuyard.bookings.yielding import MADE_WAY
 from gpuyard.database.times import moment, seconds
+from gpuyard.model.backoff import backoff
 from gpuyard.runners.cpu_lane import has_server
 from gpuyard.runners.fair_share import HOUR, QueueEntry, account, in_turn
 from gpuyard.runners.placing import TEARDOWN, PlanCapacity, lease_length, uses, weight
@@ -61,7 +62,7 @@ COMING = {
 
 def retry_after(tries: int) -> timedelta:
     """How long to wait after so many failures, for `Job.not_before`: 30 s, 1, 2, 4 ... minutes, at most 15."""
-    return min(timedelta(seconds=30 * 2 ** min(max(tries, 1) - 1, 10)), timedelta(minutes=15))
+    return backoff(timedelta(seconds=30), tries, timedelta(minutes=15))
 
 
 def plan(view: RunnerView, now: datetime) -> RunnerPlan:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from time import monotonic
 
 from gpuyard.logs.request_context import RequestContext, new_request_id, working_for
+from gpuyard.model.backoff import backoff
 
 LOG = logging.getLogger(__name__)
 JUMP = 5.0
@@ -149,9 +150,9 @@ class Loop:
         usual = max(0.0, status.period - status.last_seconds, status.last_seconds * self._rest)
         if self._again is not None and not status.failures:
             usual = max(0.0, min(usual, self._again))
-        # An outage of a day is thousands of failures: more doublings than a float can hold, and far above the limit.
-        doublings = 2 ** min(status.failures, 20) - 1
-        return min(BACKOFF_LIMIT, usual + status.period * doublings) if status.failures else usual
+        if not status.failures:
+            return usual
+        return min(BACKOFF_LIMIT, max(usual, backoff(status.period, status.failures + 1, BACKOFF_LIMIT)))
 
     def repeat(self, stop: threading.Event) -> None:
         """Run until stopped; returns within one run after the event is set and the loop is woken."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from gpuyard.logs.request_context import carried
+from gpuyard.model.backoff import backoff
 from gpuyard.runners.controllers.job_repository import JobRepository
 from gpuyard.runners.controllers.live_records import LiveReader
 from gpuyard.runners.controllers.repositories import Repositories
@@ -91,7 +92,7 @@ class JobIntake:
                 LOG.warning("webhook %s: given up: %s", delivery.id, error)
                 self._store.delivery_done(delivery.id, delivery.scope, f"given up: {error}"[:200])
                 return
-            wait = min(AGAIN * 2 ** min(delivery.tries, 10), LONGEST)
+            wait = backoff(AGAIN, delivery.tries + 1, LONGEST)
             self._store.delivery_failed(delivery.id, delivery.scope, str(error), error.retry_at or self._now() + wait)
         except Exception as error:  # a mistake of ours: it may concern this one only, and there are others
             LOG.exception("webhook %s", delivery.id)
@@ -200,7 +201,7 @@ class JobIntake:
             ruling, settled = Ruling.REFUSED, replace(settled, state=JobState.REFUSED)
         if ruling in (Ruling.UNKNOWN, Ruling.WITHHELD):
             times = self._again.get(job.id, (0, self._now()))[0] + 1
-            self._again[job.id] = times, self._now() + min(AGAIN * 2 ** min(times - 1, 10), LONGEST)
+            self._again[job.id] = times, self._now() + backoff(AGAIN, times, LONGEST)
             ruling = Ruling.REFUSED if ruling is Ruling.WITHHELD and times >= WITHHELD else Ruling.UNKNOWN
         reason = settled.reason
         if ruling is Ruling.REFUSED:  # before it is written: after a kill in between it is cancelled again
