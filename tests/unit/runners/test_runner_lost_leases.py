@@ -13,7 +13,7 @@ import pytest
 from gpuyard.bookings.yielding import MADE_WAY
 from gpuyard.lab.github.records import JobOrder
 from gpuyard.lab.github.wire import ForgeAnswer
-from gpuyard.model.booking import Ask, Person
+from gpuyard.model.booking import Ask, BookingState, Person
 from gpuyard.openstack.servers import ServerError, ServerProblem
 from gpuyard.runners.github.errors import GitHubError
 from gpuyard.runners.records import Cause, Runner, RunnerState
@@ -57,6 +57,18 @@ def hold_all(world: SimulatedRunners) -> None:
     world.ledger.hold(gpus, world.clock(), world.clock() + 8 * HOUR, ROOT, "a new power supply")
 
 
+def offer_all(world: SimulatedRunners) -> None:
+    """What others have booked comes free, and is offered, with what runners have, to somebody who waits for all."""
+    now, lanes = world.clock(), world.ledger.lanes("v100")
+    free = len(lanes) - len(world.ledger.leases.current())
+    (booked,) = world.ledger.create(Ask("v100", now, now + 8 * HOUR, free), ROOT)
+    (waiting,) = world.ledger.create(Ask("v100", now, now + 8 * HOUR, len(lanes)), ADA, wait=True)
+    assert world.ledger.leases.current(), "who waits needs none of them yet"
+    world.ledger.cancel(booked.id, ROOT)
+    world.ledger.upkeep.advance()
+    assert world.ledger.get(waiting.id).state is BookingState.OFFERED
+
+
 def lack_gpus(world: SimulatedRunners) -> None:
     """As the loop of bookings does where a server has landed on a GPU that a booking must have."""
     for lease in world.ledger.leases.current():
@@ -68,7 +80,7 @@ def silence(world: SimulatedRunners) -> None:
     world.github.handle = lambda request: ForgeAnswer(503, {"message": "unavailable"})  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("end_leases", [book_all, hold_all, lack_gpus])
+@pytest.mark.parametrize("end_leases", [book_all, hold_all, offer_all, lack_gpus])
 @pytest.mark.parametrize(("github", "limit"), [(True, SECONDS), (False, 2 * MINUTE)])
 def test_an_idle_runner_that_has_lost_its_lease_goes(
     tmp_path: Path, end_leases: EndsLeases, github: bool, limit: timedelta
