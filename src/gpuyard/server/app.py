@@ -63,6 +63,7 @@ from gpuyard.web.access import PUBLIC, STATUS, AccessMiddleware
 from gpuyard.web.authenticator import Authenticator
 from gpuyard.web.csv_tables import CsvTables
 from gpuyard.web.fast_path import FastPath
+from gpuyard.web.open_reads import OpenReadsMiddleware
 from gpuyard.web.outcomes import Outcomes
 from gpuyard.web.page_tables import PageTables
 from gpuyard.web.portal_context import utc_now
@@ -182,6 +183,7 @@ def create_app(
     app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=LEVEL)
     if ledger is None:
         gpu_pages.install(app, sources)
+        app.add_middleware(OpenReadsMiddleware, gateways=settings.trusted_gateways)
     if intake is not None:
         app.add_middleware(FastPath, doors=github_webhook.doors(intake))
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)

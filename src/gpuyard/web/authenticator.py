@@ -19,6 +19,7 @@ from gpuyard.web.directory import Directory
 from gpuyard.web.gateway import client_address, is_https
 from gpuyard.web.known_places import KnownPlaces
 from gpuyard.web.login_throttle import EVERYWHERE, LoginThrottle, places
+from gpuyard.web.open_reads import OpenReads
 from gpuyard.web.people import Visitor
 from gpuyard.web.problems import Refusal
 from gpuyard.web.rate_limits import RateLimit
@@ -54,7 +55,7 @@ class Authenticator:
         self._reads = RateLimit(settings.reads, 0.1, clock)
         self._reads_of_feed, self._reads_of_place = RateLimit(30, 30, clock), RateLimit(240, 1, clock)
         self._reads_of_network = RateLimit(240 * EVERYWHERE, 1 / EVERYWHERE, clock)
-        self._looks_of_place, self._looks_of_network = RateLimit(1000, 1 / 30, clock), RateLimit(5000, 1 / 150, clock)
+        self._looks = OpenReads(clock)
 
     # Visitors.
 
@@ -170,8 +171,7 @@ class Authenticator:
 
     def refuse_too_many_looks(self, request: Request) -> None:
         """Of what is made once for all who have not logged in: a whole building may look from one address."""
-        place, network = places(self.address(request))
-        self._refuse_when(self._looks_of_place.take(place) or self._looks_of_network.take(network), "requests")
+        self._refuse_when(self._looks.take(self.address(request)), "requests")
 
     # Cookies.
 

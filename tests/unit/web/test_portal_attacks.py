@@ -27,6 +27,7 @@ from gpuyard.server.app import create_app
 from gpuyard.web import connections, request_limits
 from gpuyard.web.connections import Connections, Sparingly, most_connections, raise_file_limit
 from gpuyard.web.login_throttle import EVERYWHERE
+from gpuyard.web.open_reads import OpenReadsMiddleware
 from gpuyard.web.problems import Refusal
 from tests.support.inventories import GPUS, LONE, NOON, changed, driver, filled
 from tests.support.ledgers import ADA, BOB
@@ -317,6 +318,19 @@ def test_a_header_that_stopped_the_process_is_answered_at_once() -> None:
         assert status_of("/v1/gpus", subject.port, {"If-None-Match": "a" + " " * 60_000 + "b"}) == 431
         assert status_of("/v1/gpus", subject.port, {"If-None-Match": "a" + " " * 8_000 + "b"}) == 200
         assert monotonic() - began < 2
+
+
+def test_one_address_can_keep_no_portal_without_login_busy() -> None:
+    """Neither with its pages, nor by opening the feed again and again; who comes from elsewhere is answered."""
+    portal = create_app(filled(), driver(), "test", GPUS, ["testserver"])
+    assert OpenReadsMiddleware in [middleware.cls for middleware in portal.user_middleware]
+    app = OpenReadsMiddleware(portal, (), clock=lambda: 0.0)  # no time passes, in which it would be given some back
+    busy, other, near = (TestClient(app, client=(host, 1)) for host in ("192.0.2.7", "198.51.100.7", "127.0.0.1"))
+    assert {busy.get("/static/none").status_code for _ in range(1000)} == {404}
+    for path in ("/", "/events", "/v1/gpus", "/metrics"):
+        answer = busy.get(path)
+        assert (answer.status_code, int(answer.headers["retry-after"])) == (429, 1)
+    assert other.get("/v1/gpus").status_code == near.get("/v1/gpus").status_code == 200
 
 
 def test_requests_that_bring_too_much_are_refused() -> None:
