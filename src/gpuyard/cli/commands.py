@@ -6,13 +6,18 @@ each help line against the module's own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from inspect import getdoc
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-from typer.main import get_group
+from typer.main import get_command_name, get_group, solve_typer_info_help
+from typer.models import CommandInfo
 
 
 @dataclass(frozen=True)
@@ -59,39 +64,76 @@ COMMANDS = (
 )
 
 
-class UnloadedCommand(TyperCommand):
-    """A row of the table in place of its command: enough for help, completion and suggestions."""
+class PendingCommand(TyperCommand):
+    """A command that is not made yet: its name and help, which are enough for the help of its group, for completion
+    and for suggestions, and how to make it."""
 
-    def __init__(self, row: CommandRow) -> None:
-        super().__init__(row.name, help=row.help, rich_markup_mode=None)
-        self.row = row
+    def __init__(self, name: str, help: str | None, make: Callable[[], Any], hidden: bool = False) -> None:
+        super().__init__(name, help=help, hidden=hidden, rich_markup_mode=None)
+        self.make = make
 
 
-class CommandTable(TyperGroup):
-    """The group `gpuyard`. Its commands are rows until one is called."""
-
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        self.commands.update({row.name: UnloadedCommand(row) for row in COMMANDS})
+class LazyGroup(TyperGroup):
+    """A group of commands that are made when they are called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the arguments call, imported."""
+        """The command that the arguments call, made."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, loaded(command.row) if isinstance(command, UnloadedCommand) else command, rest
+        return name, command.make() if isinstance(command, PendingCommand) else command, rest
 
-    def load_all(self) -> CommandTable:
-        """Import the module of every command."""
-        self.commands.update({row.name: loaded(row) for row in COMMANDS})
+    def make_all(self) -> LazyGroup:
+        """Make every command below."""
+        for name, command in self.commands.items():
+            made = command.make() if isinstance(command, PendingCommand) else command
+            self.commands[name] = made.make_all() if isinstance(made, LazyGroup) else made
         return self
 
 
-def loaded(row: CommandRow) -> Any:
-    """The command or group of a row, imported."""
+class CommandTable(LazyGroup):
+    """The group `gpuyard`: the rows of the table."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for row in COMMANDS:
+            self.add_command(PendingCommand(row.name, row.help, partial(load, row)))
+
+
+def load(row: CommandRow) -> Any:
+    """Import the command or group of a row."""
     module, _, attribute = row.target.partition(":")
     found = getattr(import_module(module), attribute)
-    above = typer.Typer(rich_markup_mode=None)  # plain help comes twice as fast
     if isinstance(found, typer.Typer):
-        above.add_typer(found, name=row.name)
-    else:
-        above.command(row.name)(found)
-    return get_group(above).commands[row.name]
+        return group_of(found, row.name)
+    return command_of(CommandInfo(row.name, callback=found))
+
+
+def group_of(app: typer.Typer, name: str) -> LazyGroup:
+    """The group of a Typer, whose commands are made when they are called. Typer would make all of them, with their
+    options, whichever is called."""
+    shell = copy(app)
+    shell.registered_commands, shell.registered_groups = [], []
+    above = typer.Typer(rich_markup_mode=None)
+    above.add_typer(shell, name=name, cls=LazyGroup)
+    group = get_group(above).commands[name]
+    assert isinstance(group, LazyGroup)
+    for info in app.registered_commands:
+        help = info.help or getdoc(info.callback)
+        group.add_command(PendingCommand(_name(info), help, partial(command_of, info), info.hidden))
+    for below in app.registered_groups:
+        assert below.name
+        assert below.typer_instance
+        help = solve_typer_info_help(below)
+        group.add_command(PendingCommand(below.name, help, partial(group_of, below.typer_instance, below.name)))
+    return group
+
+
+def command_of(info: CommandInfo) -> Any:
+    """One command, with its options."""
+    above = typer.Typer(rich_markup_mode=None)  # plain help comes twice as fast
+    above.registered_commands.append(info)
+    return get_group(above).commands[_name(info)]
+
+
+def _name(info: CommandInfo) -> str:
+    assert info.callback
+    return info.name or get_command_name(info.callback.__name__)

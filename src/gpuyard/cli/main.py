@@ -14,7 +14,7 @@ import typer
 from typer.main import get_command
 
 from gpuyard import installed_version
-from gpuyard.cli.commands import CommandTable
+from gpuyard.cli.commands import CommandTable, LazyGroup
 from gpuyard.model.errors import GpuyardError, UsageError, how_to_install
 from gpuyard.model.text import printable_lines
 from gpuyard.server.credentials import adopt
@@ -52,11 +52,11 @@ def main(
     adopt(os.environ)  # before the options of the command are read
 
 
-def every_command() -> CommandTable:
-    """The whole program as one tree, with the module of each command imported: for the reference, and for tests."""
+def every_command() -> LazyGroup:
+    """The whole program as one tree, with every command made: for the reference, and for tests."""
     table = get_command(app)
-    assert isinstance(table, CommandTable)
-    return table.load_all()
+    assert isinstance(table, LazyGroup)
+    return table.make_all()
 
 
 def run() -> None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from gpuyard.cli.commands import COMMANDS, CommandRow, loaded
+from gpuyard.cli.commands import COMMANDS, CommandRow, LazyGroup, PendingCommand, load
 from gpuyard.cli.main import app, every_command
 
 HEAVY = {
@@ -26,7 +26,7 @@ def imported_by(statement: str) -> set[str]:
 
 @pytest.mark.parametrize("row", COMMANDS, ids=lambda row: row.name)
 def test_the_help_line_of_a_row_is_the_commands_own(row: CommandRow) -> None:
-    command = loaded(row)
+    command = load(row)
     assert (command.name, command.help.partition("\n\n")[0].replace("\n", " ")) == (row.name, row.help)
 
 
@@ -43,6 +43,21 @@ def test_no_module_of_a_command_imports_what_its_commands_call() -> None:
     modules = imported_by("from gpuyard.cli.main import every_command; every_command()")
     assert modules >= {row.target.partition(":")[0] for row in COMMANDS}
     assert not {name.partition(".")[0] for name in modules} & HEAVY
+
+
+def test_a_group_makes_no_command_that_is_not_called() -> None:
+    group = load(next(row for row in COMMANDS if row.name == "host"))
+    assert all(isinstance(command, PendingCommand) for command in group.commands.values())
+    _, called, rest = group.resolve_command(None, ["maintenance", "list"])
+    assert isinstance(called, LazyGroup)
+    assert isinstance(called.commands["list"], PendingCommand)
+    assert rest == ["list"]
+
+
+def test_a_hidden_command_stays_hidden() -> None:
+    result = CliRunner().invoke(app, ["site", "--help"])
+    assert "adopt" in result.output
+    assert "import" not in result.output
 
 
 def test_a_command_that_does_not_exist_is_met_with_one_that_does() -> None:
