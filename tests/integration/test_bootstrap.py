@@ -26,6 +26,7 @@ from gpuyard.diagnosis.capacity.read import CapacityReader
 from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.lab.plan import IMAGE
 from gpuyard.model.booking import ReclaimAction
+from gpuyard.model.moments import iso_text
 from gpuyard.openstack.api import CloudApi, CloudError, connect
 from gpuyard.openstack.compute_service import ComputeService
 from gpuyard.openstack.disabled_reason import Purpose
@@ -39,7 +40,6 @@ from gpuyard.provisioning.access.policies import LIMITS_ROLE, ROLE, SERVERS_ROLE
 from gpuyard.provisioning.read import read_objects
 from gpuyard.site.load import load_site
 from gpuyard.usage.read_lives import LifeReader, pools_by_alias
-from gpuyard.web.documents import utc
 from tests.integration.booked_lab import FLAVOR, PASSWORD, POOL, PREFIX, BookedLab, Open
 from tests.integration.conftest import RunningLab
 from tests.integration.test_enforcement import MUST, opened, settle, start
@@ -262,7 +262,7 @@ def test_the_portal_is_served_with_them(granted: Granted, lab: RunningLab, opene
     with portals(1, tmp_path, granted.clouds, f"sqlite:///{tmp_path / 'ledger.db'}", CLOUD) as (portal,):
         token = token_of(lab.lab.endpoint("keystone"), "ada", PASSWORD, "physics")
         now = datetime.now(UTC)
-        wish = json.dumps({"pool": POOL, "start": utc(now), "end": utc(now + timedelta(hours=1))}).encode()
+        wish = json.dumps({"pool": POOL, "start": iso_text(now), "end": iso_text(now + timedelta(hours=1))}).encode()
         headers = {"X-Auth-Token": token, "Content-Type": "application/json"}
         status, _, told = portal.ask("POST", "/v1/bookings", wish, headers)
         assert status == 201, told

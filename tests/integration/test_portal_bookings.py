@@ -15,10 +15,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from gpuyard.lab.http import call
+from gpuyard.model.moments import iso_text
 from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.openstack.people import KeystonePeople
 from gpuyard.server.app import create_app
-from gpuyard.web.documents import utc
 from gpuyard.web.portal_context import utc_now
 from gpuyard.web.store import PortalStore
 from tests.contract.people import RULES, Bench
@@ -31,7 +31,7 @@ from tests.support.served import RealClock
 pytestmark = pytest.mark.lab
 
 TOMORROW = utc_now() + timedelta(days=1)
-WISH = {"pool": "t4", "start": utc(TOMORROW), "end": utc(TOMORROW + timedelta(hours=2))}
+WISH = {"pool": "t4", "start": iso_text(TOMORROW), "end": iso_text(TOMORROW + timedelta(hours=2))}
 
 
 @dataclass

@@ -22,10 +22,10 @@ from playwright.sync_api import Browser, BrowserContext, Page, Playwright, Route
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.bookings.records import Query
 from gpuyard.lab.clients import ADMIN_CLOUD
+from gpuyard.model.moments import iso_text
 from gpuyard.openstack.api import CloudApi, CloudError, connect
 from gpuyard.openstack.people import KeystonePeople
 from gpuyard.server.app import create_app
-from gpuyard.web.documents import utc
 from gpuyard.web.portal_context import utc_now
 from gpuyard.web.store import PortalStore
 from tests.integration.conftest import RunningLab
@@ -179,7 +179,7 @@ def enter(page: Page, name: str) -> None:
 def book(page: Page, csrf: str) -> dict[str, Any]:
     """A T4 of tomorrow; the API's answer."""
     start = utc_now() + timedelta(days=1)
-    wish = {"pool": "t4", "start": utc(start), "end": utc(start + timedelta(hours=2))}
+    wish = {"pool": "t4", "start": iso_text(start), "end": iso_text(start + timedelta(hours=2))}
     ask = "async ([body, csrf]) => await (await fetch('/v1/bookings', {method: 'POST', body, headers: {"
     ask += "'Content-Type': 'application/json', 'X-CSRF-Token': csrf}})).json()"
     found: dict[str, Any] = page.evaluate(ask, [json.dumps(wish), csrf])

@@ -23,7 +23,7 @@ from sqlalchemy import URL, make_url
 
 from gpuyard.bookings.records import Query
 from gpuyard.model.booking import Booking, BookingState
-from gpuyard.web.documents import utc
+from gpuyard.model.moments import iso_text
 from tests.integration.booked_lab import PASSWORD, BookedLab, Open
 from tests.integration.conftest import RunningLab
 from tests.integration.test_enforcement import MUST, opened
@@ -139,7 +139,7 @@ class Booker(threading.Thread):
         number = 0
         while not self.over.is_set() and not self.odd:
             key, start = uuid4().hex, self.first + timedelta(hours=number)
-            wish = {"pool": "t4", "start": utc(start), "end": utc(start + timedelta(hours=1))}
+            wish = {"pool": "t4", "start": iso_text(start), "end": iso_text(start + timedelta(hours=1))}
             while key not in self.booked and not self.odd:
                 self.ask(number, key, wish)
             number += 1

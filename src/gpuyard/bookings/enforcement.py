@@ -22,6 +22,7 @@ from gpuyard.bookings.matching import LET_IN, on_now, running
 from gpuyard.bookings.pool_view import SOON, PoolView
 from gpuyard.model.booking import Booking, BookingKind, BookingState
 from gpuyard.model.gpu import is_unit
+from gpuyard.model.moments import second_text
 
 SETTLE = timedelta(seconds=5)
 """How long limits must have been down before a hold is taken off: a create that Nova had let in before is in its list
@@ -196,7 +197,7 @@ def _pauses(view: PoolView, now: datetime) -> Iterable[str]:
         had = booking.id in view.memory.windows
         asked = booking.open_until is not None and now < min(booking.open_until, booking.ask.end)
         if had and asked and view.exclusive(booking) and view.room(booking) and not view.window(booking, now):
-            again = view.pause(booking, now).strftime("%Y-%m-%d %H:%M:%S UTC")
+            again = second_text(view.pause(booking, now))
             yield f"pool {view.pool}: GPUs of booking {booking.id} are not released again before {again}"
 
 

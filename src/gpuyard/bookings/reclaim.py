@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 
 from gpuyard.bookings.matching import Holder
@@ -16,6 +16,7 @@ from gpuyard.bookings.pool_view import PoolView
 from gpuyard.bookings.records import Overstay
 from gpuyard.bookings.shortage import tolerated
 from gpuyard.model.booking import ReclaimAction
+from gpuyard.model.moments import minute_text
 
 MUST_BOOK = "must_book"
 PAST_THE_END = "past the end"
@@ -172,7 +173,7 @@ def asked(case: Overstay) -> bool:
 def warning(case: Overstay) -> str:
     """What is written on the server: Nova takes 255 characters."""
     assert case.due is not None
-    until = case.due.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    until = minute_text(case.due)
     if case.rule == IDLE:
         then = "" if case.action is ReclaimAction.WARN else f"; at {until} {MEANS[case.action]}"
         return f"{RULES[IDLE]}: use it, or delete or shelve this server, please, and end its booking{then}"[:255]

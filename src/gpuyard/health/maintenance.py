@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from gpuyard.health.host_reports import judge
@@ -17,6 +17,7 @@ from gpuyard.health.records import GpuHealth, HealthState, Observation, Software
 from gpuyard.health.verdicts import BUILT_IN, SignalVerdicts
 from gpuyard.model.errors import BlockedError
 from gpuyard.model.host_report import HostReport
+from gpuyard.model.moments import minute_text
 from gpuyard.model.signals import SIGNALS, Judgement
 
 
@@ -125,7 +126,7 @@ class Maintenance:
     @property
     def words(self) -> str:
         """Why nobody gets a GPU there, and until when that is expected to be so."""
-        return f"{self.title}, until {moment_text(self.until)}"
+        return f"{self.title}, until {minute_text(self.until)}"
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def next_step(one: Maintenance, host: HostNow, now: datetime) -> tuple[Maintenan
             return replace(one, problems=problems), ""
     if now >= one.until - SOON:
         until = now.replace(second=0, microsecond=0) + SOON + LONGER
-        return replace(one, until=until), f"it is not done yet, and takes until {moment_text(until)} at least"
+        return replace(one, until=until), f"it is not done yet, and takes until {minute_text(until)} at least"
     return None
 
 
@@ -217,7 +218,7 @@ def what_is_wrong(one: Maintenance, host: HostNow) -> tuple[str, ...]:
     found = list(host.cloud)
     done = one.done or one.since
     if host.heard is None or host.heard <= done or host.look is None:
-        found.append(f"{one.host} has not been heard from since the work was done, {moment_text(done)}")
+        found.append(f"{one.host} has not been heard from since the work was done, {minute_text(done)}")
         shown: list[Observation] = []
     else:
         shown, _ = judge(None, host.look, {gpu.address: gpu for gpu in host.gpus}, host.heard, host.verdicts)
@@ -272,15 +273,11 @@ def software_of(look: HostReport | None) -> Software:
     return Software(look.kernel, look.firmware, look.qemu) if look else Software()
 
 
-def moment_text(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
 def refuse_times(start: datetime, until: datetime, now: datetime) -> None:
     """Raises MaintenanceError for what is no time to come."""
     if until <= max(start, now):
         raise MaintenanceError(
-            f"the end, {moment_text(until)}, is not after the start, {moment_text(start)}, or is over"
+            f"the end, {minute_text(until)}, is not after the start, {minute_text(start)}, or is over"
         )
 
 

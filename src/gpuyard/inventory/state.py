@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from gpuyard.model.booking import Booking, BookingKind, BookingState, Lane
 from gpuyard.model.gpu import FOREIGN, Claim, Gpu, GpuKind, GpuRole, GpuState, GpuStatus, Keeping, LedgerWords
+from gpuyard.model.moments import minute_text
 from gpuyard.model.world import Snapshot
 
 NOTHING: LedgerWords = {}
@@ -37,18 +37,17 @@ def ledger_words(
         provider_names = [name for lane in booking.lanes if active or lane in kept for name in of_lane.get(lane, ())]
         if booking.kind is BookingKind.HOLD:
             comment = f": {booking.ask.comment}" if booking.ask.comment else ""
-            what = f"held by {booking.user} until {_moment(booking.ask.end)}{comment}"
+            what = f"held by {booking.user} until {minute_text(booking.ask.end)}{comment}"
             keeping = Keeping(GpuState.HELD, what, booking.id)
         elif booking.kind is BookingKind.LOAN:
-            what = f"{LENT}{booking.project} until {_moment(booking.ask.end)}: {booking.ask.comment}"
+            what = f"{LENT}{booking.project} until {minute_text(booking.ask.end)}: {booking.ask.comment}"
             keeping = Keeping(GpuState.BOOKED, what, booking.id)
         elif booking.kind is BookingKind.RUNNER:
-            what = (
-                f"{RUNNER}{booking.ask.comment.removeprefix(RUNNER) or booking.server} until {_moment(booking.ask.end)}"
-            )
+            whose = booking.ask.comment.removeprefix(RUNNER) or booking.server
+            what = f"{RUNNER}{whose} until {minute_text(booking.ask.end)}"
             keeping = Keeping(GpuState.BOOKED, what, booking.id)
         else:
-            when = f"until {_moment(booking.ask.end)}" if active else f"from {_moment(booking.ask.start)}"
+            when = f"until {minute_text(booking.ask.end)}" if active else f"from {minute_text(booking.ask.start)}"
             keeping = Keeping(GpuState.BOOKED, f"booked by {booking.user} ({booking.project}) {when}", booking.id)
         found |= dict.fromkeys(provider_names, keeping)
     wrong = {name: Keeping(GpuState.HELD, why) for lane, why in kept_back.items() for name in of_lane.get(lane, ())}
@@ -59,10 +58,6 @@ def ledger_words(
         if name in found and found[name].reason.startswith(LENT)
     }
     return found | wrong | lent
-
-
-def _moment(time: datetime) -> str:
-    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def gpu_statuses(gpus: Sequence[Gpu], snapshot: Snapshot, words: LedgerWords = NOTHING) -> list[GpuStatus]:

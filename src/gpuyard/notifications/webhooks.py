@@ -7,7 +7,7 @@ import hmac
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ from gpuyard.bookings.controllers.channel import GIVE_UP, PREFIX, ChannelDownErr
 from gpuyard.bookings.records import Event
 from gpuyard.model.booking import Booking
 from gpuyard.model.errors import UsageError
+from gpuyard.model.moments import iso_text
 from gpuyard.runtime.http import HttpClient, HttpClientError
 from gpuyard.site.booking_rules import Webhook
 
@@ -86,7 +87,7 @@ def document(message: Message) -> dict[str, Any]:
     return {
         "id": event.id,
         "kind": PREFIX + event.kind,
-        "at": _utc(event.at),
+        "at": iso_text(event.at),
         "site": message.site,
         "user_id": event.user_id,
         "booking": _booking(message.booking, message.gpus) if message.booking else None,
@@ -104,18 +105,14 @@ def _booking(booking: Booking, gpus: tuple[str, ...]) -> dict[str, Any]:
         "pool": ask.pool,
         "gpus": ask.gpus,
         "gpu_names": list(gpus),
-        "start": _utc(ask.start),
-        "end": _utc(ask.end),
+        "start": iso_text(ask.start),
+        "end": iso_text(ask.end),
         "user_id": booking.user_id,
         "user": booking.user,
         "project_id": booking.project_id,
         "project": booking.project,
         "comment": ask.comment,
         "series": booking.series,
-        "offer_until": _utc(booking.offer_until) if booking.offer_until else None,
+        "offer_until": iso_text(booking.offer_until) if booking.offer_until else None,
         "version": booking.version,
     }
-
-
-def _utc(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from gpuyard.model.moments import ISO, iso_text
+
 LONGEST = 255
 """What Nova keeps of a reason."""
 FORCED = ", forced down"
@@ -19,7 +21,6 @@ PATTERN = re.compile(
     rf"(?P<forced>{FORCED})?(?:{BEFORE}(?P<before>.*))?",
     re.DOTALL,
 )
-FORM = "%Y-%m-%dT%H:%M:%SZ"
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class ClosedTag:
     """Why it was disabled before; None: it was not."""
 
     def __str__(self) -> str:
-        text = f"gpuyard: {self.purpose.value} since {self.since.astimezone(UTC).strftime(FORM)}"
+        text = f"gpuyard: {self.purpose.value} since {iso_text(self.since)}"
         text += FORCED if self.forced else ""
         return (text if self.before is None else f"{text}{BEFORE}{self.before}")[:LONGEST]
 
@@ -45,7 +46,7 @@ def tag_of(reason: str) -> ClosedTag | None:
     found = PATTERN.fullmatch(reason)
     if found is None:
         return None
-    since = datetime.strptime(found["since"], FORM).replace(tzinfo=UTC)
+    since = datetime.strptime(found["since"], ISO).replace(tzinfo=UTC)
     return ClosedTag(Purpose(found["purpose"]), since, bool(found["forced"]), found["before"])
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cache
 
+from gpuyard.model.moments import iso_text
 from gpuyard.nova.alias_spec import asked_classes, asked_devices
 from gpuyard.nova.server_states import MigrationSeen
 from gpuyard.openstack.api import CloudApi
@@ -62,7 +63,7 @@ class LifeReader:
         `also`; and those of `by_id`, changed or not, one call each. Raises CloudError, and SilentCellError when the
         cell of one of `by_id` does not answer."""
         with Reader(self._api) as cloud:
-            changed = cloud.servers(**{"changes-since": since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")})
+            changed = cloud.servers(**{"changes-since": iso_text(since)})
             wanted = {one.id: one for one in changed if one.id in also or self._gpus(one)[1]}
             asked = cloud.each(cloud.server, set(by_id) - wanted.keys())
             wanted |= {id: row for id, row in asked.items() if row is not None}

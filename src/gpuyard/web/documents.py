@@ -17,6 +17,8 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from gpuyard.model.moments import iso_text
+
 RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?([Zz]|[+ -]\d\d:\d\d)")
 
 
@@ -47,17 +49,13 @@ def one_line(text: str) -> str:
     return text.strip()
 
 
-def utc(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 _MOMENT_SCHEMA = {"type": "string", "format": "date-time", "examples": ["2026-11-26T14:00:00Z"]}
 
 
 Moment = Annotated[
     datetime,
     BeforeValidator(parse_moment),
-    PlainSerializer(utc, return_type=str, when_used="json"),
+    PlainSerializer(iso_text, return_type=str, when_used="json"),
     WithJsonSchema(_MOMENT_SCHEMA),
 ]
 

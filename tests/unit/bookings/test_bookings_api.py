@@ -18,7 +18,8 @@ from gpuyard.bookings.reclaim import PAST_THE_END
 from gpuyard.bookings.records import Overstay
 from gpuyard.bookings.store import Store, StoreError
 from gpuyard.model.booking import ReclaimAction, Rules
-from gpuyard.web.documents import Moment, utc
+from gpuyard.model.moments import iso_text
+from gpuyard.web.documents import Moment
 from tests.support.ledgers import ADA, BOB, EVE, HOUR, NOON, ROOT, ask
 from tests.support.portals import BookingPortal, booking_portal
 
@@ -201,7 +202,7 @@ def test_times_come_back_as_the_same_moment_in_utc(time: Any, minutes: int) -> N
     text = f"{time:%Y-%m-%dT%H:%M:%S}".rjust(19, "0") + f"{sign}{hours:02}:{rest:02}"
     parsed = moment.validate_python(text)
     assert parsed == time.replace(microsecond=0, tzinfo=NOON.tzinfo) - minutes * HOUR / 60
-    assert moment.validate_python(utc(parsed)) == parsed
+    assert moment.validate_python(iso_text(parsed)) == parsed
     assert moment.validate_python(text.replace("+", " ")) == parsed  # a plus in an address
 
 

@@ -14,6 +14,7 @@ from gpuyard.client.errors import ApiRefusedError
 from gpuyard.client.times import parse_time, show_api_time
 from gpuyard.model.booking_life import OPEN
 from gpuyard.model.errors import BlockedError, UsageError
+from gpuyard.model.moments import iso_text
 
 PROGRAM = "gpuyard booking create"
 
@@ -46,8 +47,8 @@ def ask_body(words: BookingArguments, zone: ZoneInfo, now: datetime) -> dict[str
         raise UsageError(f"--end {words.end!r} is not after --start {words.start!r}")
     body: dict[str, Any] = {
         "pool": words.pool,
-        "start": _utc(start),
-        "end": _utc(end),
+        "start": iso_text(start),
+        "end": iso_text(end),
         "gpus": words.gpus,
         "same_group": words.same_group,
         "same_host": words.same_host,
@@ -68,9 +69,9 @@ def edit_body(row: Mapping[str, Any], zone: ZoneInfo, now: datetime, **changes: 
     start = datetime.fromisoformat(str(row["start"]))
     if changes.get("start") is not None:
         start = parse_time(changes["start"], zone, now)
-        body["start"] = _utc(start)
+        body["start"] = iso_text(start)
     if changes.get("end") is not None:
-        body["end"] = _utc(parse_time(changes["end"], zone, now, start))
+        body["end"] = iso_text(parse_time(changes["end"], zone, now, start))
     if not body:
         raise UsageError("nothing to change is named; see --help")
     return body
@@ -82,7 +83,7 @@ def extend_body(row: Mapping[str, Any], until: str, zone: ZoneInfo, now: datetim
     wanted = parse_time(until, zone, now, end)
     if wanted <= end:
         raise UsageError(f"{until!r} is not after its end, {show_api_time(row['end'], zone)}; 'edit' makes it shorter")
-    return {"end": _utc(wanted)}
+    return {"end": iso_text(wanted)}
 
 
 def list_query(
@@ -110,8 +111,8 @@ def list_query(
         "user": user,
         "state": list(states),
         "kind": "booking",
-        "from": _utc(begin) if begin else "",
-        "to": _utc(until) if until else "",
+        "from": iso_text(begin) if begin else "",
+        "to": iso_text(until) if until else "",
     }
 
 
@@ -119,7 +120,7 @@ def audit_query(zone: ZoneInfo, now: datetime, *, first: str = "", last: str = "
     """The query of GET /v1/audit. Raises UsageError."""
     begin = parse_time(first, zone, now) if first else None
     until = parse_time(last, zone, now, begin) if last else None
-    return {**more, "from": _utc(begin) if begin else "", "to": _utc(until) if until else ""}
+    return {**more, "from": iso_text(begin) if begin else "", "to": iso_text(until) if until else ""}
 
 
 def hold_body(
@@ -133,13 +134,13 @@ def hold_body(
     body: dict[str, Any] = {name: list(names) for name, names in what.items() if names}
     if not body:
         raise UsageError("nothing to hold is named: name GPUs, or --host or --pool")
-    body |= {"start": _utc(begin), "end": _utc(until), "comment": comment}
+    body |= {"start": iso_text(begin), "end": iso_text(until), "comment": comment}
     return {**body, "repeat": repeat, "timezone": zone.key} if repeat else body
 
 
 def back_body(gpus: Sequence[str], back: str, zone: ZoneInfo, now: datetime) -> dict[str, Any]:
     """The body of POST /v1/troubles. Raises UsageError."""
-    return {"gpus": list(gpus), "back": _utc(parse_time(back, zone, now)) if back else None}
+    return {"gpus": list(gpus), "back": iso_text(parse_time(back, zone, now)) if back else None}
 
 
 def maintenance_body(start: str, end: str, comment: str, zone: ZoneInfo, now: datetime) -> dict[str, Any]:
@@ -148,7 +149,7 @@ def maintenance_body(start: str, end: str, comment: str, zone: ZoneInfo, now: da
     until = parse_time(end, zone, now, begin)
     if until <= begin:
         raise UsageError(f"--end {end!r} is not after --start {start!r}")
-    return {"start": _utc(begin), "end": _utc(until), "comment": comment}
+    return {"start": iso_text(begin), "end": iso_text(until), "comment": comment}
 
 
 def servers_of_maintenance(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
@@ -171,7 +172,7 @@ def servers_of_maintenance(row: Mapping[str, Any], names: Sequence[str]) -> list
 
 def time_body(end: str, zone: ZoneInfo, now: datetime) -> dict[str, Any]:
     """``end``; ``+...`` counts from now. Raises UsageError."""
-    return {"end": _utc(parse_time(end, zone, now))}
+    return {"end": iso_text(parse_time(end, zone, now))}
 
 
 def lasting_minutes(lasting: str, zone: ZoneInfo) -> int:
@@ -223,10 +224,6 @@ def command(ask: Mapping[str, Any], program: str, zone: ZoneInfo) -> str:
     for name in ("gpu", "comment"):
         words += [f"--{name}", str(ask[name])] if ask.get(name) else []
     return shlex.join(words)
-
-
-def _utc(time: datetime) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @contextmanager

@@ -17,8 +17,9 @@ from enum import StrEnum
 
 from gpuyard.deployment.journal import DeployJournal, Happening, JournalEntry
 from gpuyard.drain.campaign.definition import Campaign
-from gpuyard.health.maintenance import MaintenanceState, moment_text
+from gpuyard.health.maintenance import MaintenanceState
 from gpuyard.health.records import HealthState
+from gpuyard.model.moments import minute_text
 
 
 class CampaignAct(StrEnum):
@@ -381,7 +382,7 @@ def _late(campaign: Campaign, one: CampaignMaintenance, now: CampaignNow) -> str
     begun = one.begun or one.since
     if campaign.drained_within is None or now.time - begun <= campaign.drained_within:
         return ""
-    return f"not empty since {moment_text(begun)}"
+    return f"not empty since {minute_text(begun)}"
 
 
 def _refused(journal: DeployJournal, host: str, act: CampaignAct) -> str:
@@ -430,7 +431,7 @@ def _checked(campaign: Campaign, host: str, one: CampaignMaintenance, now: Campa
         )
     problems, done = "; ".join(one.problems) or "waits for its check", one.done or one.since
     if now.time - done > campaign.back_within:
-        return CampaignRow(host, CampaignStanding.FAILED, f"not given back since {moment_text(done)}: {problems}")
+        return CampaignRow(host, CampaignStanding.FAILED, f"not given back since {minute_text(done)}: {problems}")
     return CampaignRow(host, CampaignStanding.CHECKING, problems)
 
 

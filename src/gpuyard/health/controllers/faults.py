@@ -8,7 +8,7 @@ the message, in one transaction. So a kill tells nobody twice, and forgets nobod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from gpuyard.bookings.controllers.addresses import Addresses
 from gpuyard.bookings.ledger.ledger import Ledger
@@ -18,6 +18,7 @@ from gpuyard.health.records import KEPT_BACK, GpuHealth, HealthEvent, HealthStat
 from gpuyard.health.store import HealthStore
 from gpuyard.health.verdicts import BUILT_IN, SignalVerdicts
 from gpuyard.model.gpu import provider_name
+from gpuyard.model.moments import minute_text
 from gpuyard.model.signals import SIGNALS, Source
 from gpuyard.model.world import Server, Snapshot
 
@@ -102,7 +103,7 @@ def what_was_seen(gpu: GpuHealth, turn: HealthEvent | None, server: str, verdict
 def what_comes(gpu: GpuHealth) -> str:
     """What happens next."""
     if gpu.state is HealthState.SUSPECT and gpu.until is not None:
-        until = gpu.until.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        until = minute_text(gpu.until)
         return f"your server keeps it, and nobody else gets it; it is fine again at {until} if nothing more is seen"
     return "your server keeps it until you delete or shelve it; then nobody gets it until an operator has looked at it"
 

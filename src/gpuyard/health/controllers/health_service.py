@@ -18,7 +18,7 @@ from gpuyard.health.baseline import OF_SIGNALS, Baseline, Facts, facts_words, re
 from gpuyard.health.cloud_signals import HostUse
 from gpuyard.health.host_reports import LookRefusedError, look_of
 from gpuyard.health.life import become, with_card
-from gpuyard.health.maintenance import MaintenanceState, moment_text
+from gpuyard.health.maintenance import MaintenanceState
 from gpuyard.health.planner import is_required, kept_back
 from gpuyard.health.records import (
     KEPT_BACK,
@@ -35,6 +35,7 @@ from gpuyard.health.verdicts import SignalVerdicts
 from gpuyard.model.booking import Booking, Person
 from gpuyard.model.errors import BlockedError, GpuyardError
 from gpuyard.model.host_report import LinkReport
+from gpuyard.model.moments import minute_text
 from gpuyard.model.signals import SIGNALS, Judgement, Source
 from gpuyard.site.health_rules import SiteHealth
 
@@ -241,11 +242,11 @@ class HealthService:
         if one.state not in LENT_FROM:
             raise BlockedError(f"GPU {gpu} is {one.state.value}: one that is quarantined or in repair can be lent")
         if (loan := self._ledger.loans.of(one.name)) is not None:
-            raise BlockedError(f"GPU {gpu} is lent to project {loan.project} until {moment_text(loan.ask.end)} already")
+            raise BlockedError(f"GPU {gpu} is lent to project {loan.project} until {minute_text(loan.ask.end)} already")
         words = words.strip()[:WORDS]
         comment = f"repair of {one.name}" + (f": {words}" if words else "")
         loan = self._ledger.loans.lend(one.name, to.project_id, to.project, until, comment, person)
-        text = f"it is lent to project {to.project} until {moment_text(loan.ask.end)}"
+        text = f"it is lent to project {to.project} until {minute_text(loan.ask.end)}"
         self._keep(gpu, f"{text}: {words}" if words else text, person, "gpu.lend")
         return loan
 

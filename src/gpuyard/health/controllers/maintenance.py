@@ -31,7 +31,6 @@ from gpuyard.health.maintenance import (
     Maintenance,
     MaintenanceError,
     MaintenanceState,
-    moment_text,
     next_step,
     refuse_times,
     software_of,
@@ -43,6 +42,7 @@ from gpuyard.model.booking import Booking, Person
 from gpuyard.model.errors import BlockedError, GpuyardError
 from gpuyard.model.gpu import Claim, Gpu, provider_name
 from gpuyard.model.host_report import HostReport
+from gpuyard.model.moments import minute_text
 from gpuyard.model.signals import SIGNALS, Judgement, Source
 from gpuyard.openstack.disabled_reason import Purpose, tag_of
 from gpuyard.runtime.control_loops import Loop
@@ -158,10 +158,10 @@ class MaintenanceService:
             self._new_id(), host, start, until, why.strip()[:WORDS], person.user, MaintenanceState.PLANNED, now, now,
             may_go_down=tuple(sorted(set(may_go_down))), due=until,
         )  # fmt: skip
-        text = f"{one.title} is planned from {moment_text(start)} to {moment_text(until)}"
+        text = f"{one.title} is planned from {minute_text(start)} to {minute_text(until)}"
         if not self._store.put(one, *self._lines(one, text, person)):
             other = next((m for m in self._store.open() if m.host == host), None)
-            when = f", from {moment_text(other.start)} to {moment_text(other.until)}: {other.why}" if other else ""
+            when = f", from {minute_text(other.start)} to {minute_text(other.until)}: {other.why}" if other else ""
             raise MaintenanceError(f"host {host} has a maintenance already{when}; end or cancel that one first")
         return self._said(one.id, "maintenance.plan", text, person)
 
@@ -234,7 +234,7 @@ class MaintenanceService:
             refuse_times(one.start, until, self.now)
             return replace(one, until=until.replace(microsecond=0), due=until.replace(microsecond=0))
 
-        text = f"it takes until {moment_text(until)}"
+        text = f"it takes until {minute_text(until)}"
         return self._change(id, change, text, words, person, "maintenance.extend")
 
     def _times(self, host: str, start: datetime, until: datetime, now: datetime) -> tuple[datetime, datetime]:

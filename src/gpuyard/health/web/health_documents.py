@@ -15,10 +15,10 @@ from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 from gpuyard.bookings.web.booking_documents import BookingRow
 from gpuyard.health.baseline import Baseline, facts_words
 from gpuyard.health.controllers.health_service import GpuView
-from gpuyard.health.maintenance import moment_text
 from gpuyard.health.records import GpuHealth, HealthEvent, HealthState, Observation, Trial
 from gpuyard.health.repeats import Repeat
 from gpuyard.health.verdicts import BUILT_IN, SignalVerdicts
+from gpuyard.model.moments import minute_text
 from gpuyard.model.signals import SIGNALS, Source
 from gpuyard.web.documents import Link, Moment, Sent, one_line
 from gpuyard.web.others import SOMEBODY
@@ -262,14 +262,14 @@ def repeat_row(repeat: Repeat) -> RepeatRow:
 
 
 def _trial(trial: Trial) -> str:
-    return f"it would be {trial.state.value} since {moment_text(trial.since)}: {trial.cause} ({trial.signal})"
+    return f"it would be {trial.state.value} since {minute_text(trial.since)}: {trial.cause} ({trial.signal})"
 
 
 def _baseline(baseline: Baseline | None, eyes: Viewer) -> str:
     if baseline is None:
         return ""
     by = f" by {_name(baseline.by, eyes)}" if baseline.by else ""
-    return f"{facts_words(baseline.facts)} (taken {moment_text(baseline.taken)}{by})"
+    return f"{facts_words(baseline.facts)} (taken {minute_text(baseline.taken)}{by})"
 
 
 def _question(gpu: GpuHealth, seen: Observation, eyes: Viewer) -> str:

@@ -11,7 +11,6 @@ from gpuyard.bookings.web.booking_documents import gpus_of
 from gpuyard.bookings.web.shown_bookings import project_for
 from gpuyard.health.acceptance import told
 from gpuyard.health.controllers.health_service import LENT_FROM, GpuView, HealthService
-from gpuyard.health.maintenance import moment_text
 from gpuyard.health.records import KEPT_BACK, GpuHealth, HealthEvent, HealthState
 from gpuyard.health.repeats import By, repeats
 from gpuyard.health.web.health_documents import (
@@ -27,6 +26,7 @@ from gpuyard.health.web.health_documents import (
 from gpuyard.inventory.web.inventory_context import InventoryContext
 from gpuyard.model.booking import Booking, BookingKind, BookingState
 from gpuyard.model.gpu import Claim
+from gpuyard.model.moments import minute_text
 from gpuyard.model.rights import Verb, may
 from gpuyard.web.others import hides, projects_of
 from gpuyard.web.people import Visitor
@@ -131,7 +131,7 @@ class HealthReader:
                 steps += ["return"] if admin and not loan.server else []
             elif repair and gpu.state in LENT_FROM:
                 steps += ["lend"]
-            lent = f"lent to project {project_for(loan, others, who)} until {moment_text(loan.ask.end)}" if loan else ""
+            lent = f"lent to project {project_for(loan, others, who)} until {minute_text(loan.ask.end)}" if loan else ""
             report = ["report"] if admin or gpu.name in theirs else []
             acceptance = told(tries[gpu.name]) if gpu.name in tries else ""
             return health_row(

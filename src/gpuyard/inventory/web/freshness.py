@@ -12,6 +12,7 @@ from datetime import datetime
 
 from gpuyard.inventory.controllers.cache import InventoryView
 from gpuyard.inventory.web.presenter import clock_time
+from gpuyard.model.moments import iso_text
 from gpuyard.runtime.control_loops import LoopStatus, jumped
 
 ERROR_LENGTH = 300
@@ -83,7 +84,7 @@ def _complaints(loops: Iterable[LoopStatus], errors: bool) -> list[str]:
 def pulse(view: InventoryView | None, loops: Sequence[LoopStatus], now: datetime) -> Pulse:
     found = [_trouble(loop, now) for loop in loops]
     return Pulse(
-        seen_iso=view.taken_at.strftime("%Y-%m-%dT%H:%M:%SZ") if view else "",
+        seen_iso=iso_text(view.taken_at) if view else "",
         seen=clock_time(view.taken_at, now) if view else "",
         troubles=tuple(trouble for trouble in found if trouble),
     )

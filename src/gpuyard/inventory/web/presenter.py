@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from gpuyard.inventory.controllers.cache import InventoryView
 from gpuyard.model.gpu import Claim, GpuRole, GpuState, GpuStatus
+from gpuyard.model.moments import iso_text, second_text
 
 DENSE_ABOVE = 48
 """GPUs of a site from which the map is drawn smaller, and hosts as blocks instead of rows."""
@@ -200,7 +201,7 @@ def clock_time(moment: datetime, now: datetime) -> str:
     """``12:03:10 UTC``, with the date when that is not today's."""
     moment, now = moment.astimezone(UTC), now.astimezone(UTC)
     same_day = moment.date() == now.date()
-    return moment.strftime("%H:%M:%S UTC" if same_day else "%Y-%m-%d %H:%M:%S UTC")
+    return moment.strftime("%H:%M:%S UTC") if same_day else second_text(moment)
 
 
 def _grouped(statuses: Iterable[GpuStatus], key: Callable[[GpuStatus], str]) -> list[tuple[str, list[GpuStatus]]]:
@@ -300,7 +301,7 @@ def _claim(claim: Claim, now: datetime) -> ClaimRow:
 def since(moment: datetime, now: datetime) -> Since:
     moment = moment.astimezone(UTC)
     return Since(
-        iso=moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        exact=moment.strftime("%Y-%m-%d %H:%M:%S UTC"),
+        iso=iso_text(moment),
+        exact=second_text(moment),
         duration=duration((now - moment).total_seconds()),
     )

@@ -18,6 +18,7 @@ from gpuyard.inventory.state import gpu_statuses
 from gpuyard.model.booking import Booking
 from gpuyard.model.errors import GpuyardError
 from gpuyard.model.gpu import is_unit, provider_name
+from gpuyard.model.moments import second_text
 from gpuyard.model.world import Snapshot
 from gpuyard.openstack.api import CloudApi
 from gpuyard.runtime.control_loops import Loop
@@ -98,8 +99,8 @@ class HistoryController:
             self._open = None  # it may be taken back, to when this one looked last
             if extent.until - taken > GAP:  # less is another process's last look
                 raise HistoryError(
-                    f"the clock says {_spell(taken)}, and history goes until {_spell(extent.until)}: nothing is added "
-                    "to it until then; if this host's clock is right, it was wrong when that was written: "
+                    f"the clock says {second_text(taken)}, and history goes until {second_text(extent.until)}: nothing "
+                    "is added to it until then; if this host's clock is right, it was wrong when that was written: "
                     "'gpuyard usage repair' takes it back"
                 )
             return False
@@ -177,13 +178,9 @@ def _same_time(snapshot: Snapshot) -> None:
     clock, taken = snapshot.clock, snapshot.taken_at
     if clock is not None and abs(taken - clock) > LATE:
         raise HistoryError(
-            f"this host's clock says {_spell(taken)}, and the cloud's {_spell(clock)}: nothing is added to history "
-            f"while they are more than {LATE // timedelta(minutes=1)} minutes apart; set the one that is wrong"
+            f"this host's clock says {second_text(taken)}, and the cloud's {second_text(clock)}: nothing is added to "
+            f"history while they are more than {LATE // timedelta(minutes=1)} minutes apart; set the one that is wrong"
         )
-
-
-def _spell(time: datetime) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def applied(open: dict[GpuKey, Interval], plan: HistoryWrites) -> dict[GpuKey, Interval]:
