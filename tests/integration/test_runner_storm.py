@@ -1,5 +1,6 @@
 """A storm on the lab: events are lost and doubled, GitHub and Nova have a bad day, and `gpuyard serve` is killed, again
-and again. Afterwards every job has run once, or it is said why it has not, and nothing is left of any. What it prints
+and again, while people book GPUs of the same pools. Afterwards every job has run once, or it is said why it has not,
+every booking was its owner's, nothing is left of any, and the lab has the limits that it had before. What it prints
 (``pytest -s``) tells how long jobs waited, and how long GPUs idled while a job waited for them.
 
 GPUYARD_TEST_STORM=500 makes it as large as that, with the program's own waits; else it is small and hurried. Checks of
@@ -22,14 +23,19 @@ from typing import Any
 import pytest
 
 from gpuyard.bookings.records import Query
+from gpuyard.client.portal import open_door
+from gpuyard.lab.clients import DEMO_CLOUD
+from gpuyard.lab.exercise import Exercise
 from gpuyard.lab.github.faults import STORM, Faults
 from gpuyard.lab.github.forge import ForgeSettings
 from gpuyard.lab.github.records import COMPLETED, ForgeJob, JobOrder
-from gpuyard.model.booking import BookingState
-from gpuyard.openstack.api import CloudApi, CloudError
+from gpuyard.model.booking import BookingKind, BookingState
+from gpuyard.openstack.api import CloudApi, CloudError, connect
 from gpuyard.site.load import load_site
 from tests.integration.conftest import RunningLab
+from tests.integration.lab_state import limits_kept
 from tests.integration.runner_harness import GPUYARD, RunnerHarness, YardSite, open_yard
+from tests.integration.storm_people import StormPeople
 from tests.integration.test_serve import ready
 from tests.support.bad_nova import BadNova, NovaFaults
 from tests.support.idle_times import Leased, Worked, idle_times, spread
@@ -80,6 +86,7 @@ class Storm:
     rng: random.Random = field(default_factory=lambda: random.Random(f"storm {SEED}"))
     kills: int = 0
     struck: int = 0
+    people: StormPeople | None = None
     began: float = field(default_factory=monotonic)
 
     @property
@@ -92,6 +99,8 @@ class Storm:
         while self.kills < KILLS or pushed < self.jobs:
             if pushed < self.jobs:
                 pushed += self.push(min(self.rng.randint(1, 8), self.jobs - pushed))
+                while self.people is not None and self.people.asked * max(4, self.jobs // 20) < pushed:
+                    self.people.book()
             over = sum(job.status == COMPLETED for job in [*self.forge.jobs.values()])
             if self.kills < KILLS and over >= (self.kills + 1) * self.jobs // (KILLS + 1):
                 self.kills += 1
@@ -121,6 +130,8 @@ class Storm:
 
     def settle(self) -> None:
         """Until nothing is left. What GitHub lost is found in time; so long the storm goes on."""
+        if self.people is not None:
+            self.people.wait()
         end = monotonic() + 300 + self.jobs * 5
         while not self.inventory.at_rest():
             assert monotonic() < end, self.inventory.report()
@@ -135,7 +146,7 @@ class Storm:
         ran = sum(bool(job.tries) for job in jobs)
         ends = Counter(job.conclusion or job.status for job in jobs)
         return (
-            f"{self.times(jobs)}\n"
+            f"{self.times(jobs)}\n{self.people.told() if self.people is not None else ''}\n"
             f"{len(jobs)} jobs in {monotonic() - self.began:.0f} s, {self.kills} kills, {self.struck} put into ERROR\n"
             f"{ran} ran; at GitHub {dict(ends)}; given up {sum(map(given_up, ours))}; runners by cause {dict(causes)}\n"
             f"GitHub's faults {self.forge.faults.counts()}\nNova's faults {self.nova.counts}"
@@ -232,13 +243,21 @@ def storm(
             repositories=REPOSITORIES, cirun=cirun_file(), rules=rules, faults=faults, settings=settings,
             boot=timedelta(seconds=0.5), program=GPUYARD if given else ("-m", "tests.support.hurried"), nova=nova.url,
         )  # fmt: skip
-        with open_yard(lab, operator, tmp_path, clouds, database, about) as inventory:
-            yield Storm(inventory, operator, nova, int(given or SMALL))
+        with limits_kept(operator), open_yard(lab, operator, tmp_path, clouds, database, about) as inventory:
+            door = open_door(DEMO_CLOUD, f"http://127.0.0.1:{inventory.port}")
+            exercise = Exercise(operator, connect(DEMO_CLOUD), load_site(inventory.site).compiled, "storm-")
+            far = timedelta(minutes=10 if given else 2)
+            people = StormPeople(door, exercise, far)
+            try:
+                yield Storm(inventory, operator, nova, int(given or SMALL), people=people)
+            finally:
+                people.close()
 
 
 @pytest.mark.flaky(reruns=0)
 def test_a_storm_on_the_lab_loses_nothing_and_leaves_nothing(storm: Storm) -> None:
-    inventory = storm.inventory
+    inventory, people = storm.inventory, storm.people
+    assert people is not None
     assert gpus_in_use(storm.operator) == {}
     inventory.serve()
     inventory.until(lambda: ready(inventory.port) and len(storm.forge.sets) == len(SETS), 300)
@@ -247,6 +266,10 @@ def test_a_storm_on_the_lab_loses_nothing_and_leaves_nothing(storm: Storm) -> No
     print(storm.told())
     with inventory.opened() as (store, _):
         assert wronged(storm.forge, store) == []
+    with inventory.opened() as (_, ledger):
+        booked = ledger.find(Query(kinds=frozenset({BookingKind.BOOKING})), MOST)
+    assert people.wronged == []
+    assert people.lost_or_doubled(booked) == []
     assert inventory.left_over() == []
     assert gpus_in_use(storm.operator) == {}
     assert storm.kills == KILLS
