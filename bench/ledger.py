@@ -3,13 +3,13 @@
 python -m bench.ledger
 
 Both databases keep what they have acknowledged (SQLite synchronous=FULL; PostgreSQL with fsync). Each is measured in a
-process of its own. GPUYARD_BENCH_BOOKINGS is the number of bookings.
+process of its own.
 """
 
 from __future__ import annotations
 
 import gc
-import os
+import multiprocessing
 import random
 import resource
 import subprocess
@@ -17,59 +17,67 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter, thread_time
+from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import text
+from sqlalchemy import Column, text
 from tests.support.postgres import server
 
 from bench import blazar
-from bench.table import MISSED, Measured, finish, leave_out, milliseconds, show
+from bench.table import MISSED, Measured, finish, leave_out, milliseconds, show, sized
 from gpuyard.bookings.ledger.ledger import BookingSettings, Ledger
 from gpuyard.bookings.records import Query
 from gpuyard.bookings.store import Store
+from gpuyard.bookings.store.schema import BOOKINGS
 from gpuyard.model.booking import Ask, Person, Rules
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
-BOOKINGS = int(os.environ.get("GPUYARD_BENCH_BOOKINGS", "1000000"))
-LARGE, SMALL = 9_800, 200
+LARGE, SMALL = sized((9_800, 200), (100, 100))
 """GPUs of the two pools."""
-PER_GPU = BOOKINGS // (LARGE + SMALL)
+PER_GPU = 100
+"""Bookings."""
 PERIOD_HOURS = 72
 """Each GPU has a booking of 24 to 71 hours in every period, not all at the same time: a third is free at any time."""
-ASKS = 1000
+ASKS = sized(1000, 20)
 THREADS = 8
-SUSTAINED_S = 10.0
+SUSTAINED_S = sized(10.0, 1.0)
 LIMIT_ADMISSION_MS, LIMIT_CREATE_MS, LIMIT_MONTH_MS, LIMIT_RATE = 2, 5, 50, 200
-MISSES = 3
-"""Exit status of a process that measured, and missed limits."""
 PEER_RATIO = 1000
-PEER_HOSTS, PEER_LEASES, PEER_HOURS, PEER_RUNS = 200, 20, (12, 120), 3
+PEER_HOSTS, PEER_LEASES, PEER_HOURS, PEER_RUNS = sized((200, 20, (12, 120), 3), (10, 20, (12, 120), 1))
 
-PREPARED = (
+PREPARED = {
+    "id": "pool || '-' || lane || '-' || number",
+    "pool": "pool",
+    "kind": "'booking'",
+    "state": "'confirmed'",
+    "starts": "starts",
+    "ends": "starts + length * 3600",
+    "gpus": "1",
+    "user_id": "'u' || (number * 7 + lane) % 997",
+    "user_name": "'user'",
+    "project_id": "'p' || lane % 50",
+    "project": "'project'",
+    "version": "1",
+    "lanes": "'' || lane",
+}
+"""What the bookings have in these columns, in SQL; each other column has nothing, or nothing of its type."""
+LANES_AND_NUMBERS = """
+    select id as lane, pool, number, :base + number * :period + (id * 5) % 72 * 3600 as starts,
+        24 + (id * 7919 + number * 104729) % 48 as length
+    from lanes, numbers
     """
-    insert into bookings
-    select pool || '-' || lane || '-' || number, pool, 'booking', 'confirmed', starts, starts + length * 3600, 1,
-        false, false, '', '', 'u' || (number * 7 + lane) % 997, 'user', 'p' || lane % 50, 'project', 0, 0, 1,
-        '' || lane, '', '', '', null, null, null, 0, false, 0
-    from (
-        select id as lane, pool, number, :base + number * :period + (id * 5) % 72 * 3600 as starts,
-            24 + (id * 7919 + number * 104729) % 48 as length
-        from lanes, numbers
-    ) as one
-    """,
-    """
+TAKEN = """
     insert into occupancy (lane, starts, ends, pool, booking)
     select lane, starts, ends, pool, id
     from (select cast(lanes as integer) as lane, starts, ends, pool, id from bookings) as one order by lane, starts
-    """,
-    "update pools set generation = generation + 1",
-)
+    """
 
 
 def main() -> None:
@@ -84,15 +92,13 @@ def main() -> None:
 
 
 def run(name: str, url: str) -> None:
-    """In a process of its own, so that memory is its own, too. It says itself what missed its limit."""
-    done = subprocess.run([sys.executable, "-m", "bench.ledger", name, url])
-    if done.returncode == MISSES:
-        MISSED.append(f"the ledger on {name}: see above")
-    elif done.returncode:
-        leave_out(f"the ledger on {name}", f"its process ended with {done.returncode}, see above")
+    """In a process of its own, so that memory is its own, too."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        MISSED.extend(process.submit(measure, name, url).result())
 
 
-def measure(name: str, url: str) -> None:
+def measure(name: str, url: str) -> list[str]:
+    """What missed its limit."""
     with closing(Store.open(url)) as store:
         fill(store)
         ledger = ledger_of(store, "large", "small")
@@ -126,6 +132,8 @@ def measure(name: str, url: str) -> None:
         made = sustained(ledger)
     rows.append(Measured(f"bookings a second, {SUSTAINED_S:.0f} s, {THREADS} threads", "/s", [made], LIMIT_RATE, True))
     show(f"{name}: {LARGE + SMALL} GPUs, {PER_GPU * (LARGE + SMALL)} bookings", rows)
+    sys.stdout.flush()
+    return MISSED
 
 
 def fill(store: Store) -> None:
@@ -143,14 +151,25 @@ def write_bookings(store: Store, per_gpu: int) -> None:
         connection.execute(text("insert into numbers values (:n)"), [{"n": number} for number in range(per_gpu)])
         if connection.dialect.name == "postgresql":  # filling takes longer than anything that the ledger may do
             connection.execute(text("set local statement_timeout = 0"))
-        for statement in PREPARED:
-            values = {"base": base, "period": PERIOD_HOURS * 3600} if ":base" in statement else {}
-            connection.execute(text(statement), values)
+        columns = {column.name: PREPARED.get(column.name, nothing(column)) for column in BOOKINGS.columns}
+        made = f"insert into bookings ({', '.join(columns)}) select {', '.join(columns.values())}"
+        connection.execute(
+            text(f"{made} from ({LANES_AND_NUMBERS}) as one"), {"base": base, "period": PERIOD_HOURS * 3600}
+        )
+        connection.execute(text(TAKEN))
+        connection.execute(text("update pools set generation = generation + 1"))
         connection.execute(text("drop table numbers"))
     with store._database.writing() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("set local statement_timeout = 0"))
         connection.execute(text("analyze"))
+
+
+def nothing(column: Column[Any]) -> str:
+    """As an expression of SQL."""
+    if column.nullable:
+        return "null"
+    return {str: "''", bool: "false", int: "0"}[column.type.python_type]
 
 
 def ledger_of(store: Store, *pools: str) -> Ledger:
@@ -256,8 +275,5 @@ def peer(url: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        measure(*sys.argv[1:])
-        sys.exit(MISSES if MISSED else 0)
     main()
     sys.exit(finish())

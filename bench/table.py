@@ -1,16 +1,24 @@
 """How a measurement is shown: minimum, median and maximum of its runs, and how much of the limit the median uses. What
 missed its limit, and what was not measured, is said again at the end.
+
+With GPUYARD_BENCH_SMALL=1 everything is small and done once or twice: that shows whether the parts work.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import TypeVar
 
+Size = TypeVar("Size")
+SMALL = os.environ.get("GPUYARD_BENCH_SMALL") == "1"
 MISSED: list[str] = []
 LEFT_OUT: list[str] = []
+MISSED_TITLE, LEFT_OUT_TITLE = "Missed its limit:", "Not measured:"
+NOTHING_MISSED = "Everything was measured, and is within its limit."
 
 
 @dataclass(frozen=True)
@@ -48,10 +56,15 @@ def show(title: str, rows: Sequence[Measured]) -> None:
             print("  " + "  ".join("-" * width for width in widths))
 
 
+def sized(full: Size, small: Size) -> Size:
+    """How much of something is measured: `small` with GPUYARD_BENCH_SMALL."""
+    return small if SMALL else full
+
+
 def milliseconds(run: Callable[[], object], times: int) -> list[float]:
     """Wall time of each of several runs, in ms."""
     seconds = []
-    for _ in range(times):
+    for _ in range(sized(times, min(times, 2))):
         began = perf_counter()
         run()
         seconds.append((perf_counter() - began) * 1000)
@@ -66,9 +79,9 @@ def leave_out(what: str, why: str) -> None:
 
 def finish() -> int:
     """Say what missed its limit and what was not measured. The exit status: 1 when there is either."""
-    for title, found in (("Missed its limit", MISSED), ("Not measured", LEFT_OUT)):
+    for title, found in ((MISSED_TITLE, MISSED), (LEFT_OUT_TITLE, LEFT_OUT)):
         if found:
-            print(f"\n{title}:", *found, sep="\n  ")
+            print(f"\n{title}", *found, sep="\n  ")
     if not MISSED and not LEFT_OUT:
-        print("\nEverything was measured, and is within its limit.")
+        print(f"\n{NOTHING_MISSED}")
     return 1 if MISSED or LEFT_OUT else 0
