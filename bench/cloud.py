@@ -5,47 +5,41 @@ python -m bench.cloud
 
 from __future__ import annotations
 
-import tempfile
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from urllib.request import urlopen
 
-from tests.support.ports import free_port_base
-from tests.support.sites import plain_site
-
-from bench.table import Measured, milliseconds, show
-from gpuyard.lab import control, portal, processes
+from bench.lab import running_lab
+from bench.table import Measured, finish, milliseconds, show, sized
+from gpuyard.lab import portal, processes
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Boot, Exercise
-from gpuyard.lab.settings import Lab, LabSettings, remembered
+from gpuyard.lab.settings import Lab
 from gpuyard.openstack.api import connect
 from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.provisioning.read import read_objects
-from gpuyard.site.load import LoadedSite, load_site
+from gpuyard.site.load import LoadedSite
 from gpuyard.site.plan import plan_site
 
 TOGETHER = ["gpu_tiny"] * 4 + ["t4.15cores90GB"] * 4 + ["k4200.4cores"] * 2
 LIVE_LIMIT_S = 2
 MEMORY_LIMIT_MIB = 150
-ROUNDS = 5
+ROUNDS = sized(5, 1)
+ALONE = sized(10, 1)
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="gpuyard-bench-") as folder:
-        base = free_port_base()
-        settings = LabSettings(Path(folder) / "lab", port_base=base, site=plain_site())
+    with running_lab() as (running, loaded):
+        lab = running.lab
         try:
-            control.up(settings)
-            lab = remembered(settings.state)
-            assert lab is not None
-            measure(lab, load_site(plain_site()), base + 9)
+            measure(lab, loaded, lab.port_base + 9)
         finally:
-            control.down(settings)
+            processes.end(lab.state, portal.PORTAL)
 
 
 def measure(lab: Lab, loaded: LoadedSite, port: int) -> None:
-    portal.apply_site(lab, loaded)
     operator, user = connect(ADMIN_CLOUD, lab.clouds_file), connect(DEMO_CLOUD, lab.clouds_file)
     compiled = loaded.compiled
     exercise = Exercise(operator, user, compiled)
@@ -69,7 +63,7 @@ def measure(lab: Lab, loaded: LoadedSite, port: int) -> None:
 
 
 def servers(exercise: Exercise) -> list[Measured]:
-    alone = [one(exercise, "k40c.2cores").seconds for _ in range(10)]
+    alone = [one(exercise, "k40c.2cores").seconds for _ in range(ALONE)]
     rounds = []
     each: list[float] = []
     errors = 0
@@ -97,7 +91,7 @@ def one(exercise: Exercise, flavor: str) -> Boot:
 def live(exercise: Exercise, url: str) -> list[float]:
     """Seconds from the moment that a server is seen ACTIVE until the feed names it; it may be earlier."""
     found = []
-    for _ in range(5):
+    for _ in range(ROUNDS):
         with urlopen(f"{url}/events", timeout=30) as feed:  # our own portal
             boot = exercise.boot("k40c.2cores")
             began = monotonic()
@@ -118,3 +112,4 @@ def peak_mib(pid: int) -> float:
 
 if __name__ == "__main__":
     main()
+    sys.exit(finish())

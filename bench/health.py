@@ -5,6 +5,7 @@ python -m bench.health
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -15,55 +16,41 @@ from threading import Event, Thread
 from time import monotonic, perf_counter
 
 from tests.support.booked_sites import ShiftedClock, booked_site, open_ledger
-from tests.support.ports import free_port_base
-from tests.support.sites import plain_site
 
-from bench.table import Measured, show
+from bench.lab import running_lab
+from bench.table import Measured, finish, show, sized
 from gpuyard.bookings.controllers.bookings import bookings_loop
 from gpuyard.health.controllers.health import Watched, open_health
 from gpuyard.health.limits import SitePlace
 from gpuyard.health.planner import Circumstances, GpuObservation, plan_health
 from gpuyard.health.records import GpuHealth, HealthState, Observation
-from gpuyard.lab import control, portal
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.settings import LabSettings, remembered
 from gpuyard.model.booking import Person
 from gpuyard.model.gpu import provider_name
 from gpuyard.openstack.api import CloudApi, CloudError, connect
 from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.runtime.control_loops import Driver
 from gpuyard.site.health_rules import SiteHealth
-from gpuyard.site.load import load_site
 
 LIMIT_QUARANTINE_S = 2
 LIMIT_UNDER_LOAD_S = 10
-LOADERS = 4
+LOADERS = sized(4, 2)
 """Threads that start servers and delete them again, as fast as Nova goes."""
-ROUNDS = 8
+ROUNDS = sized(8, 1)
 LOADED_POOL, LOADED_FLAVOR = "v100", "gpu_tiny"
 PATIENCE_S = 60.0
-MANY = 10_000
+MANY = sized(10_000, 200)
 PERIOD_S = 5.0
 OPERATOR = Person("", "operator", "", "", frozenset({"admin"}))
 
 
 def main() -> None:
     show(f"A look at the health of {MANY} GPUs", [Measured("planned", "ms", list(planned()), 1000 * PERIOD_S / 2)])
-    with tempfile.TemporaryDirectory(prefix="gpuyard-bench-") as folder:
-        settings = LabSettings(Path(folder) / "lab", port_base=free_port_base(), site=plain_site())
-        try:
-            control.up(settings)
-            lab = remembered(settings.state)
-            assert lab is not None
-            portal.apply_site(lab, load_site(plain_site()))
-            operator, user = connect(ADMIN_CLOUD, lab.clouds_file), connect(DEMO_CLOUD, lab.clouds_file)
-            show(
-                "A GPU that does not answer, from the moment at which it is told",
-                quarantined(operator, user, Path(folder)),
-            )
-        finally:
-            control.down(settings)
+    with tempfile.TemporaryDirectory(prefix="gpuyard-bench-") as folder, running_lab() as (running, _):
+        clouds = running.lab.clouds_file
+        rows = quarantined(connect(ADMIN_CLOUD, clouds), connect(DEMO_CLOUD, clouds), Path(folder))
+        show("A GPU that does not answer, from the moment at which it is told", rows)
 
 
 def planned() -> list[float]:
@@ -95,10 +82,9 @@ class Timing:
 
 def quarantined(operator: CloudApi, user: CloudApi, folder: Path) -> list[Measured]:
     """With both loops at work: while nothing else goes on, and while servers are started and deleted all the time."""
-    compiled, clock = (
-        booked_site(folder, {}, {"demo": {"gpus": {"v100": 6}}}, health={"quarantine": 100}),
-        ShiftedClock(),
-    )
+    projects = {"demo": {"gpus": {LOADED_POOL: 6}}}
+    compiled = booked_site(folder, {"must_book": False}, projects, health={"quarantine": 100})
+    clock = ShiftedClock()
     rules = compiled.site.health
     assert rules is not None
     with closing(open_ledger(folder, compiled, clock)) as ledger:
@@ -111,7 +97,7 @@ def quarantined(operator: CloudApi, user: CloudApi, folder: Path) -> list[Measur
             _wait(lambda: len(watched.service.store.gpus()) > 0)
             providers = {row["name"]: row["uuid"] for row in operator.providers()}
             alone = [_once(operator, watched, providers) for _ in range(ROUNDS)]
-            with load([Exercise(operator, user, compiled, f"load-{number}-") for number in range(LOADERS)]):
+            with load([Exercise(operator, user, compiled, f"load-{number}-") for number in range(LOADERS)]) as started:
                 loaded = [_once(operator, watched, providers) for _ in range(ROUNDS)]
         finally:
             driver.stop()
@@ -120,24 +106,27 @@ def quarantined(operator: CloudApi, user: CloudApi, folder: Path) -> list[Measur
         Measured("to reserved in Placement", "s", [one.held for one in alone], LIMIT_QUARANTINE_S),
         Measured("to its state, under load", "s", [one.recorded for one in loaded], LIMIT_UNDER_LOAD_S),
         Measured("to reserved, under load", "s", [one.held for one in loaded], LIMIT_UNDER_LOAD_S),
+        Measured("servers started meanwhile", "", [len(started)], 1, least=True),
     ]
 
 
 @contextmanager
-def load(exercises: list[Exercise]) -> Iterator[None]:
-    """Servers with V100 come and go for as long as the context lasts."""
-    ended = Event()
+def load(exercises: list[Exercise]) -> Iterator[list[str]]:
+    """Servers with V100 come and go for as long as the context lasts. Their ids."""
+    ended, started = Event(), list[str]()
 
     def work(exercise: Exercise) -> None:
         while not ended.is_set():
             with suppress(CloudError):
-                exercise.delete([exercise.boot(LOADED_FLAVOR).server_id])
+                boot = exercise.boot(LOADED_FLAVOR)
+                started.append(boot.server_id)
+                exercise.delete([boot.server_id])
 
     threads = [Thread(target=work, args=[exercise]) for exercise in exercises]
     for thread in threads:
         thread.start()
     try:
-        yield
+        yield started
     finally:
         ended.set()
         for thread in threads:
@@ -175,3 +164,4 @@ def _wait(until: Callable[[], bool]) -> float:
 
 if __name__ == "__main__":
     main()
+    sys.exit(finish())

@@ -6,7 +6,6 @@ python -m bench.record_cloud
 from __future__ import annotations
 
 import json
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,13 @@ from unittest.mock import patch
 from urllib.parse import urlsplit
 
 from requests import PreparedRequest, Response, Session
-from tests.support.ports import free_port_base
-from tests.support.sites import plain_site
 
-from gpuyard.lab import control, portal
+from bench.lab import running_lab
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.settings import LabSettings, remembered
 from gpuyard.openstack.api import connect
 from gpuyard.openstack.snapshot import SnapshotTaker
-from gpuyard.site.load import LoadedSite, load_site
+from gpuyard.site.load import LoadedSite
 
 RECORDING = Path(__file__).parent / "recordings" / "cloud.json"
 KEPT = ("Content-Type", "OpenStack-API-Version")
@@ -31,19 +27,12 @@ ROWS = 2
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="gpuyard-record-") as folder:
-        settings = LabSettings(Path(folder) / "lab", port_base=free_port_base(), site=plain_site())
-        try:
-            control.up(settings)
-            lab = remembered(settings.state)
-            assert lab is not None
-            loaded = load_site(plain_site())
-            portal.apply_site(lab, loaded)
-            operator, user = connect(ADMIN_CLOUD, lab.clouds_file), connect(DEMO_CLOUD, lab.clouds_file)
-            Exercise(operator, user, loaded.compiled).boot("k40c.2cores")
-            answers = answers_to_a_snapshot(lab.clouds_file, loaded)
-        finally:
-            control.down(settings)
+    with running_lab() as (running, loaded):
+        clouds = running.lab.clouds_file
+        exercise = Exercise(connect(ADMIN_CLOUD, clouds), connect(DEMO_CLOUD, clouds), loaded.compiled)
+        exercise.boot("k40c.2cores")
+        answers = answers_to_a_snapshot(clouds, loaded)
+        exercise.clear()
     RECORDING.write_text(json.dumps(answers, indent=1) + "\n")
 
 

@@ -20,18 +20,14 @@ import psycopg
 from tests.integration.booked_lab import BookedLab, open_booked_lab
 from tests.integration.conftest import RunningLab
 from tests.support.portal_processes import Portal, keeper_of, portals, until
-from tests.support.ports import free_port_base
 from tests.support.postgres import Server, server
-from tests.support.sites import plain_site
 
-from bench.table import Measured, finish, show
-from gpuyard.lab import control, portal
+from bench.lab import running_lab
+from bench.table import Measured, finish, show, sized
 from gpuyard.lab.clients import ADMIN_CLOUD
-from gpuyard.lab.settings import LabSettings
 from gpuyard.openstack.api import connect
-from gpuyard.site.load import load_site
 
-PORTALS, KILLS, STOPS, REST_S = 3, 20, 5, 30
+PORTALS, KILLS, STOPS, REST_S = sized((3, 20, 5, 30), (2, 1, 1, 2))
 LIMIT_S = 10
 RULES = {"must_book": True, "grace": "30 min", "dry_run": False, "most_active": 99}
 
@@ -40,14 +36,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpuyard-bench-") as name:
         folder, database = Path(name), Path(name) / "postgres"
         database.mkdir()
-        settings = LabSettings(folder / "lab", port_base=free_port_base(), site=plain_site())
-        try:
-            lab = RunningLab(settings, control.up(settings))
-            portal.apply_site(lab.lab, load_site(plain_site()))
-            with server(database, durable=True) as postgres:
-                measure(lab, postgres, folder)
-        finally:
-            control.down(settings)
+        with running_lab() as (lab, _), server(database, durable=True) as postgres:
+            measure(lab, postgres, folder)
 
 
 def measure(lab: RunningLab, postgres: Server, folder: Path) -> None:

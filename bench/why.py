@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 
-from tests.support.ports import free_port_base
 from tests.support.sites import plain_site
 
-from bench.table import Measured, milliseconds, show
+from bench.lab import running_lab
+from bench.table import Measured, finish, milliseconds, show
 from gpuyard.diagnosis.why.read import why
-from gpuyard.lab import control, portal
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import USER_PROJECT, Exercise
-from gpuyard.lab.settings import Lab, LabSettings, remembered
-from gpuyard.openstack.api import connect
-from gpuyard.site.load import LoadedSite, load_site
+from gpuyard.lab.settings import Lab
+from gpuyard.openstack.api import CloudApi, connect
+from gpuyard.site.load import LoadedSite
 
 LIMIT_MS = 1000
 RUNS = 20
@@ -32,22 +30,16 @@ WITHOUT_GPUS = "ci_large"
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="gpuyard-bench-") as folder:
-        base = free_port_base()
-        settings = LabSettings(Path(folder) / "lab", port_base=base, site=plain_site())
+    with running_lab() as (running, loaded):
+        operator, user = connect(ADMIN_CLOUD, running.lab.clouds_file), connect(DEMO_CLOUD, running.lab.clouds_file)
+        exercise = Exercise(operator, user, loaded.compiled)
         try:
-            control.up(settings)
-            lab = remembered(settings.state)
-            assert lab is not None
-            measure(lab, load_site(plain_site()))
+            measure(running.lab, loaded, operator, exercise)
         finally:
-            control.down(settings)
+            exercise.clear()
 
 
-def measure(lab: Lab, loaded: LoadedSite) -> None:
-    portal.apply_site(lab, loaded)
-    operator = connect(ADMIN_CLOUD, lab.clouds_file)
-    exercise = Exercise(operator, connect(DEMO_CLOUD, lab.clouds_file), loaded.compiled)
+def measure(lab: Lab, loaded: LoadedSite, operator: CloudApi, exercise: Exercise) -> None:
     boots = [
         exercise.boot(FULL) for _ in range(4)
     ]  # one of each IOMMU group of the host, and each group is then closed
@@ -75,3 +67,4 @@ def command(lab: Lab) -> None:
 
 if __name__ == "__main__":
     main()
+    sys.exit(finish())
