@@ -81,7 +81,7 @@ fmt: .venv/.synced  ## Format, and mend what the linter can
 	$(RUN) ruff check --fix .
 	$(RUN) ruff format .
 
-bench: .venv/.synced  ## Measure; prints tables
+bench: .venv/.synced  ## Measure; prints tables (GPUYARD_BENCH_SMALL=1: everything small, minutes)
 	$(RUN) python -m bench
 
 docs: .venv/.synced  ## Write what docs/reference generates from code

@@ -26,16 +26,16 @@ from tests.support.agent_portals import BOOT, agent_portal
 from tests.support.certificates import certificate
 from tests.support.guests import gpu, guest, mock_library
 
-from bench.table import Measured, finish, show
+from bench.table import Measured, finish, show, sized
 from bench.webhooks import worked
 from gpuyard.health.controllers.agent_service import AGENT, BATCH
 from gpuyard.health.tokens import new_token
 from gpuyard.model.gpu import Gpu, GpuRole
 from gpuyard.server.server import bind, server_of, url_of
 
-SERVERS, EVERY, SECONDS = 8000, 10, 20.0
+SERVERS, EVERY, SECONDS = sized((8000, 10, 20.0), (80, 1, 1.0))
 CONNECTIONS = 40
-LOOK = 40.0
+LOOK = sized(40.0, 8.0)
 """Seconds that one agent is watched."""
 
 

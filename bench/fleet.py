@@ -16,10 +16,10 @@ from pathlib import Path
 
 from tests.support import sshd
 
-from bench.table import Measured, leave_out, milliseconds, show
+from bench.table import Measured, finish, leave_out, milliseconds, show, sized
 from gpuyard.host import bundle, fleet
 
-COUNTS = (1, 10, 50)
+COUNTS = sized((1, 10, 50), (1, 2))
 VERB = ("check", "--json")
 
 
@@ -59,3 +59,4 @@ def seconds(run: Callable[[], object]) -> list[float]:
 
 if __name__ == "__main__":
     main()
+    sys.exit(finish())

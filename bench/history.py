@@ -29,7 +29,7 @@ from sqlalchemy import Connection, Table, func, insert, select, text
 from sqlalchemy.dialects import sqlite
 from tests.support.postgres import server
 
-from bench.table import Measured, milliseconds, show
+from bench.table import Measured, finish, milliseconds, show, sized
 from gpuyard.database.engine import Database
 from gpuyard.database.times import seconds
 from gpuyard.site.history_rules import KEEP
@@ -47,7 +47,7 @@ LIMIT_REPORT_MS, LIMIT_LONG_MS, LIMIT_PAGE_MS, LIMIT_LOOK_MS = 1000, 5000, 500, 
 """Of a report of a year or less, and of five years; of a page; of a look."""
 ZONE = "Europe/Rome"
 A_DAY = timedelta(days=1)
-FIRST, TODAY = date(2021, 11, 22), date(2026, 11, 22)
+FIRST, TODAY = sized(date(2021, 11, 22), date(2025, 10, 1)), date(2026, 11, 22)
 NOW = datetime(2026, 11, 22, 15, tzinfo=UTC)
 GPUS_EACH, OF_POOLS, PROJECTS, USERS = 8, 6, 60, 5
 KINDS = ("booking", "booking", "booking", "runner", "")
@@ -358,7 +358,7 @@ def measure(url: str, gpus: int) -> None:
             show("What else could be", [*tries(database, history)])
 
 
-def main(large: str = "8000", small: str = "200") -> None:
+def main(large: str = sized("8000", "80"), small: str = sized("200", "16")) -> None:
     with tempfile.TemporaryDirectory(prefix="gpuyard-bench-") as folder:
         measure(f"sqlite:///{folder}/history.db", int(small))
         with server(Path(folder), durable=True) as postgres:
@@ -367,3 +367,4 @@ def main(large: str = "8000", small: str = "200") -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    sys.exit(finish())

@@ -17,7 +17,7 @@ from datetime import date
 from pathlib import Path
 from uuid import uuid4
 
-from bench.table import Measured, finish, leave_out, show
+from bench.table import SMALL, Measured, finish, leave_out, show
 from gpuyard.images.build import build_image
 from gpuyard.images.check import check_image
 from gpuyard.images.element_files import own_elements
@@ -33,6 +33,9 @@ BUILD = ImageBuild.model_validate({"base": {"distribution": "debian", "release":
 
 
 def main(peer: Path | None = None) -> None:
+    if SMALL:
+        leave_out("Images", "a build takes minutes, and none is small")
+        return
     with tempfile.TemporaryDirectory(prefix="gpuyard-bench-") as name:
         folder = Path(name)
         try:

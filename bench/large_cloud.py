@@ -16,10 +16,11 @@ from urllib.parse import parse_qs, urlsplit
 from uuid import NAMESPACE_URL, uuid5
 
 from bench.record_cloud import RECORDING
+from bench.table import sized
 from gpuyard.model.gpu import Gpu, GpuRole
 
 PAGE = 1000
-PROJECTS, USERS = 50, 300
+PROJECTS, USERS = sized((50, 300), (10, 40))
 CLOUDS = """clouds:
   large:
     auth: {{auth_url: "http://127.0.0.1:{port}/v3", username: a, password: b, project_name: c,

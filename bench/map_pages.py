@@ -29,7 +29,7 @@ from playwright.sync_api import Page, sync_playwright
 from tests.support.browser import CHROMIUM
 
 from bench.cloud import peak_mib
-from bench.table import Measured, finish, leave_out, show
+from bench.table import Measured, finish, leave_out, show, sized
 from bench.webhooks import worked
 from gpuyard.dashboard.live_map import WHOLE
 from gpuyard.inventory.controllers.cache import InventoryCache
@@ -39,8 +39,10 @@ from gpuyard.server.app import create_app
 from gpuyard.server.server import bind, server_of, url_of
 
 GPUS_OF_HOST = 8
-LISTENERS = 499
-ROUNDS = 10
+MANY, FEWER = sized((8000, 2000), (160, 80))
+"""GPUs: of the site with many viewers, and of the page that is weighed."""
+LISTENERS = sized(499, 9)
+ROUNDS = sized(10, 2)
 PIXEL_LIMIT_S, MEMORY_LIMIT_MIB, PAGE_LIMIT_KB, PAINT_LIMIT_S = 2, 400, 200, 1
 RETURN_LIMIT_S = 30
 """Of a page that was open: until then it shows what it had, and says so."""
@@ -68,7 +70,7 @@ def main() -> None:
 # What is measured.
 
 
-def many_viewers(page: Page, gpus: int = 8000) -> None:
+def many_viewers(page: Page, gpus: int = MANY) -> None:
     with portal(gpus) as (url, process), listeners(url) as others:
         page.goto(url)
         page.locator("#link[data-link=live]").wait_for()
@@ -96,7 +98,7 @@ def many_viewers(page: Page, gpus: int = 8000) -> None:
     )
 
 
-def after_restart(gpus: int = 8000) -> None:
+def after_restart(gpus: int = MANY) -> None:
     """Each open page connects again, to a process that does not know what it shows, and gets the whole map once."""
     with portal(gpus) as (url, process):
         before = worked(process.pid)
@@ -116,10 +118,10 @@ def after_restart(gpus: int = 8000) -> None:
     )
 
 
-def weight(page: Page, gpus: int = 2000) -> None:
+def weight(page: Page, gpus: int = FEWER) -> None:
     kilobytes, paint = [], []
     with portal(gpus) as (url, _):
-        for _ in range(5):
+        for _ in range(sized(5, 1)):
             context = page.context.browser.new_context()  # type: ignore[union-attr]  # it has one, which was launched
             fresh = context.new_page()
             fresh.goto(url, wait_until="load")

@@ -1,9 +1,13 @@
 """What a scrape by Prometheus costs on a site of 1,000 hosts with 8 GPUs each: with totals alone, and with every GPU by
-name and an agent in each of 8,000 servers."""
+name and an agent in each of 8,000 servers.
+
+python -m bench.metrics
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +18,7 @@ from fastapi.testclient import TestClient
 from tests.support.inventories import driver
 from tests.support.portals import ROOMY, booking_portal
 
-from bench.table import Measured, show
+from bench.table import Measured, finish, show, sized
 from gpuyard.health.controllers.agent_service import AgentService
 from gpuyard.health.controllers.health_service import HealthService
 from gpuyard.health.records import GpuHealth, HealthState
@@ -27,7 +31,7 @@ from gpuyard.model.world import Snapshot
 from gpuyard.server.app import create_app
 from gpuyard.site.health_rules import SiteHealth
 
-HOSTS, RUNS = 1000, 7
+HOSTS, RUNS = sized((1000, 7), (10, 1))
 LIMIT_MS, LIMIT_TOTALS_MS = 1500.0, 400.0
 """Prometheus waits 10 s; meanwhile pages share the processor with it."""
 
@@ -88,3 +92,4 @@ def scrapes(client: TestClient) -> tuple[list[float], int, int]:
 
 if __name__ == "__main__":
     main()
+    sys.exit(finish())

@@ -20,7 +20,7 @@ from tests.virtual_hypervisor import build, machine
 from tests.virtual_hypervisor.topology import epyc_v100
 
 from bench.local import large_host
-from bench.table import Measured, leave_out, milliseconds, show
+from bench.table import Measured, finish, leave_out, milliseconds, show
 from gpuyard.host.preparation.plan import plan_preparation
 from gpuyard.host.preparation.wishes import Wishes
 
@@ -68,3 +68,4 @@ def live() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.exit(finish())

@@ -26,19 +26,19 @@ from tests.support.runner_world import (
     wanted,
 )
 
-from bench.table import Measured, finish, milliseconds, show
+from bench.table import Measured, finish, milliseconds, show, sized
 from gpuyard.database.times import seconds
 from gpuyard.runners.planner import plan
 from gpuyard.runners.records import Job, JobState, Runner, RunnerState, ServerChoice, Wanted
 from gpuyard.runners.view import RunnerView
 
-JOBS, RUNNERS, REPOSITORIES = 10_000, 1_000, 400
-POOLS = {"v100": 400, "a100": 500, "t4": 300, "h100": 100}
+JOBS, RUNNERS, REPOSITORIES = sized((10_000, 1_000, 400), (200, 20, 20))
+POOLS = sized({"v100": 400, "a100": 500, "t4": 300, "h100": 100}, {"v100": 16, "a100": 16, "t4": 16, "h100": 8})
 """Pool -> GPUs, eight to a host."""
 LONGEST = (HOUR, 2 * HOUR, 6 * HOUR, 12 * HOUR)
 LIMIT_PLAN_MS = 200
 RUNS = 15
-MONTH_GPUS, DAYS, STEP = 8, 30, 3 * MINUTE
+MONTH_GPUS, DAYS, STEP = 8, sized(30, 2), 3 * MINUTE
 """Of the simulated month, in which a plan is made at every step."""
 LEAST = 1.5
 """So many times more GPU-hours are to be used with jobs than by bookings alone."""

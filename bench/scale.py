@@ -20,15 +20,15 @@ from tests.support.ports import free_port_base
 from bench.cloud import peak_mib
 from bench.large_cloud import PROJECTS, USERS, large_cloud
 from bench.site import GPUS, HOSTS, write_site
-from bench.table import Measured, show
+from bench.table import Measured, finish, show, sized
 from gpuyard.openstack.api import CloudApi, connect
 from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.site.load import load_site
 
-SERVERS = 4000
+SERVERS = sized(4000, 80)
 LOOK_LIMIT_S, CALLS_LIMIT, MEMORY_LIMIT_MIB = 3, 30, 400
-LOOKS = 4
-SAMPLE = 200
+LOOKS = sized(4, 2)
+SAMPLE = sized(200, 20)
 """Providers that are asked one by one, of all that there are."""
 
 
@@ -112,3 +112,4 @@ def one_by_one(api: CloudApi) -> float:
 
 if __name__ == "__main__":
     main()
+    sys.exit(finish())

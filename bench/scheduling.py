@@ -1,8 +1,12 @@
-"""What the rendered options are worth: the same requests with Nova's and Placement's defaults, in the same lab."""
+"""What the rendered options are worth: the same requests with Nova's and Placement's defaults, in a lab like it.
+
+python -m bench.scheduling
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import threading
 from collections import Counter
@@ -13,7 +17,7 @@ from time import monotonic
 from tests.support.ports import free_port_base
 from tests.support.sysfs import V100, Sysfs
 
-from bench.table import Measured, show
+from bench.table import Measured, finish, show, sized
 from gpuyard.lab import control, portal
 from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.lab.exercise import Exercise
@@ -22,10 +26,10 @@ from gpuyard.lab.settings import LabSettings, remembered
 from gpuyard.openstack.api import CloudApi, CloudError, connect
 from gpuyard.site.load import LoadedSite, load_site
 
-GPUS = 8
-PATIENCE_S = 60.0
+GPUS = sized(8, 4)
+PATIENCE_S = sized(60.0, 5.0)
 """How long to wait for one answer of Placement with its defaults; it may think for minutes."""
-ROUNDS = 5
+ROUNDS = sized(5, 1)
 
 
 def main() -> None:
@@ -44,7 +48,7 @@ def write_site(folder: Path) -> Path:
     for number in range(GPUS):
         host.function(f"{0x10 + number:02x}:00.0", V100, group=number + 1)
     (folder / "wide.json").write_text(host.recording(hostname="wide"))
-    sizes = (1, 4, GPUS)
+    sizes = (1, GPUS)
     document = {
         "site": "wide",
         "hosts": {"wide": {"recording": "wide.json"}},
@@ -67,7 +71,7 @@ def run(state: Path, site: Path, plan: LabPlan) -> list[Measured]:
         loaded = load_site(site)
         portal.apply_site(lab, loaded)
         operator, user = connect(ADMIN_CLOUD, lab.clouds_file), connect(DEMO_CLOUD, lab.clouds_file)
-        return [*together(operator, user, loaded), *candidates(operator, (1, 4, 6, GPUS))]
+        return [*together(operator, user, loaded), *candidates(operator, (1, GPUS // 2, GPUS * 3 // 4, GPUS))]
     finally:
         control.down(settings)
 
@@ -114,3 +118,4 @@ def answer(operator: CloudApi, query: dict[str, object]) -> float:
 
 if __name__ == "__main__":
     main()
+    sys.exit(finish())

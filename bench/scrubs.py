@@ -8,6 +8,7 @@ is made of files; what VFIO does is a model, which takes 100 ms for a reset and 
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -17,14 +18,14 @@ from typing import Any
 
 from tests.support.scrubbing import LEADER, PEER, ScrubHost
 
-from bench.table import Measured, show
+from bench.table import Measured, finish, show, sized
 from gpuyard.host.local_host import LocalHost
 from gpuyard.host.scrub import scrub
 from gpuyard.host.scrub_unit import in_a_process
 from gpuyard.host.tree import LINK
 from gpuyard.model.scrub import ScrubOrder, ScrubOutcome
 
-PROCESSES, FILES, TIMES = 600, 40, 10
+PROCESSES, FILES, TIMES = sized((600, 40, 10), (60, 4, 2))
 RESET = 0.1
 
 
@@ -67,3 +68,4 @@ def write(nodes: Mapping[str, Any], folder: Path) -> None:
 
 if __name__ == "__main__":
     main()
+    sys.exit(finish())

@@ -1,21 +1,25 @@
-"""A site of a thousand hosts: reading it, compiling it, planning it."""
+"""A site of a thousand hosts: reading it, compiling it, planning it.
+
+python -m bench.site
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from tests.support.sysfs import V100, Sysfs
 
-from bench.table import Measured, milliseconds, show
+from bench.table import Measured, finish, milliseconds, show, sized
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 from gpuyard.site.objects import LimitObject, SeenAggregate, SeenFlavor, SeenLimit, SeenObjects
 from gpuyard.site.plan import plan_site
 
-HOSTS, GPUS, FLAVORS, PROJECTS = 1000, 8, 200, 100
+HOSTS, GPUS, FLAVORS, PROJECTS = sized((1000, 8, 200, 100), (20, 8, 20, 10))
 LIMIT_MS = 2000
 
 
@@ -81,3 +85,4 @@ def as_wanted(compiled: CompiledSite) -> SeenObjects:
 
 if __name__ == "__main__":
     main()
+    sys.exit(finish())

@@ -15,7 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from time import perf_counter
 
-from bench.table import Measured, milliseconds, show
+from bench.table import Measured, finish, milliseconds, show, sized
 from gpuyard.database.engine import Database
 from gpuyard.usage.accounts import Prices
 from gpuyard.usage.controllers.reading import History
@@ -25,7 +25,7 @@ from gpuyard.usage.records import Slice
 from gpuyard.usage.store import HistoryStore, SumStore
 
 LIMIT_MS = 1000
-HOSTS, GPUS_EACH, PROJECTS, USERS = 1000, 8, 60, 5
+HOSTS, GPUS_EACH, PROJECTS, USERS = sized(1000, 10), 8, 60, 5
 FIRST, END = date(2026, 1, 1), date(2027, 1, 1)
 A_DAY = timedelta(days=1)
 ZONE = "Europe/Rome"
@@ -97,3 +97,4 @@ def day_sums(day: date) -> Counter[Slice]:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    sys.exit(finish())

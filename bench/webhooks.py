@@ -23,15 +23,16 @@ from time import perf_counter
 from tests.support.postgres import server
 from tests.support.runner_portals import HOOK, job_hook, runner_portal, signed
 
-from bench.table import Measured, finish, show
+from bench.table import Measured, finish, show, sized
 from gpuyard.runners.web import group_commit
 from gpuyard.server.server import bind, server_of, url_of
 
-PER_SECOND, SECONDS = 1000, 10.0
+PER_SECOND, SECONDS = sized((1000, 10.0), (100, 1.0))
+FLOOD_S = sized(3.0, 0.5)
 LIMIT_MS = 20.0
 PADDING = 30_000
 CONNECTIONS = 40
-WARM_UP = 500
+WARM_UP = sized(500, 50)
 
 
 def main() -> None:
@@ -47,9 +48,9 @@ def measure(name: str, url: str, peer: str) -> None:
         before = worked(pid)
         answers = asyncio.run(load(port, PER_SECOND, SECONDS))
         work = (worked(pid) - before) * 1000 / len(answers)
-        most = asyncio.run(flood(port, 3.0))
+        most = asyncio.run(flood(port, FLOOD_S))
     with portal(peer, 1) as (port, _):
-        alone = asyncio.run(flood(port, 3.0))
+        alone = asyncio.run(flood(port, FLOOD_S))
     cuts = quantiles(answers, n=100)
     rows = [
         Measured(f"answer, {PER_SECOND} a second: p50", "ms", [cuts[49]]),
