@@ -9,7 +9,6 @@ from zoneinfo import ZoneInfo
 
 from gpuyard.client.times import show_api_time
 from gpuyard.model.booking import RULES, QuietHours, rule_text
-from gpuyard.model.errors import UsageError
 from gpuyard.model.gpu import FOREIGN, GpuState, Keeping, LedgerWords, provider_name
 
 Row = Mapping[str, Any]
@@ -36,15 +35,6 @@ NAMES = {
     "Created": "created", "Changed": "changed", "Version": "version", "You may": "may",
     "Flavors": "flavors", "To start a server": "command",
 }  # fmt: skip
-
-
-def chosen(only: Sequence[str] | None, columns: Sequence[str]) -> list[str]:
-    """The columns that were asked for with ``-c``, in that order; all when none was. Raises UsageError."""
-    known = {column.lower(): column for column in columns}
-    for name in only or ():
-        if name.lower() not in known:
-            raise UsageError(f"there is no column {name!r}; there are {', '.join(columns)}")
-    return [known[name.lower()] for name in only] if only else list(columns)
 
 
 def booking_row(row: Row, zone: ZoneInfo) -> dict[str, Any]:

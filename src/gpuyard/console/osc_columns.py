@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from gpuyard.client.rows import chosen
+from gpuyard.console.columns import chosen
 from gpuyard.model.text import cell
 
 

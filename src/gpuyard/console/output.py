@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpuyard.client.rows import chosen
+from gpuyard.console.columns import chosen
 from gpuyard.model.text import cell, printable
 
 

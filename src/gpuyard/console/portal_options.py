@@ -132,7 +132,7 @@ def print_one(row: Mapping[str, Any], format_: Format, columns: Sequence[str] | 
     """One thing, as `openstack ... show` prints it. Raises UsageError for an unknown column."""
     import json
 
-    from gpuyard.client.rows import chosen
+    from gpuyard.console.columns import chosen
     from gpuyard.console.output import print_yaml
 
     shown = chosen(columns, tuple(row))

@@ -299,15 +299,17 @@ def _found(
     verb: str, words: Sequence[str], root: Path, hosts: Where, format_: FindingFormat, columns: Sequence[str] | None
 ) -> int:
     """Run a verb that answers with findings, and print those. On many hosts each finding's object is its host."""
-    from gpuyard.host import commands, fleet
-    from gpuyard.host.__main__ import options_of
-    from gpuyard.model.finding import Finding
-
     if not hosts.hosts:
+        from gpuyard.host import commands
+        from gpuyard.host.__main__ import options_of
+        from gpuyard.model.finding import Finding
+
         kept = commands.Kept()
         code = commands.run(verb, options_of(["--root", str(root), verb, *words]), kept)
         print_findings([Finding.from_dict(one) for one in kept.data["findings"]], verb, format_, columns)
         return code
+    from gpuyard.host import fleet
+
     if format_ is FindingFormat.TEXT and not columns:
         return _remote(verb, words, _here(root, hosts), Format.TABLE)
     found = _outcomes(verb, words, _here(root, hosts))

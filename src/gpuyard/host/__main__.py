@@ -1,4 +1,7 @@
-"""``python3 -m gpuyard.host``: everything that is done on a hypervisor, with Python 3.9 and nothing else."""
+"""``python3 -m gpuyard.host``: everything that is done on a hypervisor, with Python 3.9 and nothing else.
+
+Each verb imports what it needs: the file that goes to hosts has no bytecode, so that there every module is compiled at
+each call."""
 
 from __future__ import annotations
 
@@ -6,21 +9,16 @@ import argparse
 import json
 import sys
 from pathlib import PurePath
-from typing import Dict, List, Optional
+from typing import TYPE_CHECKING, Dict, List, Optional
 
-from gpuyard.host import report
 from gpuyard.host.commands import VERBS, CommandOptions
 from gpuyard.host.commands import run as run_verb
-from gpuyard.host.pci_ids import PciIds
-from gpuyard.host.preparation import pending
-from gpuyard.host.recording import check_facts, dumps, read_file, record
-from gpuyard.host.scan import scan
-from gpuyard.host.scrub_unit import ScrubOptions
-from gpuyard.host.scrub_unit import run as run_scrub
-from gpuyard.host.tree import open_tree
-from gpuyard.host.watch_loop import WatchOptions, seconds
-from gpuyard.host.watch_loop import run as run_watch
+from gpuyard.host.tree import Tree, open_tree
 from gpuyard.model.errors import GpuyardError
+
+if TYPE_CHECKING:
+    from gpuyard.host.scrub_unit import ScrubOptions
+    from gpuyard.host.watch_loop import WatchOptions
 
 INTERRUPTED = 130
 HELP = {
@@ -53,20 +51,40 @@ def execute(arguments: List[str]) -> int:
     options = _parser().parse_args(arguments)
     tree = open_tree(options.root)
     if options.verb == "scan":
-        inventory = scan(tree, PciIds.of_this_machine())
-        document = report.to_dict(inventory, pending.seen(tree, inventory))
-        result = {"event": "result", "verb": "scan", "exit": 0, "inventory": document}
-        print(json.dumps(result) if options.json else json.dumps(document, indent=1))
+        _scan(tree, options.json)
     elif options.verb == "record":
-        made = record(tree, PciIds.of_this_machine(), options.note, parse_facts(options.fact))
-        write(dumps(made), options.output)
+        _record(tree, options)
     elif options.verb == "watch":
+        from gpuyard.host.watch_loop import run as run_watch
+
         return run_watch(_watch_options(options))
     elif options.verb == "scrub":
+        from gpuyard.host.scrub_unit import run as run_scrub
+
         return run_scrub(_scrub_options(options))
     else:
         return run_verb(options.verb, _options(options))
     return 0
+
+
+def _scan(tree: Tree, in_one_line: bool) -> None:
+    from gpuyard.host import report
+    from gpuyard.host.pci_ids import PciIds
+    from gpuyard.host.preparation import pending
+    from gpuyard.host.scan import scan
+
+    inventory = scan(tree, PciIds.of_this_machine())
+    document = report.to_dict(inventory, pending.seen(tree, inventory))
+    result = {"event": "result", "verb": "scan", "exit": 0, "inventory": document}
+    print(json.dumps(result) if in_one_line else json.dumps(document, indent=1))
+
+
+def _record(tree: Tree, options: argparse.Namespace) -> None:
+    from gpuyard.host.pci_ids import PciIds
+    from gpuyard.host.recording import dumps, record
+
+    made = record(tree, PciIds.of_this_machine(), options.note, parse_facts(options.fact))
+    write(dumps(made), options.output)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -98,6 +116,8 @@ def _watch_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def _watch_options(parsed: argparse.Namespace) -> WatchOptions:
+    from gpuyard.host.watch_loop import WatchOptions, seconds
+
     return WatchOptions(
         root=parsed.root,
         url=parsed.url,
@@ -122,6 +142,8 @@ def _scrub_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def _scrub_options(parsed: argparse.Namespace) -> ScrubOptions:
+    from gpuyard.host.scrub_unit import ScrubOptions
+
     return ScrubOptions(
         root=parsed.root,
         url=parsed.url,
@@ -191,13 +213,21 @@ def _options(parsed: argparse.Namespace) -> CommandOptions:
         recording=said.get("recording", False),
         dry_run=said.get("dry_run", False),
         boot_id=said.get("boot_id", ""),
-        recorded=None if against is None else read_file(PurePath(against)),
-        source=None if source is None else read_file(PurePath(source)),
+        recorded=None if against is None else _text(against),
+        source=None if source is None else _text(source),
     )
+
+
+def _text(recording: str) -> str:
+    from gpuyard.host.recording import read_file
+
+    return read_file(PurePath(recording))
 
 
 def parse_facts(pairs: List[str]) -> Dict[str, object]:
     """``["cpus=48"]`` -> ``{"cpus": 48}``. Raises ValueError with the reason."""
+    from gpuyard.host.recording import check_facts
+
     for pair in pairs:
         if "=" not in pair:
             raise ValueError(f"--fact {pair}: write KEY=VALUE")

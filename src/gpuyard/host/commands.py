@@ -2,6 +2,9 @@
 
 With `json` one object per line: ``{"event": "step", "done": 2, "of": 9, "text": ...}`` while steps are carried out, and
 at the end ``{"event": "result", "verb": ..., "exit": ..., ...}``: the exit code, and what the verb found out.
+
+Each verb imports itself what no other needs: the file that goes to hosts has no bytecode, so that there every module is
+compiled at each call.
 """
 
 from __future__ import annotations
@@ -12,37 +15,25 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Any, Callable, Dict, Iterable, List, Optional, Protocol, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Protocol, Tuple
 
 from gpuyard.host.checks import Machine, check
-from gpuyard.host.checks.drift import drift
-from gpuyard.host.checks.prepared import verify
 from gpuyard.host.judge import judge
 from gpuyard.host.local_host import HostAccess, LocalHost
-from gpuyard.host.network import observe_interfaces
 from gpuyard.host.pci_ids import PciIds
 from gpuyard.host.preparation import pending, plan_text
 from gpuyard.host.preparation.journal import current
 from gpuyard.host.preparation.passthrough import read_list
-from gpuyard.host.preparation.plan import plan_preparation
-from gpuyard.host.preparation.preparation import Preparation
 from gpuyard.host.preparation.wishes import Wishes, full_address
-from gpuyard.host.recording import record, replay, replay_tree, says_how_it_boots
 from gpuyard.host.scan import scan
-from gpuyard.host.standing import (
-    HOST_NAME,
-    boot_id,
-    hypervisor_processes,
-    look_at_engines,
-    reboot_hint,
-    reboot_soon,
-    refuse_reboot,
-)
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
 from gpuyard.model.finding import Finding, Severity, worst
 from gpuyard.model.host import Inventory
 from gpuyard.model.plan import Plan, Step
 from gpuyard.model.text import printable
+
+if TYPE_CHECKING:
+    from gpuyard.host.preparation.preparation import Preparation
 
 BLOCKED = BlockedError.exit_code
 
@@ -186,6 +177,8 @@ class Kept:
 
 
 def _look(host: HostAccess) -> Preparation:
+    from gpuyard.host.preparation.preparation import Preparation
+
     return Preparation(host, PciIds.of_this_machine())
 
 
@@ -194,6 +187,8 @@ def _seen(host: HostAccess, options: CommandOptions) -> Machine:
     if options.source is None:
         tree, inventory = host.tree, scan(host.tree, PciIds.of_this_machine())
     else:
+        from gpuyard.host.recording import replay_tree
+
         tree, inventory = replay_tree(options.source, "the recording")
     return Machine(tree, inventory, judge(inventory))
 
@@ -203,6 +198,9 @@ def _check(host: HostAccess, options: CommandOptions, output: Output) -> int:
 
 
 def _plan(host: HostAccess, options: CommandOptions, output: Output) -> int:
+    from gpuyard.host.preparation.plan import plan_preparation
+    from gpuyard.host.recording import says_how_it_boots
+
     machine = _seen(host, options)
     if options.source is not None and not says_how_it_boots(machine.tree):
         raise UsageError(
@@ -261,6 +259,10 @@ def _done(host: HostAccess, plan: Plan, output: Output, nothing: str) -> int:
 
 
 def _verify(host: HostAccess, options: CommandOptions, output: Output) -> int:
+    from gpuyard.host.checks.drift import drift
+    from gpuyard.host.checks.prepared import verify
+    from gpuyard.host.recording import record, replay
+
     preparation = _look(host)
     groups = preparation.journal.groups if preparation.journal else {}
     findings = verify(preparation.machine, read_list(host.tree), groups)
@@ -273,24 +275,29 @@ def _verify(host: HostAccess, options: CommandOptions, output: Output) -> int:
 
 def _look_at_all(host: HostAccess, options: CommandOptions, output: Output) -> int:
     """Everything that a deployment asks a host, in one answer: see docs/how-to/from-bare-machines-to-a-cloud.md."""
+    from gpuyard.host import standing
+    from gpuyard.host.checks.prepared import verify
+    from gpuyard.host.network import observe_interfaces
+    from gpuyard.host.recording import record
+
     preparation = _look(host)
     wishes = options.wishes(preparation.wishes, preparation.machine.inventory)
     plan = preparation.plan(wishes)
     waiting = pending.needs_reboot(pending.settings(preparation.machine, preparation.journal))
     given = [entry.address for entry in read_list(host.tree)]
-    engine = look_at_engines()
-    hint = reboot_hint(host.tree)
+    engine = standing.look_at_engines()
+    hint = standing.reboot_hint(host.tree)
     interfaces, interfaces_problem = observe_interfaces(host.tree)
     data: Dict[str, Any] = {
-        "boot_id": boot_id(host.tree),
-        "name": host.tree.read(HOST_NAME) or "",
+        "boot_id": standing.boot_id(host.tree),
+        "name": host.tree.read(standing.HOST_NAME) or "",
         "interfaces": [interface.as_dict() for interface in interfaces],
         "interfaces_problem": interfaces_problem,
         "plan": plan_text.as_dict(plan),
         "pending": [setting.after_a_boot for setting in waiting],
         "restart": hint.required,
         "restart_problem": hint.problem,
-        "hypervisor": list(hypervisor_processes(host.tree)),
+        "hypervisor": list(standing.hypervisor_processes(host.tree)),
         "given": given,
         "findings": [],
         "engine": {
@@ -312,7 +319,9 @@ def _look_at_all(host: HostAccess, options: CommandOptions, output: Output) -> i
 
 def _reboot(host: HostAccess, options: CommandOptions, output: Output) -> int:
     """Said twice it is done once: a machine that is in another boot by now has rebooted."""
-    here = boot_id(host.tree)
+    from gpuyard.host import standing
+
+    here = standing.boot_id(host.tree)
     if options.root != "/":
         raise UsageError(f"reboot is for this machine, not for what is below {options.root}")
     if not options.boot_id:
@@ -322,10 +331,10 @@ def _reboot(host: HostAccess, options: CommandOptions, output: Output) -> int:
         return 0
     if os.geteuid():
         raise GpuyardError("only root may reboot this machine")
-    refuse_reboot(host.tree)
+    standing.refuse_reboot(host.tree)
     output.result(0, {"rebooting": True, "boot_id": here}, ["it reboots now"])
     sys.stdout.flush()
-    reboot_soon(host.tree)
+    standing.reboot_soon(host.tree)
     return 0
 
 

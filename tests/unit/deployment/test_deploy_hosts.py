@@ -158,7 +158,7 @@ def test_a_server_is_a_process_of_the_machine_whatever_has_started_it(
     guest: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rebooted: list[object] = []
-    monkeypatch.setattr("gpuyard.host.commands.reboot_soon", rebooted.append)
+    monkeypatch.setattr("gpuyard.host.standing.reboot_soon", rebooted.append)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     name = f"qemu-system-x86_64 (process {guest.pid})"
     assert name in hypervisor_processes(FileTree())

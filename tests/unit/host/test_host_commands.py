@@ -237,3 +237,23 @@ def test_findings_of_many_hosts_are_one_list_with_the_host_as_object() -> None:
 def test_what_a_host_makes_up_is_no_traceback(made_up: object) -> None:
     (finding,) = findings_of(Outcome("gpu1", Ending.DONE, 0, result={"findings": made_up}))
     assert finding.code == "no-answer"
+
+
+CHECKS = {
+    "in the file that goes to hosts": "from gpuyard.host.__main__ import main; main(['--root', root, 'check'])",
+    "as a command": "from typer.testing import CliRunner; from gpuyard.cli.main import app\n"
+    "CliRunner().invoke(app, ['host', 'check', '--root', root])",
+}
+
+
+@pytest.mark.parametrize("call", CHECKS.values(), ids=CHECKS)
+def test_a_check_imports_nothing_that_only_others_need(root: Path, call: str) -> None:
+    """The file that goes to hosts has no bytecode, and is compiled at each call."""
+    program = f"import sys\nroot = sys.argv[1]\n{call}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program, str(root)], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.splitlines()[-1].split())
+    assert "gpuyard.host.checks" in modules
+    of_others = {"recording", "standing", "scrub", "watch_loop", "portal_client", "network", "fleet", "report"}
+    of_others |= {"preparation.plan", "preparation.preparation", "preparation.apply", "checks.prepared"}
+    assert not modules & ({f"gpuyard.host.{name}" for name in of_others} | {"gpuyard.client.rows", "openstack"})
+    assert not modules & {"http.client", "ssl"}

@@ -1,0 +1,16 @@
+"""Columns of lists: which ones somebody wants to see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuyard.model.errors import UsageError
+
+
+def chosen(only: Sequence[str] | None, columns: Sequence[str]) -> list[str]:
+    """The columns that were asked for with ``-c``, in that order; all when none was. Raises UsageError."""
+    known = {column.lower(): column for column in columns}
+    for name in only or ():
+        if name.lower() not in known:
+            raise UsageError(f"there is no column {name!r}; there are {', '.join(columns)}")
+    return [known[name.lower()] for name in only] if only else list(columns)
