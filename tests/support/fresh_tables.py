@@ -16,8 +16,8 @@ from gpuyard.database.schema_modules import SchemaModule
 
 _by_migration = migrate.run_steps
 _made: dict[tuple[Path, tuple[str, ...]], list[str]] = {}
-"""Folder of a room's migrations, and all that other rooms have there, of which a step may take something over -> the
-statements that make what these migrations made."""
+"""Folder of a room's migrations, and all that other rooms have there -> the statements that make what these migrations
+made."""
 
 
 def made_once() -> None:

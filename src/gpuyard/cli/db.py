@@ -109,7 +109,9 @@ def check(site: SiteOption = DEFAULT_SITE, database: DatabaseOption = "") -> Non
     for line in (*broken, *due):
         print(line)
     if broken:
-        raise GpuyardError("the database is not whole: restore a backup of before")
+        raise GpuyardError(
+            "the database cannot be used as it is; unless the above says more, restore a backup of before"
+        )
     if due:
         raise BlockedError("the tables are not those of this release: gpuyard db upgrade brings them up to date")
     print("whole, and of this release")
@@ -134,7 +136,7 @@ def version(
                     site_version.room,
                     site_version.at,
                     site_version.newest,
-                    _upgrade(site_version.known, site_version.due),
+                    str(site_version.unknown or ("due" if site_version.due else "no")),
                 ),
                 strict=True,
             )
@@ -142,9 +144,3 @@ def version(
         for site_version in site_versions(url)
     ]
     print_list(rows, COLUMNS, format_, columns)
-
-
-def _upgrade(known: bool, due: bool) -> str:
-    if not known:
-        return "made by a newer release"
-    return "due" if due else "no"

@@ -26,7 +26,7 @@ from gpuyard.database.migrate import (
     ONE_AT_A_TIME,
     file_lock,
     migrate,
-    refuse_newer,
+    refuse_unknown,
     revision_of,
     run_steps,
     steps_of,
@@ -100,7 +100,7 @@ def note_of(path: Path) -> BackupNote | None:
 
 
 def unpack(backup: Path, path: Path, rooms: Sequence[SchemaModule]) -> Database:
-    """A copy of a backup, with this release's tables. Raises StoreError when it is not whole, or of a newer release."""
+    """A copy of a backup, with this release's tables. Raises StoreError when it is not whole, or `Unknown`."""
     if not backup.is_file():
         raise StoreError(f"there is no backup {backup}")
     private_file(path)
@@ -211,16 +211,13 @@ def _copy_server(database: Database, rooms: Sequence[SchemaModule], path: Path) 
     with database.reading() as source:
         for room in rooms:
             revision = revision_of(source, room)
-            refuse_newer(room, steps_of(room), revision, database.name)
+            refuse_unknown(room, steps_of(room), revision, database.name)
             if revision is not None:
                 migrate(file_url(path), room, revision)
         tables = _reflected(source, rooms)
         engine = open_engine(file_url(path))
         try:
             with engine.connect() as target, target.begin():
-                # What a room will take over, and its steps have not made yet: the sessions of the very first release.
-                there = set(inspect(target).get_table_names())
-                tables.create_all(target, [table for table in tables.sorted_tables if table.name not in there])
                 copied = MetaData()
                 copied.reflect(target, only=[table.name for table in tables.sorted_tables])
                 _copy_rows(source, target, tables, copied)
@@ -233,7 +230,7 @@ def _replace_server(database: Database, rooms: Sequence[SchemaModule], source: D
     with ONE_AT_A_TIME, translated(database.name), database.engine.connect() as target, target.begin():
         target.execute(text("select pg_advisory_xact_lock(:number)"), {"number": LOCK})
         for room in rooms:
-            refuse_newer(room, steps_of(room), revision_of(target, room), database.name)
+            refuse_unknown(room, steps_of(room), revision_of(target, room), database.name)
         there = set(inspect(target).get_table_names())
         names = [name for room in rooms for name in (*room.tables.tables, room.version_table) if name in there]
         quoted = target.dialect.identifier_preparer.quote_identifier

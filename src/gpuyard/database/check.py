@@ -9,7 +9,7 @@ from sqlalchemy import Column, Connection, MetaData, Table, and_, func, inspect,
 from sqlalchemy.exc import DBAPIError
 
 from gpuyard.database.engine import Database
-from gpuyard.database.migrate import revision_of, steps_of
+from gpuyard.database.migrate import Unknown, revision_of, steps_of, unknown
 from gpuyard.database.schema_modules import SchemaModule
 
 MOST = 5
@@ -25,13 +25,13 @@ class RoomVersion:
     """None: there are none yet; they come when they are needed."""
     newest: str
     """That this release knows."""
-    known: bool
-    """Whether this release knows where they are; else a newer one made them."""
+    unknown: Unknown | None = None
+    """Why this release does not know where they are."""
 
     @property
     def due(self) -> bool:
         """An upgrade would change it."""
-        return self.known and self.at != self.newest
+        return self.unknown is None and self.at != self.newest
 
 
 def versions(database: Database, rooms: Sequence[SchemaModule]) -> list[RoomVersion]:
@@ -40,9 +40,7 @@ def versions(database: Database, rooms: Sequence[SchemaModule]) -> list[RoomVers
     with database.reading() as connection:
         for room in rooms:
             script, at = steps_of(room), revision_of(connection, room)
-            known = {revision.revision for revision in script.walk_revisions()}
-            newest = str(script.get_current_head())
-            found.append(RoomVersion(room.name, at, newest, at is None or at in known))
+            found.append(RoomVersion(room.name, at, str(script.get_current_head()), unknown(script, at)))
     return found
 
 

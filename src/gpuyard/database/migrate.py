@@ -1,7 +1,8 @@
 """Brings the tables of a room to those of this release.
 
 One process at a time does it, in one transaction, so that several may start at once and none ever sees half of it. A
-database of a newer release is refused. A SQLite file is copied before it is changed.
+database of a newer release is refused, and one of a step that is no longer kept. A SQLite file is copied before it is
+changed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
@@ -30,6 +32,21 @@ ONE_AT_A_TIME = threading.Lock()
 """Alembic hands its operations to the migrations in a global variable."""
 LOCK = 5_283_174_901_226_411
 """Number of PostgreSQL's advisory lock; any that nobody else uses."""
+WITH_ALL_STEPS = "2a265a9"
+"""The last commit that has every step from the first one on."""
+
+
+class Unknown(StrEnum):
+    """Tables that are at a step which this release does not have."""
+
+    NEWER = "made by a newer gpuyard"
+    OLDER = "made by a gpuyard too old for this one"
+
+    @property
+    def remedy(self) -> str:
+        if self is Unknown.NEWER:
+            return "install that release again, or restore a copy of before"
+        return f"bring it up with commit {WITH_ALL_STEPS} of gpuyard first (gpuyard db upgrade)"
 
 
 def migrate(url: URL, room: SchemaModule, target: str = HEAD) -> None:
@@ -52,7 +69,7 @@ def _upgrade(engine: Engine, room: SchemaModule, path: Path | None, target: str)
                 connection.execute(text("select pg_advisory_xact_lock(:number)"), {"number": LOCK})
             script = steps_of(room)
             before = revision_of(connection, room)
-            refuse_newer(room, script, before, shown(engine.url))
+            refuse_unknown(room, script, before, shown(engine.url))
             if before == script.get_current_head():
                 return
             if path and before:
@@ -85,12 +102,18 @@ def run_steps(connection: Connection, room: SchemaModule, script: ScriptDirector
         context.run_migrations()
 
 
-def refuse_newer(room: SchemaModule, script: ScriptDirectory, revision: str | None, name: str) -> None:
-    known = {revision.revision for revision in script.walk_revisions()}
-    if revision is not None and revision not in known:
+def unknown(script: ScriptDirectory, revision: str | None) -> Unknown | None:
+    """None for a step that there is, and before the first one. Steps are numbered in order."""
+    if revision is None or revision in {step.revision for step in script.walk_revisions()}:
+        return None
+    return Unknown.OLDER if revision < str(script.get_current_head()) else Unknown.NEWER
+
+
+def refuse_unknown(room: SchemaModule, script: ScriptDirectory, revision: str | None, name: str) -> None:
+    if why := unknown(script, revision):
         raise StoreError(
-            f"the database {name} was made by a newer gpuyard (the {room.name}'s tables are at {revision}, this one "
-            f"knows {script.get_current_head()}); install that release again, or restore a copy of before"
+            f"the database {name} was {why} (the {room.name}'s tables are at {revision}, this one knows "
+            f"{script.get_current_head()}); {why.remedy}"
         )
 
 

@@ -10,6 +10,7 @@ from urllib.request import urlopen
 
 from gpuyard.bookings.controllers.site_ledger import database_url
 from gpuyard.database.errors import StoreError
+from gpuyard.database.migrate import Unknown
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
 from gpuyard.model.text import counted
 from gpuyard.openstack.api import CloudApi
@@ -77,8 +78,9 @@ def _database(options: ServeOptions, loaded: LoadedSite, api: CloudApi) -> str:
     if not is_there(url):
         return "will be made when it starts"
     found = site_versions(url)
-    if newer := [one for one in found if not one.known]:
-        raise StoreError(f"made by a newer gpuyard: {', '.join(one.room for one in newer)}; install that one")
+    for why in Unknown:
+        if rooms := [one.room for one in found if one.unknown is why]:
+            raise StoreError(f"{why}: {', '.join(rooms)}; {why.remedy}")
     due = [f"{one.room} {one.at} -> {one.newest}" for one in found if one.at is not None and one.due]
     if due and not options.upgrade:
         raise BlockedError(f"of an older release: {', '.join(due)}; gpuyard db upgrade brings it up to date")

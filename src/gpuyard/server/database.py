@@ -178,7 +178,9 @@ def checked(url: str) -> tuple[list[str], list[str]]:
         found = versions(database, ROOMS)
         broken = problems(database, ROOMS)
     broken += [
-        f"{one.room}: made by a newer gpuyard ({one.at}; this one knows {one.newest})" for one in found if not one.known
+        f"{one.room}: {one.unknown} ({one.at}; this one knows {one.newest}): {one.unknown.remedy}"
+        for one in found
+        if one.unknown
     ]
     due = [f"{one.room}: at {one.at or 'nothing'}, this release has {one.newest}" for one in found if one.due]
     return broken, due

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,7 @@ from gpuyard.bookings.store import Store
 from gpuyard.cli.main import app, run
 from gpuyard.model.errors import UsageError
 from gpuyard.server.credentials import adopt
+from gpuyard.server.database import checked
 from tests.contract.store import booking, prepare, write
 from tests.contract.store_migrations import open_all
 from tests.support.sites import site
@@ -82,20 +84,32 @@ def test_which_release_the_tables_are_of(
     from gpuyard.server.schema_modules import ROOMS
 
     url = f"sqlite:///{tmp_path}/old.db"
-    migrate(parse_url(url), ROOMS[0], "0002")
+    migrate(parse_url(url), ROOMS[0], "0004")
     words = ["--site", str(site(tmp_path).path), "--database", url]
     code, said = typed("version", *words, "-f", "csv")
     assert code == 0
     assert said.splitlines()[:3] == [
         '"Room","At","This release","Upgrade"',
-        '"ledger","0002","0005","due"',
+        '"ledger","0004","0005","due"',
         '"portal","","0003","due"',
     ]
     code, said = refused(monkeypatch, capsys, "check", *words)  # type: ignore[assignment]
     assert (code, "gpuyard db upgrade brings them up to date" in said) == (3, True)
     code, said = typed("upgrade", *words)
-    assert (code, said.splitlines()[0]) == (0, "ledger: 0002 -> 0005")
+    assert (code, said.splitlines()[0]) == (0, "ledger: 0004 -> 0005")
     assert typed("check", *words)[0] == 0
+    with closing(sqlite3.connect(tmp_path / "old.db")) as file, file:
+        file.execute("update alembic_version set version_num = '0001'")
+    code, said = typed("version", *words, "-f", "csv")
+    assert (code, said.splitlines()[1]) == (0, '"ledger","0001","0005","made by a gpuyard too old for this one"')
+    broken, _ = checked(url)
+    assert broken[0].startswith(
+        "ledger: made by a gpuyard too old for this one (0001; this one knows 0005): bring it up"
+    )
+    code, said = refused(monkeypatch, capsys, "check", *words)  # type: ignore[assignment]
+    assert (code, "cannot be used as it is" in said) == (1, True)
+    code, said = refused(monkeypatch, capsys, "upgrade", *words)  # type: ignore[assignment]
+    assert (code, "bring it up with commit" in said) == (1, True)
 
 
 def test_a_database_that_is_not_there_is_not_made(

@@ -305,14 +305,14 @@ def test_all_that_is_wrong_is_said_and_nothing_is_made(tmp_path: Path) -> None:
 
 
 def test_an_old_database_and_a_port_that_is_taken(tmp_path: Path) -> None:
-    migrate(parse_url(f"sqlite:///{tmp_path}/site.db"), ROOMS[0], "0002")
+    migrate(parse_url(f"sqlite:///{tmp_path}/site.db"), ROOMS[0], "0004")
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         said, _ = looked(tmp_path, port=port)
-        assert said[3] == "ok: database: will be brought up to date: ledger 0002 -> 0005"
+        assert said[3] == "ok: database: will be brought up to date: ledger 0004 -> 0005"
         assert said[5].startswith(f"wrong: port: port {port} of 127.0.0.1 is taken by another program")
     said, error = looked(tmp_path, upgrade=False)
-    assert said[3].startswith("wrong: database: of an older release: ledger 0002 -> 0005")
+    assert said[3].startswith("wrong: database: of an older release: ledger 0004 -> 0005")
     assert error.exit_code == 3
     with running() as portal:
         said, _ = looked(tmp_path, port=portal.port)

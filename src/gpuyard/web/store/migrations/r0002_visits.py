@@ -5,19 +5,17 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from gpuyard.database.columns import number, text
+from gpuyard.database.columns import maybe_time, number, text
 
-revision = "0001"
+revision = "0002"
 down_revision = None
 
 
 def upgrade() -> None:
-    if "sessions" in sa.inspect(op.get_bind()).get_table_names():
-        return  # the ledger's first step made them, when the portal had no steps of its own
     op.create_table(
         "sessions",
         *map(text, ("digest", "user_id", "user_name", "project_id", "csrf")),
-        *map(number, ("created", "expires")),
+        *map(number, ("created", "expires", "latest")),
         sa.PrimaryKeyConstraint("digest", name="sessions_pkey"),
     )
     op.create_index("sessions_expires", "sessions", ["expires"])
@@ -25,7 +23,8 @@ def upgrade() -> None:
     op.create_table(
         "feeds",
         *map(text, ("digest", "scope", "target", "owner")),
-        number("created"),
+        *map(number, ("created", "expires")),
+        maybe_time("used"),
         sa.PrimaryKeyConstraint("digest", name="feeds_pkey"),
     )
     op.create_index("feeds_owner", "feeds", ["owner"])

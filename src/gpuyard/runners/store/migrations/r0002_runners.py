@@ -1,13 +1,13 @@
-"""The first tables: jobs, runners, their events and logs, webhooks, scale sets."""
+"""The first tables: jobs, runners, their events and logs, webhooks, scale sets, which repositories are private."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 
-from gpuyard.database.columns import RISING, maybe_time, number, text
+from gpuyard.database.columns import RISING, flag, maybe_time, number, text
 
-revision = "0001"
+revision = "0002"
 down_revision = None
 
 
@@ -95,6 +95,13 @@ def github() -> None:
         maybe_time("seen"),
         text("error"),
         sa.PrimaryKeyConstraint("scope", "name", name="scale_sets_pkey"),
+    )
+    op.create_table(
+        "repositories",
+        *map(text, ("scope", "name")),
+        flag("private"),
+        number("seen"),
+        sa.PrimaryKeyConstraint("scope", "name", name="repositories_pkey"),
     )
     op.create_table(
         "runner_values",

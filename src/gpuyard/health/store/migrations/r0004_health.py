@@ -1,4 +1,5 @@
-"""The first tables: GPUs, their records, observations, tokens, what hosts said last."""
+"""The first tables: GPUs, their records, observations, tokens, what hosts and guests said last; maintenances; tries of
+acceptance."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from alembic import op
 
 from gpuyard.database.columns import RISING, flag, maybe_time, number, text
 
-revision = "0001"
+revision = "0004"
 down_revision = None
 
 
@@ -15,6 +16,9 @@ def upgrade() -> None:
     gpus()
     history()
     others()
+    guests()
+    maintenances()
+    tries()
 
 
 def gpus() -> None:
@@ -80,3 +84,59 @@ def others() -> None:
         *map(text, ("key", "value")),
         sa.PrimaryKeyConstraint("key", name="health_values_pkey"),
     )
+
+
+def guests() -> None:
+    op.create_table(
+        "health_guests",
+        text("server"),
+        number("heard"),
+        text("state"),
+        sa.PrimaryKeyConstraint("server", name="health_guests_pkey"),
+    )
+    op.create_table(
+        "health_cards",
+        *map(text, ("card", "places")),
+        number("seen"),
+        text("server"),
+        sa.PrimaryKeyConstraint("card", name="health_cards_pkey"),
+    )
+    op.create_table(
+        "health_hours",
+        *map(text, ("server", "card")),
+        *map(number, ("hour", "samples", "use", "memory", "power", "hottest")),
+        sa.PrimaryKeyConstraint("server", "card", "hour", name="health_hours_pkey"),
+    )
+    op.create_index("health_hours_hour", "health_hours", ["hour"])
+
+
+def maintenances() -> None:
+    op.create_table(
+        "health_maintenances",
+        *map(text, ("id", "host")),
+        *map(number, ("start", "until")),
+        *map(text, ("why", "by", "state")),
+        *map(number, ("since", "created")),
+        *map(maybe_time, ("begun", "done")),
+        *map(text, ("done_by", "software", "problems")),
+        flag("holds"),
+        sa.Column("open_host", sa.Text, nullable=True),
+        number("version"),
+        sa.PrimaryKeyConstraint("id", name="health_maintenances_pkey"),
+        sa.UniqueConstraint("open_host", name="health_maintenances_open_host_key"),
+    )
+    op.create_index("health_maintenances_host", "health_maintenances", ["host", "created"])
+
+
+def tries() -> None:
+    op.create_table(
+        "health_tries",
+        *map(text, ("id", "batch", "host", "state")),
+        number("begun"),
+        number("version"),
+        text("data"),
+        sa.PrimaryKeyConstraint("id", name="health_tries_pkey"),
+    )
+    op.create_index("health_tries_batch", "health_tries", ["batch"])
+    op.create_index("health_tries_state", "health_tries", ["state"])
+    op.create_index("health_tries_host", "health_tries", ["host", "begun"])

@@ -7,7 +7,7 @@ from alembic import op
 
 from gpuyard.database.columns import RISING, flag, maybe_time, number, text
 
-revision = "0001"
+revision = "0004"
 down_revision = None
 
 EXCLUSION = """
@@ -57,6 +57,7 @@ def _bookings() -> None:
         sa.Column("id", sa.Integer, autoincrement=True, nullable=False),
         *map(text, ("pool", "host", "leader", "addresses", "trouble")),
         flag("gone"),
+        maybe_time("back"),
         sa.PrimaryKeyConstraint("id", name="lanes_pkey"),
         sa.ForeignKeyConstraint(["pool"], ["pools.name"], name="lanes_pool_fkey"),
         sa.UniqueConstraint("pool", "host", "leader", name="lanes_pool_host_leader_key"),
@@ -75,6 +76,10 @@ def _bookings() -> None:
         number("priority"),
         flag("overridden"),
         number("followed"),
+        maybe_time("usable_since"),
+        sa.Column("shared", sa.Boolean, nullable=False, server_default=sa.false()),
+        sa.Column("server", sa.Text, nullable=False, server_default=sa.literal("")),
+        sa.Column("yields", sa.Boolean, nullable=False, server_default=sa.false()),
         sa.PrimaryKeyConstraint("id", name="bookings_pkey"),
         sa.ForeignKeyConstraint(["pool"], ["pools.name"], name="bookings_pool_fkey"),
         sa.CheckConstraint("ends >= starts", name=op.f("bookings_time")),
@@ -88,6 +93,12 @@ def _bookings() -> None:
     op.create_index("bookings_order", "bookings", ["starts", "id"])
     op.create_index("bookings_of_user", "bookings", ["user_id", "starts", "id"])
     op.create_index("bookings_of_series", "bookings", ["series"])
+    leases = sa.text("server != ''")
+    op.create_index("bookings_of_server", "bookings", ["server"], sqlite_where=leases, postgresql_where=leases)
+    op.create_index(
+        "bookings_yielding", "bookings", ["pool"],
+        sqlite_where=sa.text("yields = 1"), postgresql_where=sa.text("yields"),
+    )  # fmt: skip
 
 
 def _occupancy() -> None:

@@ -9,7 +9,7 @@ from alembic import op
 
 from gpuyard.database.columns import RISING, flag, maybe_time, number, text
 
-revision = "0001"
+revision = "0003"
 down_revision = None
 OPEN = 221845392000
 
@@ -55,7 +55,10 @@ def sums() -> None:
     words = "digest tariff pool host project_id project user_id user repository state kind"
     _numbered("history_slices", *map(text, words.split()))
     op.create_index("history_slices_digest", "history_slices", ["digest"], unique=True)
-    for name, period in (("history_days", "day"), ("history_months", "month")):
+    op.create_index("history_slices_host", "history_slices", ["host"])
+    op.create_index("history_slices_project", "history_slices", ["project_id"])
+    periods = {"days": "day", "pools": "day", "months": "month", "totals": "month"}
+    for name, period in ((f"history_{sums}", period) for sums, period in periods.items()):
         op.create_table(
             name,
             *map(number, (period, "slice", "seconds")),
