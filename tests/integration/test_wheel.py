@@ -24,8 +24,8 @@ NEEDED = (
     "gpuyard/guest/agent/gpuyard_agent.py",
     "gpuyard/guest/agent/gpuyard-agent.service",
     "gpuyard/web/templates/admin.html",
-    "gpuyard/bookings/store/migrations/r0001_bookings.py",
-    "gpuyard/usage/store/migrations/r0002_totals.py",
+    "gpuyard/bookings/store/migrations/r0004_bookings.py",
+    "gpuyard/usage/store/migrations/r0003_history.py",
 )
 
 
