@@ -316,9 +316,12 @@ def test_a_dead_host_is_evacuated_and_comes_back_clean(inventory: Harness, exerc
     assert "server-elsewhere" in {one.code for one in drift_of(inventory)}
     statuses = exercise.statuses()
     has = [status.gpu.host for status in statuses if status.claim is not None and status.claim.server_id == server]
-    left = [status for status in statuses if server in status.reason]
+    left = [status for status in statuses if server in status.reason and status.gpu.host == SOURCE]
+    twice = [status for status in statuses if server in status.reason and status.gpu.host == TARGET]
     assert has == [TARGET], "it has what its own host says"
-    assert [(one.gpu.host, one.state, one.claim) for one in left] == [(SOURCE, GpuState.BLOCKED, None)]
+    assert [(one.state, one.claim) for one in left] == [(GpuState.BLOCKED, None)]
+    # Where Nova has taken another GPU than Placement gave, Placement counts both: `count_again` puts that right.
+    assert all(one.state is GpuState.BLOCKED and "beyond what its flavor" in one.reason for one in twice)
     reader = LifeReader(inventory.api, pools_by_alias(inventory.example))
     life = reader.read(datetime.now(UTC), datetime.now(UTC), by_id=[server])[server]
     assert len(moves(life)) == 1, life.deeds
