@@ -16,7 +16,7 @@ from gpuyard.model.booking import FOREVER, lasting
 from gpuyard.runners.caps import Cap
 from gpuyard.runners.openings import PoolOpenings, shape
 from gpuyard.runners.records import Runner, ServerChoice, Wanted
-from gpuyard.runners.view import RunnerView
+from gpuyard.runners.view import RunnerView, size_of
 from gpuyard.site.runner_rules import JobRules, SiteRunners
 
 TEARDOWN = timedelta(minutes=10)
@@ -64,6 +64,7 @@ class PlanCapacity:
         self.now = now
         self._site = view.site
         self._pools = {pool: PoolOpenings(room, now) for pool, room in view.rooms.items()}
+        self._crowded = view.crowded
         self._lanes_of_runners: dict[str, int] = defaultdict(int)
         self._ends: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self._caps: dict[str, Cap] = {}
@@ -124,16 +125,20 @@ class PlanCapacity:
         found = 0
         for pool, choice in {choice.pool: choice for choice in reversed(wanted.choices)}.items():
             openings = self._pools.get(pool)
-            if openings is not None and not openings.blocked:
+            if openings is not None and not self._is_blocked(choice, openings):
                 found += openings.many_now(shape(choice.gpus, choice.same_group), length)
         gpus = min((choice.gpus for choice in wanted.choices), default=1)
         return max(0, min([found, *((cap.most - cap.has - cap.promised) // gpus for cap in caps if gpus)]))
 
     def _first(self, choice: ServerChoice, length: int) -> int | None:
         openings = self._pools.get(choice.pool)
-        if openings is None or openings.blocked:
+        if openings is None or self._is_blocked(choice, openings):
             return None
         return openings.first(shape(choice.gpus, choice.same_group), length)
+
+    def _is_blocked(self, choice: ServerChoice, openings: PoolOpenings) -> bool:
+        """Whether no such server may be started now, whatever is free."""
+        return bool(openings.blocked) or size_of(choice) in self._crowded
 
     def _take(self, choice: ServerChoice, length: int, caps: list[Cap]) -> None:
         """From now on."""
@@ -217,6 +222,8 @@ class PlanCapacity:
             return Place(choice, None, f"no GPU of pool {choice.pool} can be used at the moment")
         if openings.blocked:
             return Place(choice, None, f"no server can be started in pool {choice.pool} now: {openings.blocked}")
+        if crowded := self._crowded.get(size_of(choice)):
+            return Place(choice, None, f"{_server(choice)} could not be started when last tried: {crowded}")
         if not openings.ever(shape(choice.gpus, choice.same_group)):
             return Place(choice, None, f"no host has {_gpus(choice)} of pool {choice.pool} that can be used")
         time = lasting(lease_length(self._site, wanted, self._boots))
@@ -235,6 +242,10 @@ def _gpus(choice: ServerChoice) -> str:
     if choice.gpus == 1:
         return "a GPU"
     return f"a group of {choice.gpus} GPUs" if choice.same_group else f"{choice.gpus} GPUs on one host"
+
+
+def _server(choice: ServerChoice) -> str:
+    return f"a server with {_gpus(choice)} of pool {choice.pool}" if choice.gpus else "a server without GPUs"
 
 
 def _taken(openings: PoolOpenings, runners: int, length: int) -> str:

@@ -17,6 +17,13 @@ from gpuyard.runners.records import Cause, Job, Runner, ServerChoice, Wanted
 from gpuyard.runners.resolve import IdleRunners
 from gpuyard.site.runner_rules import SiteRunners
 
+ServerSize = tuple[str, int, bool]
+"""What Nova looks for when it looks for room: pool, number of GPUs, and whether they are a whole group."""
+
+
+def size_of(choice: ServerChoice) -> ServerSize:
+    return choice.pool, choice.gpus, choice.same_group
+
 
 @dataclass(frozen=True)
 class SetDemand:
@@ -58,6 +65,8 @@ class RunnerView:
     """All scale sets that we listen to."""
     boots: Mapping[str, timedelta] = field(default_factory=dict)
     """Flavor -> how long its server may take to be ACTIVE, where that is not the site's `boot`."""
+    crowded: Mapping[ServerSize, str] = field(default_factory=dict)
+    """Sizes of servers for which Nova had no room a moment ago, each with why: none of these is started now."""
     stopped: Mapping[str, str] = field(default_factory=dict)
     """Enrolment -> why no runner can be made for it at the moment, as in ``GitHub answers no requests since 12:10``;
     under "" what holds for all of them."""

@@ -124,7 +124,7 @@ def test_jobs_run_without_a_lease_and_leave_nothing(tmp_path: Path) -> None:
 def test_where_nova_has_no_room_it_is_asked_ever_more_rarely_and_the_job_waits(tmp_path: Path) -> None:
     one = world(tmp_path, mishaps=Mishaps(no_host=1.0))
     (id,) = one.github.forge.push("demo/science", [JobOrder(("cirun-cpu",), 60)]).jobs
-    one.until(lambda: len(one.nova.posts) == 4, hours=2)
+    one.until(lambda: len(one.nova.posts) == 9, hours=2)
     gaps = [
         (late[0] - early[0]).total_seconds() for early, late in zip(one.nova.posts, one.nova.posts[1:], strict=False)
     ]

@@ -85,8 +85,6 @@ class Tools:
     """Told of each runner that ends without having had a job, and through no wish of ours."""
     limited: Callable[[str, GitHubError], None] = lambda scope, error: None
     """Told when GitHub does nothing for an enrolment at the moment."""
-    crowded: Callable[[ServerChoice, ServerError], None] = lambda choice, error: None
-    """Told when Nova does nothing at the moment, or has no room."""
     late: timedelta = LATE
     unheld: Callable[[str], str] = lambda pool: ""
     """Why no server may be started in a pool at this moment: `HoldCheck.unheld`."""
@@ -139,7 +137,6 @@ class RunnerExecutor:
         except ServerError as error:
             if error.problem is ServerProblem.QUOTA and self._is_blocked(registered):
                 return
-            tools.crowded(runner.choice, error)
             full = error.problem in (ServerProblem.QUOTA, ServerProblem.LIMITED, ServerProblem.UNREAD)
             cause = Cause.NO_CAPACITY if full else Cause.SERVER_ERROR
             self._give_up(registered, cause, f"Nova: {error}", unposted=error.problem is not ServerProblem.UNKNOWN)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -23,11 +23,11 @@ from gpuyard.health.controllers.hold_check import HoldCheck
 from gpuyard.model.booking import Booking
 from gpuyard.model.errors import GpuyardError
 from gpuyard.openstack.guarded_servers import GuardedServers
-from gpuyard.openstack.servers import ServerError, ServerProblem
 from gpuyard.runners.console import GpuVerdict
 from gpuyard.runners.controllers.github_permissions import PermissionCheck
 from gpuyard.runners.controllers.job_repository import LATELY, JobRepository
 from gpuyard.runners.controllers.live_records import LiveReader
+from gpuyard.runners.controllers.pauses import Pauses
 from gpuyard.runners.controllers.quarantine import Quarantine
 from gpuyard.runners.controllers.registrar import Registrar, set_number
 from gpuyard.runners.controllers.runner_executor import LATE, RunnerExecutor, Tools
@@ -68,8 +68,6 @@ GENTLE = frozenset({Cause.NOT_NEEDED, Cause.BOOKING, Cause.REGISTRATION_TIMEOUT}
 """Causes for which a runner goes only if GitHub has not given it a job by then."""
 NO_JOB_YET = frozenset({RunnerState.CREATING, RunnerState.REGISTERING, RunnerState.IDLE})
 """States in which a runner has a server, or will have one, and no job."""
-PAUSE, LONGEST_PAUSE = timedelta(seconds=30), timedelta(minutes=15)
-"""After Nova had no room in a pool, nothing is started there for so long; twice as long each time."""
 HISTORY = timedelta(days=60)
 """Use that is older counts for nothing in fair shares."""
 GIVEN_UP = timedelta(hours=24)
@@ -107,20 +105,6 @@ class RunnerPorts:
     """Whether Placement knows which GPUs of a pool are alone in their groups: `SlotKinds.known`."""
 
 
-IdleKind = tuple[str, str, str, str]
-"""Enrolment, repository, scale set and kind."""
-
-
-@dataclass
-class _Pauses:
-    """Pools in which Nova had no room, enrolments for which GitHub does nothing, idle runners that fail."""
-
-    pools: dict[str, tuple[int, datetime, str]] = field(default_factory=dict)
-    scopes: dict[str, tuple[datetime, str]] = field(default_factory=dict)
-    idle: dict[IdleKind, tuple[int, datetime]] = field(default_factory=dict)
-    """Kinds of which runners failed that were to wait for jobs: how many in a row, and when the next may be made."""
-
-
 class RunnerController:
     """Keeps one site's runners. One run at a time; of several processes on one database one does it."""
 
@@ -154,10 +138,10 @@ class RunnerController:
                 flavors=self._flavors, rules=self._guest_rules, find=self.sights.server_of,
                 looked=self.sights.looked_at_nova,
                 broken=self._quarantine.hold, now=now, failed=self._job_goes_on, limited=self._github_limited,
-                crowded=self._nova_crowded, late=late, blocked=self._blocked, **_asked_of(doors.holds),
+                late=late, blocked=self._blocked, **_asked_of(doors.holds),
             )
         )  # fmt: skip
-        self._pauses = _Pauses()
+        self._pauses = Pauses(now)
         self._spare = SpareTimes(doors.store)
         self._asked: dict[str, datetime] = {}
         self._removed: dict[str, datetime] = {}
@@ -321,14 +305,13 @@ class RunnerController:
         return self.doors.store.runner(runner.name) or runner
 
     def _pool_news(self, runner: Runner) -> None:
-        """What became of it says whether there is room in its pool."""
-        if runner.state is RunnerState.DELETING and runner.cause is Cause.NO_CAPACITY:
-            self._no_room(runner.choice.pool, runner.reason)
-        elif runner.active is not None:
+        """A server that became ACTIVE says that there is room for its size; a runner that came online, that its kind
+        works."""
+        if runner.active is not None:
             if runner.online is not None:
-                self._pauses.idle.pop(_idle_kind(runner), None)
+                self._pauses.idle_worked(runner)
             self._note_job(runner)
-            self._pauses.pools.pop(runner.choice.pool, None)
+            self._pauses.has_room(runner.choice)
 
     # What is planned
 
@@ -341,19 +324,19 @@ class RunnerController:
             runners=runners,
             leases=leases,
             rooms=self._rooms(runners, now),
+            crowded=self._pauses.crowded(),
             used=decayed(used, now, site.half_life),
             idle=self._idle(now),
             boots=self.site.boots,
             sets=self.site.demands(self.doors.store.scale_sets(), self.doors.store.turned_down(now - GIVEN_UP)),
-            stopped=self._stopped(now),
+            stopped=self._stopped(),
             since={**self.plan.since, **self._spare.known()},
         )
 
     def _idle(self, now: datetime) -> list[IdleRunners]:
         wished = idle_runners(self.site.compiled.site, self.configurations(), self._last_job, now)
         kinds = {(one.scope, one.repository, one.scale_set, one.wanted.kind): one for one in wished}
-        self._pauses.idle = {kind: pause for kind, pause in self._pauses.idle.items() if kind in kinds}
-        pauses = {kind: until for kind, (_, until) in self._pauses.idle.items()}
+        pauses = self._pauses.idle_until(kinds)
         return [replace(one, not_before=pauses.get(kind)) for kind, one in kinds.items()]
 
     def _last_job(self, repository: str, kind: str) -> datetime | None:
@@ -372,13 +355,10 @@ class RunnerController:
         rooms = dict(self._leases.rooms())
         if self.site.runners.cpu_runners:
             rooms[CPU] = cpu_room(self.site.runners, runners, self.site.boots, now)
-        for pool, (_, until, why) in self._pauses.pools.items():
-            if pool in rooms and now < until and not rooms[pool].blocked:
-                rooms[pool] = replace(rooms[pool], blocked=why)
         return rooms
 
-    def _stopped(self, now: datetime) -> dict[str, str]:
-        stopped = {scope: why for scope, (until, why) in self._pauses.scopes.items() if now < until}
+    def _stopped(self) -> dict[str, str]:
+        stopped = self._pauses.stopped()
         return {**stopped, "": trouble} if (trouble := self.doors.servers.trouble) else stopped
 
     # What is done
@@ -462,38 +442,34 @@ class RunnerController:
     # What goes wrong
 
     def _job_goes_on(self, runner: Runner) -> None:
-        """A runner has failed: when the next one may be made for its job, or to wait for one, and whether it counts."""
+        """A runner has failed: when the next one may be made for its job, or to wait for one, and whether it counts.
+
+        Where Nova had no room, the job waits as long as its size of server is paused, and where GitHub or Nova is out
+        of order until that is over: it has no pause of its own besides.
+        """
+        full = runner.cause is Cause.NO_CAPACITY
+        if full:
+            self._pauses.no_room(runner.choice, runner.reason)
         if not runner.for_job:
-            times = self._pauses.idle.get(_idle_kind(runner), (0, self._now()))[0] + 1
-            self._pauses.idle[_idle_kind(runner)] = times, self._now() + retry_after(times)
+            self._pauses.idle_failed(runner)
             return
-        counts = runner.cause is not Cause.NO_CAPACITY and not self._stopped(self._now())
+        counts = not full and not self._stopped()
 
         def again(job: Job) -> Job:
             if job.state is not JobState.QUEUED:
                 return job
             tries = job.tries + counts
-            after = self._now() + retry_after(tries)
+            after = self._now() + retry_after(tries) if counts else job.not_before
             return replace(job, tries=tries, not_before=after, reason=f"runner {runner.name} failed: {runner.reason}")
 
         self.book.change(runner.for_job, again)
 
     def _github_limited(self, scope: str, error: GitHubError) -> None:
         if error.kind in (GitHubTrouble.LIMITED, GitHubTrouble.UNAUTHORIZED, GitHubTrouble.RETRY):
-            until = error.retry_at or self._now() + timedelta(seconds=10)
-            self._pauses.scopes[scope] = until, str(error)
-
-    def _nova_crowded(self, choice: ServerChoice, error: ServerError) -> None:
-        if error.problem is ServerProblem.QUOTA:
-            self._no_room(choice.pool, str(error))
+            self._pauses.github_failed(scope, str(error), error.retry_at)
 
     def _blocked(self, choice: ServerChoice) -> str:
         return self._leases.blocked(choice.pool) if choice.gpus else ""
-
-    def _no_room(self, pool: str, why: str) -> None:
-        times = self._pauses.pools.get(pool, (0, self._now(), ""))[0]
-        pause = min(PAUSE * 2 ** min(times, 10), LONGEST_PAUSE)
-        self._pauses.pools[pool] = times + 1, self._now() + pause, f"Nova had no room when last asked: {why}"
 
     def _guest_rules(self, runner: Runner) -> str:
         job = self.doors.store.job(runner.for_job) if runner.for_job else None
@@ -538,7 +514,7 @@ class RunnerController:
     # What others are shown
 
     def _publish(self, now: datetime) -> None:
-        trouble = {scope: why for scope, (until, why) in self._pauses.scopes.items() if now < until}
+        trouble = self._pauses.stopped()
         enrolments = tuple(
             EnrolmentStatus(name, client.usage(), trouble.get(name) or self.permissions.problems(name))
             for name, client in self.doors.clients.items()
@@ -589,10 +565,6 @@ def _ask_of_each(what: str, runners: Sequence[Runner], look: Callable[[Runner], 
 def _asked_of(holds: HoldCheck | None) -> dict[str, Any]:
     """Tools for runners of a site that watches its GPUs."""
     return {"unheld": holds.unheld, "gpus_of": holds.gpus_of} if holds else {}
-
-
-def _idle_kind(runner: Runner) -> IdleKind:
-    return runner.scope, runner.for_repository, runner.scale_set, runner.wanted.kind
 
 
 def _told(before: Runner, after: Runner) -> str:
