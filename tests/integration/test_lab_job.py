@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from subprocess import Popen
@@ -20,6 +20,8 @@ import pytest
 from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
+from gpuyard.bookings.controllers.group_holds import open_group_holds
+from gpuyard.bookings.controllers.site_ledger import open_ledger
 from gpuyard.cli.main import app
 from gpuyard.client.client import Client
 from gpuyard.client.portal import open_door
@@ -35,13 +37,16 @@ from gpuyard.lab.settings import LabSettings, remembered
 from gpuyard.model.world import AGENT_WORD
 from gpuyard.openstack.api import connect
 from gpuyard.openstack.servers import NovaServers, ServerWish, open_servers_project
+from gpuyard.runners.controllers.runner_site import RunnerSite
 from gpuyard.runners.controllers.slot_kinds import open_slot_kinds
+from gpuyard.runners.records import ServerChoice
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 from tests.support.ports import free_port_base
 from tests.support.prometheus import MISSING, Prometheus, prometheus, queries, rules
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
+PAIR = ServerChoice("v100", "gpu_pair", IMAGE, 2, same_group=True)
 
 
 def lab(state: Path, *words: str) -> Result:
@@ -89,16 +94,51 @@ def test_pairs_have_their_groups_though_singles_are_asked_for_first(state: Path)
     servers = NovaServers(api, "race", "none", identity="race")
 
     def play(*flavors: str) -> list[str]:
-        made = [servers.create(ServerWish(f"race-{n}", one, IMAGE, "#cloud-config\n")) for n, one in enumerate(flavors)]
-        wait_for(lambda: all(one.status != "BUILD" for one in servers.ours()))
-        found = {one.id: one for one in servers.ours()}
-        for id in made:
-            servers.delete(id)
-        wait_for(lambda: servers.ours() == [])
-        return [found[id].status for id in made]
+        found = [status for _, status in boot(servers, "race", *flavors)]
+        delete_all(servers)
+        return found
 
     assert play("gpu_tiny-lone", "gpu_tiny-lone", "gpu_pair-a", "gpu_pair-b") == ["ACTIVE"] * 4
     assert play("gpu_tiny-set-a", "gpu_pair-b", "gpu_tiny-lone", "gpu_tiny-lone") == ["ACTIVE"] * 4
+
+
+def test_a_group_that_a_runner_has_leased_is_nobodys_until_nova_is_asked(state: Path, tmp_path: Path) -> None:
+    """By Placement's and Nova's own word: plain flavors get all other GPUs of the pool, and then the pair its group."""
+    running = remembered(state)
+    assert running is not None
+    operator, site = connect(ADMIN_CLOUD, running.clouds_file), compiled(state)
+    api, project = open_servers_project(operator, "ci")
+    servers = NovaServers(api, "race", "none", identity="race")
+    with closing(open_ledger(site, f"sqlite:///{tmp_path / 'ledger.db'}", lambda: datetime.now(UTC))) as ledger:
+        groups = open_group_holds(site, ledger, operator)
+        end = datetime.now(UTC) + timedelta(hours=1)
+        lease = ledger.leases.take("v100", 2, True, end, "race-pair", project, "ci", "", yields=False)
+        groups.place(lease.id)
+        try:
+            people = boot(servers, "person", *["gpu_tiny"] * 4)
+            assert sorted(status for _, status in people) == ["ACTIVE"] * 3 + ["ERROR"], "two are held"
+            assert groups.lift(lease.id) == ""
+            (lane,) = (lane for lane in ledger.lanes("v100") if lane.id in lease.lanes)
+            (flavor,) = RunnerSite(site, project).nova_flavors(PAIR, [lane], in_slots=True)[:1]
+            ((_, status),) = boot(servers, "race-pair", flavor)
+            assert status == "ACTIVE"
+        finally:
+            groups.lift(lease.id)
+            delete_all(servers)
+
+
+def boot(servers: NovaServers, name: str, *flavors: str) -> list[tuple[str, str]]:
+    """Ids of servers that are asked for one after the other, and what became of them."""
+    made = [servers.create(ServerWish(f"{name}-{n}", one, IMAGE, "#cloud-config\n")) for n, one in enumerate(flavors)]
+    wait_for(lambda: all(one.status != "BUILD" for one in servers.ours()))
+    found = {one.id: one.status for one in servers.ours()}
+    return [(id, found[id]) for id in made]
+
+
+def delete_all(servers: NovaServers) -> None:
+    for one in servers.ours():
+        servers.delete(one.id)
+    wait_for(lambda: servers.ours() == [])
 
 
 def wait_for(true: Callable[[], bool]) -> None:

@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from math import inf
 
 from gpuyard.bookings.matching import LET_IN, on_now, running
-from gpuyard.bookings.pool_view import SOON, PoolView
+from gpuyard.bookings.pool_view import SOON, PoolView, is_whole_group
 from gpuyard.model.booking import Booking, BookingKind, BookingState
 from gpuyard.model.gpu import is_unit
 from gpuyard.model.moments import second_text
@@ -39,7 +39,7 @@ class Remember:
 
     pool: str
     word: str
-    """``holds``, ``lowered``, ``opened``, ``windows``."""
+    """``holds``, ``lowered``, ``opened``, ``windows``, ``lifted``."""
     text: str | None
     """None forgets it."""
     reason: str
@@ -64,7 +64,7 @@ class PlaceHold:
 
 @dataclass(frozen=True)
 class ReleaseHold:
-    """The reverse of Hold."""
+    """Undo PlaceHold."""
 
     pool: str
     provider: str
@@ -152,6 +152,7 @@ def plan_pool(view: PoolView, controls: Controls, now: datetime) -> PoolPlan:
     held |= _taken_over(view, controls, kept)
     steps = (
         *_remember_holds(view, view.memory.holds, held),
+        *_require_waiting(view, holding),
         *holding,
         *_before_lowering(view, bool(lowering) or not closing),
         *lowering,
@@ -345,7 +346,10 @@ def kept_lanes(view: PoolView, now: datetime, opened: frozenset[str]) -> dict[in
             if booking.ask.start - view.rules_of(booking).hold <= now < booking.ask.end:
                 kept |= dict.fromkeys(booking.lanes, f"booking {booking.id} of {booking.user} starts soon")
         elif booking.kind is BookingKind.RUNNER:
-            released |= set(view.missing(booking))
+            if view.waits_for_server(booking):
+                kept |= dict.fromkeys(booking.lanes, f"leased for server {booking.server}")
+            else:
+                released |= set(view.missing(booking))
         elif booking.state is BookingState.ACTIVE:
             claimed = view.matches.claims.get(booking.id, ())
             lanes = view.missing(booking)
@@ -425,7 +429,7 @@ def _guarded(view: PoolView, now: datetime) -> Iterable[tuple[int, str]]:
     # The one server of a lease stays where it is, and there is none after it.
     stays += [(b.ask.end, frozenset(b.lanes)) for b in on_now(view.bookings) if b.id not in view.matches.claims]
     for later in view.bookings:
-        pinned = later.ask.gpu or (view.mixed and view.whole(later))
+        pinned = later.ask.gpu or (view.mixed and is_whole_group(later))
         if later.kind is BookingKind.BOOKING and later.state in SOON and pinned:
             for lane in later.lanes:
                 if any(end > later.ask.start and lane not in own for end, own in stays):
@@ -503,5 +507,22 @@ def _remember_holds(view: PoolView, before: Mapping[str, int], after: Mapping[st
     """The intent is written down with the generation that the hold will give, in one word for all: so after a kill it
     is known whether a hold that is seen is ours."""
     if dict(before) != dict(after):
-        text = " ".join(f"{name}={number}" for name, number in sorted(after.items())) or None
-        yield Remember(view.pool, "holds", text, "which holds are ours")
+        yield Remember(view.pool, "holds", holds_text(after), "which holds are ours")
+
+
+def _require_waiting(view: PoolView, holding: Iterable[PlaceHold]) -> Iterable[Remember]:
+    """Before groups are held for leases: fails when one of them has been lifted since, whose hold would keep out its
+    own server. It stands after the intents are written down: `GroupHolds` has why."""
+    leases = [one for one in on_now(view.bookings) if view.waits_for_server(one)]
+    groups = {name for lease in leases for lane in lease.lanes for name in view.providers.get(lane, ())}
+    if any(step.provider in groups for step in holding):
+        yield Remember(view.pool, "lifted", lifted_text(view.memory.lifted), "as long as no server is asked for")
+
+
+def lifted_text(leases: Iterable[str]) -> str | None:
+    return " ".join(sorted(leases)) or None
+
+
+def holds_text(holds: Mapping[str, int]) -> str | None:
+    """As `read_memory` reads it: provider -> the generation that holding gives it."""
+    return " ".join(f"{name}={number}" for name, number in sorted(holds.items())) or None

@@ -29,6 +29,8 @@ class Memory:
     """Bookings for which holds came off after that."""
     windows: Mapping[str, datetime] = field(default_factory=dict)
     """Booking -> when the last window began in which holds were off for it."""
+    lifted: frozenset[str] = frozenset()
+    """Leases of whole groups whose holds came off, since Nova is asked for the server: see `GroupHolds`."""
 
 
 def read_memory(values: Mapping[str, str]) -> Memory:
@@ -41,7 +43,13 @@ def read_memory(values: Mapping[str, str]) -> Memory:
         lowered=datetime.fromtimestamp(float(lowered), UTC) if lowered else None,
         opened=frozenset(values.get("opened", "").split()),
         windows={id: datetime.fromtimestamp(int(at), UTC) for id, _, at in windows},
+        lifted=frozenset(values.get("lifted", "").split()),
     )
+
+
+def is_whole_group(booking: Booking) -> bool:
+    """Whether a booking is of a group of several GPUs, which a server with one GPU would break."""
+    return booking.ask.same_group and booking.ask.gpus > 1
 
 
 @dataclass(frozen=True)
@@ -138,10 +146,12 @@ class PoolView:
         allowed, for a whole slot of several GPUs where others might take one of them, and for a loan: nobody else is
         to have what may be bad."""
         lent = booking.kind is BookingKind.LOAN
-        return lent or bool(self.unbooked) or (self.mixed and self.whole(booking))
+        return lent or bool(self.unbooked) or (self.mixed and is_whole_group(booking))
 
-    def whole(self, booking: Booking) -> bool:
-        return booking.ask.same_group and booking.ask.gpus > 1
+    def waits_for_server(self, lease: Booking) -> bool:
+        """Whether the group of a runner's lease is to be held: Nova has not been asked for its server yet."""
+        asked = lease.id in self.memory.lifted or lease.claimed is not None or lease.id in self.matches.claims
+        return lease.state is BookingState.ACTIVE and is_whole_group(lease) and not asked
 
     def window(self, booking: Booking, now: datetime) -> tuple[datetime, datetime] | None:
         """The time in which the GPUs of an exclusive booking are released, when that is on or still to come. A window
@@ -193,7 +203,7 @@ class PoolView:
         ]
         turns: list[Booking] = []
         opened = self.memory.opened
-        for one in sorted(found, key=lambda b: (b.id not in opened, not self.whole(b), b.ask.start, b.id)):
+        for one in sorted(found, key=lambda b: (b.id not in opened, not is_whole_group(b), b.ask.start, b.id)):
             if not any(self._in_each_others_way(one, other) for other in turns):
                 turns.append(one)
         return turns
@@ -205,4 +215,4 @@ class PoolView:
     def _in_each_others_way(self, one: Booking, other: Booking) -> bool:
         if BookingKind.LOAN in (one.kind, other.kind):
             return True
-        return self.mixed and one.project_id != other.project_id and self.whole(one) != self.whole(other)
+        return self.mixed and one.project_id != other.project_id and is_whole_group(one) != is_whole_group(other)

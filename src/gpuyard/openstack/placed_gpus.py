@@ -36,7 +36,7 @@ class PlacedGpus:
     def availability(self, names: Iterable[str]) -> dict[str, Availability]:
         """Two calls for each, and one more when one was never seen. Raises CloudError."""
         asked = sorted(name for name in names if name in self._classes)
-        ids = self._known(asked)
+        ids = self.ids(asked)
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="placed") as pool:
             found = pool.map(carried(self._availability_of), asked, [ids.get(name, "") for name in asked])
             return dict(zip(asked, found, strict=True))
@@ -62,8 +62,11 @@ class PlacedGpus:
             raise
         return there.keys() & {*names} <= {row["name"] for row in rows}
 
-    def _known(self, names: Iterable[str]) -> Mapping[str, str]:
-        return self._read() if any(name not in self._ids for name in names) else self._ids
+    def ids(self, names: Iterable[str]) -> dict[str, str]:
+        """Placement's ids of these, without those that it does not have. Raises CloudError."""
+        asked = list(names)
+        there = self._read() if any(name not in self._ids for name in asked) else self._ids
+        return {name: there[name] for name in asked if name in there}
 
     def _read(self) -> Mapping[str, str]:
         self._ids = {row["name"]: row["uuid"] for row in self._api.providers()}

@@ -1,5 +1,6 @@
 """Runners with a whole group, and runners with one GPU or several from anywhere, do not take each other's GPUs,
-whatever Nova chooses.
+whatever Nova chooses; nor do servers of people, which have plain flavors, take a group that a runner has leased before
+Nova is asked for that runner's server.
 
 What Nova may choose is its own rule (nova 34.0.0): an alias becomes one group of requests per device, of its resource
 class and with its required traits, and nothing else can be said (nova/objects/request_spec.py,
@@ -11,7 +12,7 @@ them. No weigher tells devices of a host apart. So here any device that fits may
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,6 +24,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpuyard.bookings.controllers.group_holds import open_group_holds
 from gpuyard.bookings.controllers.site_ledger import open_ledger
 from gpuyard.bookings.errors import RefusedError
 from gpuyard.bookings.ledger.ledger import Ledger
@@ -61,6 +63,8 @@ class AnyNova:
     compiled: CompiledSite
     taken: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     """Server -> (host, address)."""
+    reserved: Callable[[], Collection[tuple[str, str]]] = tuple
+    """(host, address) of GPUs that are held in Placement."""
 
     def __post_init__(self) -> None:
         self.aliases: dict[str, dict[str, str]] = {}
@@ -78,7 +82,7 @@ class AnyNova:
         """False: no valid host."""
         (specs,) = (one.extra_specs for one in self.compiled.flavors if one.name == flavor)
         needs = [self.aliases[name] for name, count in asked_devices(specs).items() for _ in range(count)]
-        busy = {gpu for gpus in self.taken.values() for gpu in gpus}
+        busy = {gpu for gpus in self.taken.values() for gpu in gpus} | {*self.reserved()}
         candidates = []
         for host in self.compiled.site.hosts:
             free = {gpu: spec for gpu, spec in self.devices.items() if gpu[0] == host and gpu not in busy}
@@ -104,6 +108,8 @@ class Race:
     ledger: Ledger
     clock: Clock
     in_slots: bool = True
+    held: bool = False
+    """Whether groups are held from their leases on."""
     waiting: list[Booking] = field(default_factory=list)
     running: list[Booking] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -111,8 +117,12 @@ class Race:
     number: int = 0
 
     def __post_init__(self) -> None:
-        self.nova = AnyNova(self.compiled)
+        cloud = SmallCloud(self.compiled)
+        api: Any = cloud
+        names = {gpu.provider_name: (gpu.host, gpu.address) for gpu in self.compiled.gpus}
+        self.nova = AnyNova(self.compiled, reserved=lambda: [names[name] for name in cloud.reserved])
         self.site = RunnerSite(self.compiled, "p-runners")
+        self.groups = open_group_holds(self.compiled, self.ledger, api)
 
     def lease(self, choice: ServerChoice) -> None:
         self.number += 1
@@ -124,6 +134,8 @@ class Race:
         except RefusedError:
             return
         self.waiting.append(lease)
+        if self.held:
+            self.groups.place(lease.id)
 
     def post(self, which: int, choice: int) -> None:
         if not self.waiting:
@@ -132,17 +144,27 @@ class Race:
         lanes = {lane.id: lane for lane in self.ledger.lanes(POOL)}
         wish = WISHES[lease.ask.gpus, lease.ask.same_group]
         flavor = self.site.nova_flavors(wish, [lanes[id] for id in lease.lanes], in_slots=self.in_slots)[0]
+        if self.held:
+            assert self.groups.lift(lease.id) == ""
         if self.nova.create(lease.server, flavor, choice):
             self.running.append(lease)
         else:
             self.lost.append(flavor)
             self.ledger.leases.end(lease.id, "no valid host")
 
+    def person(self, choice: int) -> None:
+        """Somebody starts a server with one GPU, and the loop of bookings sees it."""
+        self.number += 1
+        self.nova.create(f"p{self.number}", "gpu_tiny", choice)
+        self.see()
+
     def see(self) -> None:
         """The loop of bookings looks."""
         lane_of = {(lane.host, gpu): lane.id for lane in self.ledger.lanes(POOL) for gpu in lane.addresses}
         claims = {one.id: tuple(sorted({lane_of[gpu] for gpu in self.nova.taken[one.server]})) for one in self.running}
         self.ledger.upkeep.record_claims(claims)
+        others = {lane_of[gpu] for server, gpus in self.nova.taken.items() if server[0] == "p" for gpu in gpus}
+        self.ledger.leases.tell(POOL, "", others)
 
     def end(self, which: int) -> None:
         if self.running:
@@ -153,6 +175,9 @@ class Race:
     def clear(self) -> None:
         for lease in (*self.waiting, *self.running):
             self.ledger.leases.end(lease.id, "the end")
+        self.ledger.leases.tell(POOL, "", ())
+        for word in ("holds", "lifted"):
+            self.ledger.upkeep.records.set_value(POOL, word, None)
 
 
 @pytest.fixture(scope="module")
@@ -166,8 +191,8 @@ class Ground:
     def __init__(self, compiled: CompiledSite, ledger: Ledger, clock: Clock) -> None:
         self.compiled, self.ledger, self.clock = compiled, ledger, clock
 
-    def race(self, *, in_slots: bool = True) -> Race:
-        return Race(self.compiled, self.ledger, self.clock, in_slots)
+    def race(self, *, in_slots: bool = True, held: bool = False) -> Race:
+        return Race(self.compiled, self.ledger, self.clock, in_slots, held)
 
 
 @pytest.fixture(scope="module")
@@ -273,15 +298,17 @@ def _is_leader(race: Race, choice: int) -> bool:
     return "SET" in race.nova.devices[gpu].get("traits", "")
 
 
-def lives(*kinds: ServerChoice) -> st.SearchStrategy[list[tuple[Any, ...]]]:
-    """What happens to leases of these kinds."""
-    steps = st.one_of(
+def lives(*kinds: ServerChoice, people: bool = False) -> st.SearchStrategy[list[tuple[Any, ...]]]:
+    """What happens to leases of these kinds, and whether people start servers besides."""
+    steps = [
         st.tuples(st.just("lease"), st.sampled_from(kinds)),
         st.tuples(st.just("post"), st.integers(0, 5), st.integers(0, 11)),
         st.tuples(st.just("see")),
         st.tuples(st.just("end"), st.integers(0, 5)),
-    )
-    return st.lists(steps, max_size=30)
+    ]
+    if people:
+        steps.append(st.tuples(st.just("person"), st.integers(0, 11)))
+    return st.lists(st.one_of(steps), max_size=30)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -311,6 +338,37 @@ def test_only_who_wants_several_of_one_host_from_anywhere_may_find_none(
         while race.waiting:
             race.post(0, 3)
         assert [one for one in race.lost if not one.startswith("gpu_two-")] == []
+    finally:
+        race.clear()
+
+
+def test_a_pair_lost_its_group_to_somebodys_plain_flavor(ground: Ground) -> None:
+    """What was wrong: the group of a pair's lease is free for as long as GitHub takes to register the runner."""
+    for held, lost in ((False, 2), (True, 0)):
+        race = ground.race(held=held)
+        for _ in range(2):
+            race.lease(PAIR)
+        assert len(race.waiting) == 2
+        for _ in range(2):
+            race.person(next((number for number in range(4) if _is_leader(race, number)), 0))
+        assert len(race.nova.taken) == 2, "lone GPUs are free"
+        race.post(0, 0)
+        race.post(0, 0)
+        assert len(race.lost) == lost
+        race.clear()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=lives(SINGLE, PAIR, people=True))
+def test_no_pair_loses_its_group_to_anybody(ground: Ground, steps: list[tuple[Any, ...]]) -> None:
+    """Runners with one GPU may find none: people may have the lone ones that they have leased."""
+    race = ground.race(held=True)
+    try:
+        for name, *words in steps:
+            getattr(race, name)(*words)
+        while race.waiting:
+            race.post(0, 3)
+        assert [one for one in race.lost if one.startswith("gpu_pair")] == []
     finally:
         race.clear()
 

@@ -92,6 +92,10 @@ class Tools:
     """Which GPUs Nova has chosen for a server: `HoldCheck.gpus_of`. None: nobody asks at once."""
     blocked: Callable[[ServerChoice], str] = lambda choice: ""
     """Why Nova would refuse a server now, since limits are down for a booking; empty when it would not."""
+    hold_group: Callable[[str], None] = lambda lease: None
+    """Keeps others from the group of a lease until `lift_hold`: `GroupHolds.place`."""
+    lift_hold: Callable[[str], str] = lambda lease: ""
+    """Called right before Nova is asked for a server on a lease: why it may not be, else empty: `GroupHolds.lift`."""
     sleep: Callable[[float], object] = time.sleep
 
 
@@ -114,6 +118,8 @@ class RunnerExecutor:
         tools = self.tools
         if self._is_kept_out(runner):
             return
+        if runner.lease:
+            tools.hold_group(runner.lease)
         try:
             jit = tools.registrar.register(runner)
         except (GitHubError, UnknownScopeError) as error:
@@ -129,6 +135,9 @@ class RunnerExecutor:
             text = user_data(runner.name, jit.encoded, runner.choice.gpus, tools.rules(runner))
             flavors = tools.flavors(runner)
             if self._is_kept_out(registered):  # registering has taken its time
+                return
+            if runner.lease and (why := tools.lift_hold(runner.lease)):
+                self._give_up(registered, Cause.NO_CAPACITY, why)
                 return
             server = self._create_with_one_of(flavors, registered, text)
         except (UserDataError, UsageError) as error:

@@ -8,6 +8,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import partial
 
+from gpuyard.bookings.controllers.group_holds import open_group_holds
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.health.controllers.health_service import HealthService
 from gpuyard.health.controllers.hold_check import open_hold_check
@@ -224,6 +225,7 @@ def open_runners(
     sets = {name: ScaleSetClient(one) for name, one in clients.items()}
     holds = open_hold_check(compiled, ledger, health, api) if health is not None else None
     doors = RunnerPorts(
-        store, ledger, GuardedServers(servers), clients, sets, health, holds, open_slot_kinds(compiled, api).known
-    )
+        store, ledger, GuardedServers(servers), clients, sets, health, holds, open_slot_kinds(compiled, api).known,
+        open_group_holds(compiled, ledger, api, health.kept_back if health is not None else dict),
+    )  # fmt: skip
     return Runners(RunnerSite(compiled, project_id, identity=identity), doors, now, portal=portal)

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from gpuyard.bookings.controllers.group_holds import GroupHolds
 from gpuyard.bookings.errors import NoBookingError, RefusedError
 from gpuyard.bookings.ledger.leases import PoolCapacity
 from gpuyard.bookings.ledger.ledger import Ledger
@@ -103,6 +104,8 @@ class RunnerPorts:
     """Of the same."""
     in_slots: Callable[[str], bool] = lambda pool: False
     """Whether Placement knows which GPUs of a pool are alone in their groups: `SlotKinds.known`."""
+    groups: GroupHolds | None = None
+    """Of a site whose groups can be held for runners."""
 
 
 class RunnerController:
@@ -138,7 +141,7 @@ class RunnerController:
                 flavors=self._flavors, rules=self._guest_rules, find=self.sights.server_of,
                 looked=self.sights.looked_at_nova,
                 broken=self._quarantine.hold, now=now, failed=self._job_goes_on, limited=self._github_limited,
-                late=late, blocked=self._blocked, **_asked_of(doors.holds),
+                late=late, blocked=self._blocked, **_checks_of(doors),
             )
         )  # fmt: skip
         self._pauses = Pauses(now)
@@ -562,9 +565,11 @@ def _ask_of_each(what: str, runners: Sequence[Runner], look: Callable[[Runner], 
         raise RunnersError("; ".join(problems.texts)[:1000])
 
 
-def _asked_of(holds: HoldCheck | None) -> dict[str, Any]:
-    """Tools for runners of a site that watches its GPUs."""
-    return {"unheld": holds.unheld, "gpus_of": holds.gpus_of} if holds else {}
+def _checks_of(doors: RunnerPorts) -> dict[str, Any]:
+    """Tools that a site may have or not."""
+    health = {"unheld": doors.holds.unheld, "gpus_of": doors.holds.gpus_of} if doors.holds else {}
+    groups = {"hold_group": doors.groups.place, "lift_hold": doors.groups.lift} if doors.groups else {}
+    return {**health, **groups}
 
 
 def _told(before: Runner, after: Runner) -> str:
