@@ -232,10 +232,14 @@ def test_nobody_is_delayed_by_who_is_behind(world: RunnerWorld, seed: int) -> No
     told: dict[str, datetime] = {}
     number = 100
     while any(job.state is not JobState.COMPLETED for job in world.jobs.values() if int(job.id[11:]) < 100):
-        for place in world.plan().queue:
+        made = world.plan()
+        # What a plan says beside what it makes is of before admission, which may choose other lanes than it had in mind.
+        creates = any(isinstance(step, CreateRunner) for step in made.steps)
+        for place in made.queue:
             if place.position == 1 and place.start is not None:
                 assert place.start <= told.get(place.job, place.start) + 2 * MINUTE  # a plan is made every two
-                told.setdefault(place.job, place.start)
+                if not creates:
+                    told.setdefault(place.job, place.start)
         if chance.random() < 0.2:
             number += 1
             what = wanted(longest=chance.choice([HOUR / 2, HOUR, 5 * HOUR]))
