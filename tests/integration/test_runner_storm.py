@@ -30,7 +30,9 @@ from gpuyard.lab.github.faults import STORM, Faults
 from gpuyard.lab.github.forge import ForgeSettings
 from gpuyard.lab.github.records import COMPLETED, ForgeJob, JobOrder
 from gpuyard.model.booking import BookingKind, BookingState
+from gpuyard.model.moments import second_text
 from gpuyard.openstack.api import CloudApi, CloudError, connect
+from gpuyard.runners.records import Runner
 from gpuyard.site.load import load_site
 from tests.integration.conftest import RunningLab
 from tests.integration.lab_state import limits_kept
@@ -38,7 +40,7 @@ from tests.integration.runner_harness import GPUYARD, RunnerHarness, YardSite, o
 from tests.integration.storm_people import StormPeople
 from tests.integration.test_serve import ready
 from tests.support.bad_nova import BadNova, NovaFaults
-from tests.support.idle_times import Leased, Worked, idle_times, spread
+from tests.support.idle_times import IdleTime, Leased, Worked, idle_times, spread
 from tests.support.postgres import server
 from tests.support.runner_projects import runners_cloud
 from tests.support.runner_storm import given_up, our_job, wronged
@@ -49,6 +51,8 @@ SMALL = 10
 KILLS = 3
 MOST = 10_000
 """Leases of one storm."""
+SHOWN, LONG = 8, 60.0
+"""How many of the longest idle times are told in detail, and from how many seconds on."""
 SEED = 1
 REPOSITORIES = ("demo/science", "demo/art", "demo/music")
 SETS = {"gpuyard-v100": "gpu_tiny", "gpuyard-pair": "gpu_pair", "gpuyard-k4200": "k4200.4cores"}
@@ -142,17 +146,18 @@ class Storm:
         jobs = [*self.forge.jobs.values()]
         with self.inventory.opened() as (store, _):
             ours = [our_job(self.forge, store, job) for job in jobs if not job.tries]
-            causes = Counter(str(runner.cause) for runner in store.runners(over=True))
+            runners = list(store.runners(over=True, limit=MOST))
+            causes = Counter(str(runner.cause) for runner in runners)
         ran = sum(bool(job.tries) for job in jobs)
         ends = Counter(job.conclusion or job.status for job in jobs)
         return (
-            f"{self.times(jobs)}\n{self.people.told() if self.people is not None else ''}\n"
+            f"{self.times(jobs, runners)}\n{self.people.told() if self.people is not None else ''}\n"
             f"{len(jobs)} jobs in {monotonic() - self.began:.0f} s, {self.kills} kills, {self.struck} put into ERROR\n"
             f"{ran} ran; at GitHub {dict(ends)}; given up {sum(map(given_up, ours))}; runners by cause {dict(causes)}\n"
             f"GitHub's faults {self.forge.faults.counts()}\nNova's faults {self.nova.counts}"
         )
 
-    def times(self, jobs: Sequence[ForgeJob]) -> str:
+    def times(self, jobs: Sequence[ForgeJob], runners: Sequence[Runner]) -> str:
         """How long jobs waited for their runners, and how long GPUs idled while a job waited for them, by pool."""
         site = load_site(self.inventory.site).compiled.site
         pools = {name: next(iter(flavor.gpus), "") for name, flavor in site.flavors.items()}
@@ -175,14 +180,35 @@ class Storm:
             for lane in one.lanes
         ]
         lines = [f"waits of jobs {spread([(one.begun - one.queued).total_seconds() for one in worked if one.begun])}"]
-        idle: list[float] = []
+        idle: list[IdleTime] = []
         for pool in sorted({one.pool for one in worked}):
             mine = idle_times(
                 pool, [lane.id for lane in lanes if lane.pool == pool and not lane.trouble], taken, worked
             )
-            lines.append(f"GPUs of pool {pool} that idled while a job waited {spread(mine)}")
+            lines.append(f"GPUs of pool {pool} that idled while a job waited {spread([one.seconds for one in mine])}")
             idle += mine
-        return "\n".join([*lines, f"GPUs that idled while a job waited {spread(idle)}"])
+        lines.append(f"GPUs that idled while a job waited {spread([one.seconds for one in idle])}")
+        longest = sorted(idle, key=lambda one: -one.seconds)[:SHOWN]
+        return "\n".join([*lines, *(why_idle(one, taken, runners) for one in longest if one.seconds >= LONG)])
+
+
+def why_idle(idle: IdleTime, taken: Sequence[Leased], runners: Sequence[Runner]) -> str:
+    """Whose the GPU was in a long idle time, and what became of those runners."""
+    by_name = {runner.name: runner for runner in runners}
+    begin = idle.end - timedelta(seconds=idle.seconds)
+    lines = [f"  lane {idle.lane} idled for {idle.seconds:.0f} s until {second_text(idle.end)}"]
+    for lease in sorted(taken, key=lambda one: one.start):
+        if lease.lane == idle.lane and lease.start <= idle.end and begin <= lease.end:
+            one = by_name.get(lease.runner)
+            times = f"{second_text(lease.start)} to {second_text(lease.end)}"
+            lines.append(f"    {times}: {_steps(one) if one is not None else lease.runner or 'booked'}")
+    return "\n".join(lines)
+
+
+def _steps(runner: Runner) -> str:
+    steps = {"active": runner.active, "online": runner.online, "busy": runner.busy, "ended": runner.ended}
+    told = ", ".join(f"{name} {second_text(at)}" for name, at in steps.items() if at is not None)
+    return f"{told}; {runner.cause}: {runner.reason[:160]}"
 
 
 def gpus_in_use(operator: CloudApi) -> dict[str, int]:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 SECOND = timedelta(seconds=1)
 
@@ -38,8 +39,17 @@ class Leased:
     """Empty: it was booked."""
 
 
-def idle_times(pool: str, lanes: Sequence[int], leases: Iterable[Leased], jobs: Iterable[Worked]) -> list[float]:
-    """Seconds of each time that a lane of a pool idled while a job waited for it."""
+class IdleTime(NamedTuple):
+    """A time that a lane idled while a job waited for it."""
+
+    lane: int
+    end: datetime
+    seconds: float
+    """Those of it in which a job waited: it may have begun earlier."""
+
+
+def idle_times(pool: str, lanes: Sequence[int], leases: Iterable[Leased], jobs: Iterable[Worked]) -> list[IdleTime]:
+    """Each time that a lane of a pool idled while a job waited for it."""
     mine = [job for job in jobs if job.pool == pool]
     if not mine:
         return []
@@ -48,7 +58,7 @@ def idle_times(pool: str, lanes: Sequence[int], leases: Iterable[Leased], jobs: 
         on[lease.lane].append(lease)
     ran = {job.runner: job for job in mine if job.begun is not None}
     begin, end = min(job.queued for job in mine), max(job.ended for job in mine)
-    found: list[float] = []
+    found: list[IdleTime] = []
     idle: dict[int, int] = {}
     moment = begin
     while moment <= end:
@@ -63,9 +73,9 @@ def idle_times(pool: str, lanes: Sequence[int], leases: Iterable[Leased], jobs: 
             if counts:
                 idle[lane] = idle.get(lane, 0) + 1
             elif lane in idle:
-                found.append(float(idle.pop(lane)))
+                found.append(IdleTime(lane, moment, float(idle.pop(lane))))
         moment += SECOND
-    return found + [float(seconds) for seconds in idle.values()]
+    return found + [IdleTime(lane, moment, float(seconds)) for lane, seconds in idle.items()]
 
 
 def _state(leases: Sequence[Leased], ran: Mapping[str, Worked], moment: datetime) -> str:

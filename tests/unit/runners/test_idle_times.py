@@ -39,7 +39,7 @@ def lease(lane: int, start: int, end: int, runner: str = "") -> Leased:
     ],
 )
 def test_idle_times(lanes: list[int], leases: list[Leased], jobs: list[Worked], idle: list[float]) -> None:
-    assert sorted(idle_times("t4", lanes, leases, jobs)) == idle
+    assert sorted(one.seconds for one in idle_times("t4", lanes, leases, jobs)) == idle
 
 
 def test_parts() -> None:

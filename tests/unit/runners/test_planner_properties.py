@@ -233,7 +233,7 @@ def test_nobody_is_delayed_by_who_is_behind(world: RunnerWorld, seed: int) -> No
     number = 100
     while any(job.state is not JobState.COMPLETED for job in world.jobs.values() if int(job.id[11:]) < 100):
         made = world.plan()
-        # What a plan says beside what it makes is of before admission, which may choose other lanes than it had in mind.
+        # What a plan says beside what it makes is of before admission, which may choose other lanes than it meant.
         creates = any(isinstance(step, CreateRunner) for step in made.steps)
         for place in made.queue:
             if place.position == 1 and place.start is not None:

@@ -74,7 +74,13 @@ def test_one_broken_answer_of_github_stops_an_enrolment_for_a_second() -> None:
     assert pauses.stopped()
     clock.now += SECOND
     assert not pauses.stopped(), "after a minute without failures it is the first again"
+    pauses.github_failed("demo", "HTTP 502", None)
+    pauses.github_worked("demo")
+    pauses.github_failed("demo", "HTTP 502", None)
+    clock.now += SECOND
+    assert not pauses.stopped(), "one answer in between, and they are not in a row"
     pauses.github_failed("demo", "limit is used up", clock() + HOUR)
+    pauses.github_worked("demo")  # a call that was under way
     clock.now += HOUR - SECOND
     assert pauses.stopped(), "GitHub has said when"
 

@@ -32,6 +32,8 @@ class _Pause:
     failures: int
     until: datetime
     reason: str
+    told: bool = False
+    """Whether the service itself has said until when."""
 
 
 @dataclass
@@ -51,7 +53,13 @@ class _GrowingPauses(Generic[Key]):
         if last is not None and now < last.until and until is None:
             return
         in_a_row = last.failures if last is not None and now - last.until < self.forgotten else 0
-        self.entries[key] = _Pause(in_a_row + 1, until or now + self.pause(in_a_row + 1), reason)
+        self.entries[key] = _Pause(in_a_row + 1, until or now + self.pause(in_a_row + 1), reason, until is not None)
+
+    def worked(self, key: Key) -> None:
+        """The next failure is the first of a row. A pause that the service asked for goes on."""
+        last = self.entries.get(key)
+        if last is not None and not last.told:
+            self.entries.pop(key, None)
 
     def on(self, now: datetime) -> dict[Key, str]:
         """What is paused, each with why."""
@@ -78,7 +86,7 @@ class Pauses:
         self._sizes.failed(size_of(choice), reason, self._now())
 
     def has_room(self, choice: ServerChoice) -> None:
-        self._sizes.entries.pop(size_of(choice), None)
+        self._sizes.worked(size_of(choice))
 
     def crowded(self) -> dict[ServerSize, str]:
         """Sizes of servers of which none is started now, each with why."""
@@ -87,6 +95,10 @@ class Pauses:
     def github_failed(self, enrolment: str, reason: str, until: datetime | None) -> None:
         """`until`: when GitHub wants to be asked again, if it has said so."""
         self._enrolments.failed(enrolment, reason, self._now(), until)
+
+    def github_worked(self, enrolment: str) -> None:
+        """GitHub has registered a runner."""
+        self._enrolments.worked(enrolment)
 
     def stopped(self) -> dict[str, str]:
         """Enrolments for which no runner is made now, each with why."""

@@ -85,6 +85,8 @@ class Tools:
     """Told of each runner that ends without having had a job, and through no wish of ours."""
     limited: Callable[[str, GitHubError], None] = lambda scope, error: None
     """Told when GitHub does nothing for an enrolment at the moment."""
+    registered: Callable[[str], None] = lambda scope: None
+    """Told of an enrolment for which GitHub has registered a runner."""
     late: timedelta = LATE
     unheld: Callable[[str], str] = lambda pool: ""
     """Why no server may be started in a pool at this moment: `HoldCheck.unheld`."""
@@ -127,6 +129,7 @@ class RunnerExecutor:
                 tools.limited(runner.scope, error)
             self._give_up(runner, Cause.GITHUB_ERROR, f"GitHub did not register it: {error}")
             return
+        tools.registered(runner.scope)
         registered = replace(become(runner, RunnerState.CREATING, tools.now()), github_id=jit.id)
         if not self.write(registered, "registered at GitHub; Nova is asked for its server"):
             LOG.warning("runner %s: another process has ended it meanwhile; Nova is not asked for it", runner.name)

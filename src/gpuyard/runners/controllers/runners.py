@@ -135,16 +135,16 @@ class RunnerController:
         self.workers = workers(lambda: self.wake("some work is done"))
         self._leases = doors.ledger.leases
         self._quarantine = Quarantine(doors.ledger, now, doors.health)
+        self._pauses = Pauses(now)
         self.hands = RunnerExecutor(
             Tools(
                 store=doors.store, leases=self._leases, servers=doors.servers, registrar=registrar,
                 flavors=self._flavors, rules=self._guest_rules, find=self.sights.server_of,
                 looked=self.sights.looked_at_nova,
                 broken=self._quarantine.hold, now=now, failed=self._job_goes_on, limited=self._github_limited,
-                late=late, blocked=self._blocked, **_checks_of(doors),
+                registered=self._pauses.github_worked, late=late, blocked=self._blocked, **_checks_of(doors),
             )
         )  # fmt: skip
-        self._pauses = Pauses(now)
         self._spare = SpareTimes(doors.store)
         self._asked: dict[str, datetime] = {}
         self._removed: dict[str, datetime] = {}
