@@ -132,7 +132,7 @@ def test_killed_twice_and_failed_once_it_comes_to_its_end_with_the_same_command(
 
     unasked = place.run("run")
     assert unasked.returncode == 2
-    assert "nobody answered, so nothing was run" in unasked.stderr
+    assert "nobody answered, so nothing was changed" in unasked.stderr
 
     slow = {**place.state("gpu2"), "step_seconds": 1}
     (place.folder / "hosts/gpu2/state.json").write_text(json.dumps(slow))

@@ -148,7 +148,7 @@ def test_what_is_promoted_while_it_asks_stays(
         image_command("promote", made[0].name)
         return True
 
-    monkeypatch.setattr("gpuyard.images.cli.image_store._confirmed", asked)
+    monkeypatch.setattr("gpuyard.images.cli.image_store.confirmed", asked)
     told = image_command("prune", NAME, "--site", str(site))
     assert f"{made[0].name}: goes" in told
     assert f"{made[0].name} stays: it has changed meanwhile" in told

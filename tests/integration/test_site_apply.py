@@ -157,7 +157,7 @@ def test_apply_asks_and_no_means_no(lab: RunningLab, operator: CloudApi, small: 
     assert "x_public" not in {item.flavor.name for item in read_objects(operator).flavors}
     silence = CliRunner().invoke(app, ["site", "apply", *common], input="")
     assert isinstance(silence.exception, UsageError)
-    assert "--yes carries a plan out without asking" in str(silence.exception)
+    assert "--yes goes on without asking" in str(silence.exception)
     result = CliRunner().invoke(app, ["site", "apply", *common], input="y\n")
     assert result.stdout.endswith(f"{left} steps done; the cloud is as the site file says.\n")
 

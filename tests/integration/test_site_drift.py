@@ -195,7 +195,7 @@ def test_an_allocation_of_nobody_is_deleted(cloud: Cloud) -> None:
     code, text = command("--fix", answer="n\n")
     assert (code, "nothing was changed" in text) == (3, True)
     code, text = command("--fix", answer="")
-    assert (code, "--yes carries fixes out without asking" in text) == (2, True)
+    assert (code, "--yes goes on without asking" in text) == (2, True)
     assert cloud.allocations(nobody), "asked twice, answered no and not at all"
     code, text = command("--fix", answer="y\n")
     end = f"  delete allocation {nobody} ...\n\nNo drift: the cloud is as the site file says.\n"

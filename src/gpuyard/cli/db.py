@@ -10,7 +10,8 @@ import typer
 
 from gpuyard.console.options import DEFAULT_SITE, DatabaseOption, SiteOption
 from gpuyard.console.output import ColumnOption, Format, FormatOption, print_list
-from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
+from gpuyard.console.prompts import require_confirmed
+from gpuyard.model.errors import BlockedError, GpuyardError
 
 COLUMNS = ("Room", "At", "This release", "Upgrade")
 
@@ -74,17 +75,9 @@ def restore(
         for line in plan.words(now):
             print(line)
         if not yes:
-            _confirm("Restore it?")
+            require_confirmed("Restore it?")
         there = carry_out(plan, now)
     print(f"restored; what was there is kept in {there}" if there else "restored")
-
-
-def _confirm(question: str) -> None:
-    try:
-        if not typer.confirm(question):
-            raise BlockedError("nothing was changed")
-    except typer.Abort:
-        raise UsageError("nobody answered, so nothing was changed; --yes restores without asking") from None
 
 
 @app.command()

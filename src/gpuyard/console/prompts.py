@@ -20,4 +20,12 @@ def confirmed(question: str) -> bool:
     try:
         return typer.confirm(question)
     except typer.Abort:
-        raise UsageError("nobody answered, so nothing was changed; --yes carries a plan out without asking") from None
+        raise UsageError("nobody answered, so nothing was changed; --yes goes on without asking") from None
+
+
+def require_confirmed(question: str) -> None:
+    """Raises BlockedError when a person says no, and UsageError when there is nobody to ask."""
+    from gpuyard.model.errors import BlockedError
+
+    if not confirmed(question):
+        raise BlockedError("nothing was changed")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuyard.console.options import DEFAULT_SITE, SiteOption
+from gpuyard.console.prompts import confirmed
 from gpuyard.deployment.cli.render import InventoryOption, rendering_of, show_notes
 from gpuyard.model.text import printable
 
@@ -171,15 +172,6 @@ def _shown(program: Path, step: DeployStep) -> str:
 
 def _state() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "gpuyard"
-
-
-def confirmed(question: str) -> bool:
-    from gpuyard.model.errors import UsageError
-
-    try:
-        return typer.confirm(question)
-    except typer.Abort:
-        raise UsageError("nobody answered, so nothing was run; --yes runs without asking") from None
 
 
 def _run(program: Path, steps: Sequence[DeployStep], kolla: Path, logs: Path, ways_on: Sequence[str]) -> None:

@@ -167,7 +167,7 @@ def run(
 def _run(asked: _Asked, deployment: Deployment, doors: SitePorts, screen: _Screen, yes: bool) -> None:
     import secrets
 
-    from gpuyard.deployment.cli.deploy import confirmed
+    from gpuyard.console.prompts import confirmed
     from gpuyard.deployment.planner import TaskStanding
     from gpuyard.deployment.runner import stop_at_blocked
 

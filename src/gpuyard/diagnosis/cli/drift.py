@@ -11,6 +11,7 @@ from gpuyard.console.findings import FindingFormat, FindingFormatOption, print_f
 from gpuyard.console.options import DEFAULT_SITE, CloudOption, SiteOption
 from gpuyard.console.output import ColumnOption
 from gpuyard.console.portal_options import UrlOption, words_of_portal
+from gpuyard.console.prompts import require_confirmed
 from gpuyard.model.errors import BlockedError, UsageError
 from gpuyard.model.finding import Finding, Severity
 
@@ -81,17 +82,9 @@ def _mend(api: CloudApi, loaded: LoadedSite, world: World, plan: FixPlan, yes: b
         for change in step.changes:
             print(f"      {change}")
     if not yes:
-        _confirm(f"Carry them out on cloud {api.name}?")
+        require_confirmed(f"Carry them out on cloud {api.name}?")
     for item in DriftFixer(api, loaded.compiled, world.objects).apply(plan, lambda step: print(f"  {step} ...")):
         print(f"  {item}")
-
-
-def _confirm(question: str) -> None:
-    try:
-        if not typer.confirm(question):
-            raise BlockedError("nothing was changed")
-    except typer.Abort:
-        raise UsageError("nobody answered, so nothing was changed; --yes carries fixes out without asking") from None
 
 
 def _show(found: Sequence[Finding], format_: FindingFormat, columns: Sequence[str] | None) -> None:

@@ -91,7 +91,7 @@ def run(
     """
     import secrets
 
-    from gpuyard.deployment.cli.deploy import confirmed
+    from gpuyard.console.prompts import confirmed
     from gpuyard.drain.campaign.definition import read_campaign
     from gpuyard.drain.campaign.runner import CampaignRun
 

@@ -14,6 +14,7 @@ from gpuyard.console.findings import FindingFormat, FindingFormatOption, print_f
 from gpuyard.console.options import DEFAULT_SITE, CloudOption, SiteOption
 from gpuyard.console.output import ColumnOption
 from gpuyard.console.portal_options import UrlOption, client_of
+from gpuyard.console.prompts import require_confirmed
 from gpuyard.model.errors import BlockedError, UsageError
 from gpuyard.model.text import printable
 
@@ -158,7 +159,7 @@ def leftovers(
     steps = steps_of(found)
     if clean and steps:
         if not yes:
-            _confirm(f"Take away what {len(steps)} of them have of {host}?")
+            require_confirmed(f"Take away what {len(steps)} of them have of {host}?")
         for line in clean_leftovers(api, host, steps):
             _say(line)
         found = find_leftovers(read_leftovers(api, host, ours))
@@ -204,7 +205,7 @@ def _empty(
         _end(first, done=False)
         return
     if not yes:
-        _confirm(
+        require_confirmed(
             f"Close {host} on cloud {api.name}" + (f", and do that with {len(first.acts)}?" if first.acts else "?")
         )
     _end(mover.run(host, fenced), done=True)
@@ -313,11 +314,3 @@ def _maintained(loaded: LoadedSite, host: str, cloud: str | None, url: str, *, b
         for row in rows
         if row["state"] in ("draining", "in work")
     ]
-
-
-def _confirm(question: str) -> None:
-    try:
-        if not typer.confirm(question):
-            raise BlockedError("nothing was changed")
-    except typer.Abort:
-        raise UsageError("nobody answered, so nothing was changed; --yes does it without asking") from None

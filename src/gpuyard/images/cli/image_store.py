@@ -10,6 +10,7 @@ import typer
 
 from gpuyard.console.options import DEFAULT_SITE, CloudOption, SiteOption
 from gpuyard.console.output import ColumnOption, Format, FormatOption, print_list
+from gpuyard.console.prompts import confirmed
 from gpuyard.images.cli import image_audit
 from gpuyard.images.cli.image_audit import BILLS, BillsOption, audit
 from gpuyard.model.errors import BlockedError, UsageError
@@ -158,7 +159,7 @@ def prune(
     if not going:
         print("Nothing is deleted.")
         return
-    if not yes and not _confirmed(f"Delete {len(going)} of {len(verdicts)} builds?"):
+    if not yes and not confirmed(f"Delete {len(going)} of {len(verdicts)} builds?"):
         print("Nothing is deleted.")
         raise typer.Exit(1)
     still = {one.stored for one in judged(shelf.builds(image)) if not one.kept}  # the question may have waited for long
@@ -194,10 +195,3 @@ def _named(site: Site) -> Collection[str]:
     if site.health is not None and site.health.acceptance is not None and site.health.acceptance.image is not None:
         found.add(site.health.acceptance.image)
     return found
-
-
-def _confirmed(question: str) -> bool:
-    try:
-        return typer.confirm(question)
-    except typer.Abort:
-        raise UsageError("nobody answered, so nothing was deleted; --yes deletes without asking") from None

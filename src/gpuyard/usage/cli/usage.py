@@ -10,7 +10,7 @@ import typer
 from gpuyard.console.options import DEFAULT_SITE, CloudOption, DatabaseOption, SiteOption
 from gpuyard.console.output import ColumnOption, Format, FormatOption, print_list
 from gpuyard.console.portal_options import UrlOption, ZoneOption, client_of, zone_of
-from gpuyard.model.errors import BlockedError, UsageError
+from gpuyard.console.prompts import require_confirmed
 
 app = typer.Typer(no_args_is_help=True, help="What GPUs were used for, and what is left of budgets.")
 
@@ -151,14 +151,6 @@ def repair(
         if job.plan is None:
             return
         if not yes:
-            _confirm("Take it back?")
+            require_confirmed("Take it back?")
         job.carry_out(getpass.getuser())
     print("taken back")
-
-
-def _confirm(question: str) -> None:
-    try:
-        if not typer.confirm(question):
-            raise BlockedError("nothing was changed")
-    except typer.Abort:
-        raise UsageError("nobody answered, so nothing was changed; --yes takes it back without asking") from None
