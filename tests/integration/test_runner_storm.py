@@ -161,12 +161,14 @@ class Storm:
         """How long jobs waited for their runners, and how long GPUs idled while a job waited for them, by pool."""
         site = load_site(self.inventory.site).compiled.site
         pools = {name: next(iter(flavor.gpus), "") for name, flavor in site.flavors.items()}
+        sizes = {name: (sum(flavor.gpus.values()), flavor.same_group) for name, flavor in site.flavors.items()}
         flavors = {**SETS, **CIRUN}
         worked = [
             Worked(
                 pools[flavors[job.order.labels[0]]], job.queued, job.tries[0].started if job.tries else None,
                 job.tries[-1].ended or job.completed if job.tries else job.completed,
                 job.tries[-1].runner if job.tries else "",
+                *sizes[flavors[job.order.labels[0]]],
             )
             for job in jobs
             if job.queued is not None and job.completed is not None
@@ -182,9 +184,7 @@ class Storm:
         lines = [f"waits of jobs {spread([(one.begun - one.queued).total_seconds() for one in worked if one.begun])}"]
         idle: list[IdleTime] = []
         for pool in sorted({one.pool for one in worked}):
-            mine = idle_times(
-                pool, [lane.id for lane in lanes if lane.pool == pool and not lane.trouble], taken, worked
-            )
+            mine = idle_times(pool, [lane for lane in lanes if lane.pool == pool and not lane.trouble], taken, worked)
             lines.append(f"GPUs of pool {pool} that idled while a job waited {spread([one.seconds for one in mine])}")
             idle += mine
         lines.append(f"GPUs that idled while a job waited {spread([one.seconds for one in idle])}")

@@ -2,16 +2,19 @@
 
 What counts is told by the outside: GitHub's times of jobs, and the ledger's lanes (which GPU which runner or booking
 had, and when). A lane idles at a moment when no job runs on it, nobody has booked it, and a job waits that it could
-serve: one more than there are runners on their way, where nobody has leased it.
+serve: one more than there are runners on their way, where nobody has leased it. It could serve none that needs a larger
+group, or more GPUs than are free on its host.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
+
+from gpuyard.model.booking import Lane
 
 SECOND = timedelta(seconds=1)
 
@@ -26,6 +29,8 @@ class Worked:
     """None: it never ran; `ended` is when it was over then."""
     ended: datetime
     runner: str = ""
+    gpus: int = 1
+    same_group: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class IdleTime(NamedTuple):
     """Those of it in which a job waited: it may have begun earlier."""
 
 
-def idle_times(pool: str, lanes: Sequence[int], leases: Iterable[Leased], jobs: Iterable[Worked]) -> list[IdleTime]:
+def idle_times(pool: str, lanes: Sequence[Lane], leases: Iterable[Leased], jobs: Iterable[Worked]) -> list[IdleTime]:
     """Each time that a lane of a pool idled while a job waited for it."""
     mine = [job for job in jobs if job.pool == pool]
     if not mine:
@@ -62,13 +67,15 @@ def idle_times(pool: str, lanes: Sequence[int], leases: Iterable[Leased], jobs: 
     idle: dict[int, int] = {}
     moment = begin
     while moment <= end:
-        waiting = sum(job.queued <= moment < (job.begun or job.ended) for job in mine)
-        states = {lane: _state(on[lane], ran, moment) for lane in lanes}
+        waiting = [job for job in mine if job.queued <= moment < (job.begun or job.ended)]
+        states = {lane.id: _state(on[lane.id], ran, moment) for lane in lanes}
         coming = sum(state == "leased" for state in states.values())
-        free = max(0, waiting - coming)
-        for lane in sorted(lanes, key=lambda one: -idle.get(one, 0)):
-            counts = states[lane] == "leased" and waiting > 0
-            if states[lane] == "free" and free:
+        free = max(0, len(waiting) - coming)
+        room = Counter(lane.host for lane in lanes if states[lane.id] == "free")
+        for each in sorted(lanes, key=lambda one: -idle.get(one.id, 0)):
+            lane = each.id
+            counts = states[lane] == "leased" and bool(waiting)
+            if states[lane] == "free" and free and sum(_fits(job, each, room) for job in waiting) > coming:
                 counts, free = True, free - 1
             if counts:
                 idle[lane] = idle.get(lane, 0) + 1
@@ -76,6 +83,11 @@ def idle_times(pool: str, lanes: Sequence[int], leases: Iterable[Leased], jobs: 
                 found.append(IdleTime(lane, moment, float(idle.pop(lane))))
         moment += SECOND
     return found + [IdleTime(lane, moment, float(seconds)) for lane, seconds in idle.items()]
+
+
+def _fits(job: Worked, lane: Lane, room: Mapping[str, int]) -> bool:
+    """Whether a lane that is free is of use to a job; `room`: free lanes of each host."""
+    return lane.size >= job.gpus if job.same_group else room[lane.host] >= job.gpus
 
 
 def _state(leases: Sequence[Leased], ran: Mapping[str, Worked], moment: datetime) -> str:

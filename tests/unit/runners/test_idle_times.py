@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
+from gpuyard.model.booking import Lane
 from tests.support.idle_times import Leased, Worked, idle_times, part
 from tests.support.runner_world import NOON
 
 
-def job(queued: int, begun: int | None, ended: int, runner: str = "", pool: str = "t4") -> Worked:
+def job(queued: int, begun: int | None, ended: int, runner: str = "", pool: str = "t4", **more: Any) -> Worked:
     def at(seconds: int) -> object:
         return NOON + timedelta(seconds=seconds)
 
-    return Worked(pool, at(queued), None if begun is None else at(begun), at(ended), runner)  # type: ignore[arg-type]
+    return Worked(pool, at(queued), None if begun is None else at(begun), at(ended), runner, **more)  # type: ignore[arg-type]
 
 
 def lease(lane: int, start: int, end: int, runner: str = "") -> Leased:
@@ -36,10 +38,14 @@ def lease(lane: int, start: int, end: int, runner: str = "") -> Leased:
         ),
         pytest.param([1], [lease(1, 0, 90, "spare")], [job(10, None, 60)], [50], id="a runner that nobody needs"),
         pytest.param([1], [], [job(0, None, 30, pool="v100")], [], id="another pool's"),
+        pytest.param([1], [], [job(0, None, 30, gpus=2, same_group=True)], [], id="a pair has no use for a lone one"),
+        pytest.param([1], [], [job(0, None, 30, gpus=2)], [], id="two of one host, which has one"),
+        pytest.param([1, 2], [], [job(0, None, 30, gpus=2)], [30], id="two of one host, which has them"),
     ],
 )
 def test_idle_times(lanes: list[int], leases: list[Leased], jobs: list[Worked], idle: list[float]) -> None:
-    assert sorted(one.seconds for one in idle_times("t4", lanes, leases, jobs)) == idle
+    slots = [Lane(id, "t4", "gpu-1", (f"0000:{id:02x}:00.0",)) for id in lanes]
+    assert sorted(one.seconds for one in idle_times("t4", slots, leases, jobs)) == idle
 
 
 def test_parts() -> None:
