@@ -77,8 +77,8 @@ class Harness:
         self.now += timedelta(**time)
 
     def run_for(self, hours: float) -> None:
-        for _ in range(round(hours * 10)):
-            self.forward(minutes=6)
+        for _ in range(round(hours * 15)):
+            self.forward(minutes=4)
             self.keeper.run()
 
     def state(self, booking: Booking) -> BookingState:
