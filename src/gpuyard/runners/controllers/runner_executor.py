@@ -30,8 +30,10 @@ from gpuyard.runners.user_data import UserDataError, user_data
 LOG = logging.getLogger(__name__)
 AGAIN = timedelta(seconds=30)
 """After this time Nova is asked again to delete what it has been asked to delete."""
-LATE = timedelta(seconds=60)
-"""A server that Nova was asked for, and of which nothing is known, would be there after this time."""
+LATE = timedelta(seconds=20)
+"""A server that Nova was asked for, and of which nothing is known, is there after this time as a rule: nova-api writes
+it down before it answers. One that comes later, since nova-api hung while its gateway gave up, may meet another on its
+GPU, which Nova then refuses; it belongs to no runner, and the sweep of runners.py deletes it."""
 FORGETFUL = timedelta(minutes=30)
 """GitHub keeps a runner busy for a while when its server has gone under it; after this time ours is not waited for."""
 READ_AGAIN = (1.0, 3.0, 9.0)
