@@ -18,7 +18,7 @@ help:  ## Show what can be made
 .tools/bin/uv:
 	$(PYTHON) -m venv .tools && .tools/bin/pip install --quiet --disable-pip-version-check uv==0.13.9
 
-.venv/.synced: $(if $(filter .tools/%,$(UV)),.tools/bin/uv) pyproject.toml uv.lock
+.venv/.synced: $(if $(filter .tools/%,$(UV)),.tools/bin/uv) pyproject.toml lab/pyproject.toml uv.lock
 	$(UV) sync --frozen --all-extras --quiet
 	@touch $@
 
@@ -91,8 +91,8 @@ docs: .venv/.synced  ## Write what docs/reference generates from code
 docs-site: .venv/.synced  ## The documentation as a site, in dist/docs and in the portal at /docs
 	$(RUN) python -m tools.docs_site
 
-wheel: docs-site  ## What 'pip install' takes, with the documentation in it, in dist
-	$(UV) build --quiet --wheel --out-dir dist
+wheel: docs-site  ## What 'pip install' takes, in dist: gpuyard with the documentation in it, and the lab
+	$(UV) build --quiet --wheel --all-packages --out-dir dist
 
 pictures: .venv/.synced  ## Take the pictures of a month of use again, on a lab whose clock is moved
 	$(RUN) python -m tools.pictures

@@ -13,15 +13,15 @@ from urllib.request import urlopen
 
 from bench.lab import running_lab
 from bench.table import Measured, finish, milliseconds, show, sized
-from gpuyard.lab import portal, processes
-from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
-from gpuyard.lab.exercise import Boot, Exercise
-from gpuyard.lab.settings import Lab
 from gpuyard.openstack.api import connect
 from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.provisioning.read import read_objects
 from gpuyard.site.load import LoadedSite
 from gpuyard.site.plan import plan_site
+from gpuyard_lab import portal, processes
+from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard_lab.exercise import Boot, Exercise
+from gpuyard_lab.settings import Lab
 
 TOGETHER = ["gpu_tiny"] * 4 + ["t4.15cores90GB"] * 4 + ["k4200.4cores"] * 2
 LIVE_LIMIT_S = 2

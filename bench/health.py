@@ -24,14 +24,14 @@ from gpuyard.health.controllers.health import Watched, open_health
 from gpuyard.health.limits import SitePlace
 from gpuyard.health.planner import Circumstances, GpuObservation, plan_health
 from gpuyard.health.records import GpuHealth, HealthState, Observation
-from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
-from gpuyard.lab.exercise import Exercise
 from gpuyard.model.booking import Person
 from gpuyard.model.gpu import provider_name
 from gpuyard.openstack.api import CloudApi, CloudError, connect
 from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.runtime.control_loops import Driver
 from gpuyard.site.health_rules import SiteHealth
+from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard_lab.exercise import Exercise
 
 LIMIT_QUARANTINE_S = 2
 LIMIT_UNDER_LOAD_S = 10

@@ -13,12 +13,12 @@ from tests.integration.conftest import RunningLab
 from tests.support.ports import free_port_base
 from tests.support.sites import plain_site
 
-from gpuyard.lab import control, portal
-from gpuyard.lab.clients import ADMIN_CLOUD
-from gpuyard.lab.settings import Lab, LabSettings, remembered
 from gpuyard.openstack.api import connect
 from gpuyard.site.load import LoadedSite, load_site
 from gpuyard.site.objects import bookings_mark
+from gpuyard_lab import control, portal
+from gpuyard_lab.clients import ADMIN_CLOUD
+from gpuyard_lab.settings import Lab, LabSettings, remembered
 
 
 @contextmanager

@@ -17,10 +17,10 @@ from pathlib import Path
 from tests.support.ports import free_port_base
 
 from bench.table import Measured, finish, show
-from gpuyard.lab import control
-from gpuyard.lab.plan import EXAMPLE_SITE, LabPlan, plan_of_site
-from gpuyard.lab.settings import LabSettings
-from gpuyard.lab.status import LabStatus
+from gpuyard_lab import control
+from gpuyard_lab.plan import EXAMPLE_SITE, LabPlan, plan_of_site
+from gpuyard_lab.settings import LabSettings
+from gpuyard_lab.status import LabStatus
 
 FRESH_LIMIT_S = 30
 RESTART_LIMIT_S = 20

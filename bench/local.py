@@ -10,13 +10,13 @@ from pathlib import Path
 
 from tests.support.sysfs import V100, Sysfs, write
 
-import gpuyard.lab
+import gpuyard_lab
 from bench.table import Measured, finish, milliseconds, show
 from gpuyard.host.judge import judge
 from gpuyard.host.recording import replay
 from gpuyard.site.load import load_site
 
-LAB = Path(gpuyard.lab.__file__).parent
+LAB = Path(gpuyard_lab.__file__).parent
 PROGRAM = [sys.executable, "-m", "gpuyard.cli.main"]
 
 

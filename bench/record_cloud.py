@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 from requests import PreparedRequest, Response, Session
 
 from bench.lab import running_lab
-from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
-from gpuyard.lab.exercise import Exercise
 from gpuyard.openstack.api import connect
 from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.site.load import LoadedSite
+from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard_lab.exercise import Exercise
 
 RECORDING = Path(__file__).parent / "recordings" / "cloud.json"
 KEPT = ("Content-Type", "OpenStack-API-Version")

@@ -20,10 +20,10 @@ from tests.support.simulated_runners import SimServer, SimulatedRunners, cirun_r
 
 from bench.table import Measured, finish, show, sized
 from gpuyard.bookings.records import Query
-from gpuyard.lab.github.records import ForgeRunner, JobOrder
 from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState
 from gpuyard.openstack.servers import ServerWish
 from gpuyard.runners.records import Job, JobState, Runner, RunnerState
+from gpuyard_lab.github.records import ForgeRunner, JobOrder
 
 RUNNERS, MINUTES, HOOKS = sized((1_000, 5, 4), (20, 1, 1))
 CORE_LIMIT, HOOK_LIMIT_MS, CALLS_LIMIT = 5.0, 1_000, 5_000

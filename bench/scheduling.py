@@ -18,13 +18,13 @@ from tests.support.ports import free_port_base
 from tests.support.sysfs import V100, Sysfs
 
 from bench.table import Measured, finish, show, sized
-from gpuyard.lab import control, portal
-from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
-from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.plan import LabPlan, plan_of_site
-from gpuyard.lab.settings import LabSettings, remembered
 from gpuyard.openstack.api import CloudApi, CloudError, connect
 from gpuyard.site.load import LoadedSite, load_site
+from gpuyard_lab import control, portal
+from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard_lab.exercise import Exercise
+from gpuyard_lab.plan import LabPlan, plan_of_site
+from gpuyard_lab.settings import LabSettings, remembered
 
 GPUS = sized(8, 4)
 PATIENCE_S = sized(60.0, 5.0)

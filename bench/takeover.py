@@ -24,8 +24,8 @@ from tests.support.postgres import Server, server
 
 from bench.lab import running_lab
 from bench.table import Measured, finish, show, sized
-from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.openstack.api import connect
+from gpuyard_lab.clients import ADMIN_CLOUD
 
 PORTALS, KILLS, STOPS, REST_S = sized((3, 20, 5, 30), (2, 1, 1, 2))
 LIMIT_S = 10

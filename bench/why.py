@@ -15,11 +15,11 @@ from tests.support.sites import plain_site
 from bench.lab import running_lab
 from bench.table import Measured, finish, milliseconds, show
 from gpuyard.diagnosis.why.read import why
-from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
-from gpuyard.lab.exercise import USER_PROJECT, Exercise
-from gpuyard.lab.settings import Lab
 from gpuyard.openstack.api import CloudApi, connect
 from gpuyard.site.load import LoadedSite
+from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard_lab.exercise import USER_PROJECT, Exercise
+from gpuyard_lab.settings import Lab
 
 LIMIT_MS = 1000
 RUNS = 20

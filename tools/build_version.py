@@ -15,13 +15,15 @@ NEXT = "0.2.0"
 """The release that is being worked on."""
 TAG = re.compile(r"v([0-9]+\.[0-9]+\.[0-9]+)")
 SECONDS = 60.0
+SOURCES = ("src", "lab", "pyproject.toml")
+"""What goes into the packages. gpuyard and its lab have one version, so what changes one changes that of both."""
 
 
 def build_version(root: Path = ROOT) -> str:
     """As in ``0.2.0.dev1234+g0a1b2c3d``: the number of commits up to this one, and which it is.
 
     What is not committed adds a digest of it. An sdist has the version that it was made with, and sources without git
-    have a digest of all that goes into the package.
+    have a digest of all that goes into the packages.
     """
     metadata = root / "PKG-INFO"
     if metadata.is_file():
@@ -32,7 +34,7 @@ def build_version(root: Path = ROOT) -> str:
     if top is None or Path(top).resolve() != root.resolve():
         return f"{NEXT}.dev0+s{_digest_of_sources(root)}"
     commit, count = _git(root, "rev-parse", "--short=8", "HEAD"), _git(root, "rev-list", "--count", "HEAD")
-    changes = _git(root, "diff", "HEAD", "--", "src", "pyproject.toml")
+    changes = _git(root, "diff", "HEAD", "--", *SOURCES)
     if commit is None or count is None or changes is None:
         return f"{NEXT}.dev0+s{_digest_of_sources(root)}"
     tag = TAG.fullmatch(_git(root, "describe", "--tags", "--exact-match", "--match", "v*", "HEAD") or "")
@@ -53,7 +55,7 @@ def _git(root: Path, *words: str) -> str | None:
 
 def _digest_of_sources(root: Path) -> str:
     found = hashlib.sha256()
-    for path in sorted((root / "src").rglob("*")):
+    for path in sorted([*(root / "src").rglob("*"), *(root / "lab").rglob("*")]):
         if path.is_file() and "__pycache__" not in path.parts:
             found.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
     return found.hexdigest()[:12]

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 
-from gpuyard.lab.releases.catalogue import LAB_RELEASES, OLDEST_PYTHON, LabRelease, spoken
+from gpuyard_lab.releases.catalogue import LAB_RELEASES, OLDEST_PYTHON, LabRelease, spoken
 
 DATES = {
     "2024.1": "2024-04-10",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuyard.lab.releases.catalogue import LAB_RELEASES, OLDEST_PYTHON, OWN, spoken
 from gpuyard.nova.release import RELEASES, Release
+from gpuyard_lab.releases.catalogue import LAB_RELEASES, OLDEST_PYTHON, OWN, spoken
 
 FEATURES = {
     "one_time_use": "`one_time_use` of a pool",

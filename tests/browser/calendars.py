@@ -45,7 +45,7 @@ class Site:
 @cache
 def flavors() -> tuple[FlavorObject, ...]:
     """Of the lab's site, which has the same pools."""
-    return load_site(Path(__file__).parents[2] / "src/gpuyard/lab/site.yaml").compiled.flavors
+    return load_site(Path(__file__).parents[2] / "lab/src/gpuyard_lab/site.yaml").compiled.flavors
 
 
 @contextmanager

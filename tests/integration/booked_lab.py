@@ -13,13 +13,13 @@ from gpuyard.bookings.controllers.bookings import BookingController
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.health.controllers.health import Watched, open_health
 from gpuyard.inventory.state import gpu_statuses
-from gpuyard.lab.exercise import Boot, Exercise
 from gpuyard.model.booking import Ask, Booking, Lane, Person
 from gpuyard.model.gpu import Claim, GpuStatus
 from gpuyard.model.world import Snapshot
 from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.site.compile import CompiledSite
+from gpuyard_lab.exercise import Boot, Exercise
 from tests.integration.conftest import SDK_WARNINGS, RunningLab
 from tests.support.booked_sites import ShiftedClock, booked_site, open_ledger
 

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab import control
-from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
-from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.plan import LabPlan
-from gpuyard.lab.settings import Lab, LabSettings, remembered
-from gpuyard.lab.status import LabStatus
 from gpuyard.openstack.api import CloudApi, connect
 from gpuyard.provisioning.apply import SiteApplier
 from gpuyard.provisioning.read import read_objects
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 from gpuyard.site.plan import plan_site
+from gpuyard_lab import control
+from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard_lab.exercise import Exercise
+from gpuyard_lab.plan import LabPlan
+from gpuyard_lab.settings import Lab, LabSettings, remembered
+from gpuyard_lab.status import LabStatus
 from tests.support.ports import free_port_base
 from tests.support.sites import plain_site
 

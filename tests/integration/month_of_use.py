@@ -24,17 +24,17 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from gpuyard.lab import control
-from gpuyard.lab.clients import ADMIN_CLOUD
-from gpuyard.lab.errors import LabError
-from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.http import answers, call
-from gpuyard.lab.identity import ensure_portal, log_in
-from gpuyard.lab.plan import EXAMPLE_SITE, plan_of_site
-from gpuyard.lab.portal import apply_site
-from gpuyard.lab.settings import LabSettings
 from gpuyard.openstack.api import CloudApi, CloudError, connect
 from gpuyard.site.load import LoadedSite, load_site
+from gpuyard_lab import control
+from gpuyard_lab.clients import ADMIN_CLOUD
+from gpuyard_lab.errors import LabError
+from gpuyard_lab.exercise import Exercise
+from gpuyard_lab.http import answers, call
+from gpuyard_lab.identity import ensure_portal, log_in
+from gpuyard_lab.plan import EXAMPLE_SITE, plan_of_site
+from gpuyard_lab.portal import apply_site
+from gpuyard_lab.settings import LabSettings
 from tests.integration.booked_lab import PASSWORD, people_of
 from tests.integration.conftest import RunningLab
 from tests.integration.test_serve import free_port

@@ -20,13 +20,6 @@ from ruamel.yaml import YAML
 
 from gpuyard.bookings.store import Store
 from gpuyard.database.engine import Database
-from gpuyard.lab.clients import ADMIN_CLOUD
-from gpuyard.lab.github.faults import Faults
-from gpuyard.lab.github.forge import ForgeSettings
-from gpuyard.lab.github.records import ForgeJob, JobOrder
-from gpuyard.lab.github.server import ForgeServer
-from gpuyard.lab.guests import LOOK_S, Guests
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.model.booking import BookingKind
 from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.openstack.servers import open_servers_project
@@ -36,6 +29,13 @@ from gpuyard.runners.store import RunnerStore
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 from gpuyard.site.plan import plan_site
+from gpuyard_lab.clients import ADMIN_CLOUD
+from gpuyard_lab.github.faults import Faults
+from gpuyard_lab.github.forge import ForgeSettings
+from gpuyard_lab.github.records import ForgeJob, JobOrder
+from gpuyard_lab.github.server import ForgeServer
+from gpuyard_lab.guests import LOOK_S, Guests
+from gpuyard_lab.plan import EXAMPLE_SITE
 from tests.integration.conftest import RunningLab
 from tests.integration.test_serve import free_port
 from tests.support.booked_sites import copy_recordings

@@ -15,9 +15,9 @@ from uuid import uuid4
 from gpuyard.client.client import Client
 from gpuyard.client.errors import ApiRefusedError, PortalError
 from gpuyard.client.portal import PortalSession, PortalUnreachableError
-from gpuyard.lab.exercise import Exercise
 from gpuyard.model.booking import Booking, BookingState
 from gpuyard.openstack.api import CloudError
+from gpuyard_lab.exercise import Exercise
 
 FLAVORS = {"v100": "gpu_tiny", "t4": "t4.15cores90GB"}
 """Pool -> what people start there."""

@@ -16,11 +16,6 @@ from gpuyard.health.acceptance import OVER, Try, TryState
 from gpuyard.health.controllers.acceptance import TAG, acceptance_loop, open_acceptance
 from gpuyard.health.controllers.acceptance_service import AcceptanceService
 from gpuyard.health.records import KEPT_BACK, HealthState, Observation
-from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.github.__main__ import play
-from gpuyard.lab.github.faults import Faults
-from gpuyard.lab.host_trees import Fault, break_gpu, mend_gpu, plant
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.model.booking import Lane, Person
 from gpuyard.openstack.api import CloudApi
 from gpuyard.provisioning.apply import SiteApplier
@@ -29,6 +24,11 @@ from gpuyard.runtime.control_loops import Driver
 from gpuyard.runtime.leader_roles import BOOKINGS
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.plan import plan_site
+from gpuyard_lab.exercise import Exercise
+from gpuyard_lab.github.__main__ import play
+from gpuyard_lab.github.faults import Faults
+from gpuyard_lab.host_trees import Fault, break_gpu, mend_gpu, plant
+from gpuyard_lab.plan import EXAMPLE_SITE
 from tests.integration.booked_lab import POOL, BookedLab, Open, open_booked_lab
 from tests.integration.conftest import RunningLab
 from tests.integration.test_enforcement import ART, FREE, Thief

@@ -17,10 +17,6 @@ from typer.testing import CliRunner, Result
 
 from gpuyard.cli.main import app
 from gpuyard.host.recording import replay_file
-from gpuyard.lab import control
-from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
-from gpuyard.lab.exercise import Boot, Exercise
-from gpuyard.lab.plan import EXAMPLE_SITE, LabPlan, lab_host, plan_of_site
 from gpuyard.model.errors import BlockedError, UsageError
 from gpuyard.model.gpu import GpuState
 from gpuyard.openstack.api import CloudApi, connect
@@ -28,6 +24,10 @@ from gpuyard.provisioning.read import read_objects
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 from gpuyard.site.plan import plan_site
+from gpuyard_lab import control
+from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard_lab.exercise import Boot, Exercise
+from gpuyard_lab.plan import EXAMPLE_SITE, LabPlan, lab_host, plan_of_site
 from tests.integration.conftest import RunningLab, start_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]

@@ -17,12 +17,12 @@ from ruamel.yaml import YAML
 
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.bookings.records import Query
-from gpuyard.lab.catalog import REGION
-from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard.model.booking import Rules
 from gpuyard.model.booking_life import OPEN
 from gpuyard.openstack.api import CloudApi
 from gpuyard.openstack.people import KeystonePeople
+from gpuyard_lab.catalog import REGION
+from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from tests.integration.conftest import RunningLab
 from tests.support.ledgers import ROOT, open_ledger
 from tests.support.served import RealClock, served

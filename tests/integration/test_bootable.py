@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from gpuyard.bookings.errors import RefusedError
-from gpuyard.lab import control
-from gpuyard.lab.clients import ADMIN_CLOUD
-from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.portal import apply_site
 from gpuyard.openstack.api import CloudApi, connect
 from gpuyard.site.load import load_site
+from gpuyard_lab import control
+from gpuyard_lab.clients import ADMIN_CLOUD
+from gpuyard_lab.exercise import Exercise
+from gpuyard_lab.portal import apply_site
 from tests.integration.booked_lab import BookedLab, open_booked_lab
 from tests.integration.conftest import start_lab
 from tests.support.booked_sites import booked_site

@@ -23,8 +23,6 @@ from typer.testing import CliRunner
 from gpuyard.bookings.controllers.reclaim_servers import Reclaimer
 from gpuyard.cli.main import app
 from gpuyard.diagnosis.capacity.read import CapacityReader
-from gpuyard.lab.clients import ADMIN_CLOUD
-from gpuyard.lab.plan import IMAGE
 from gpuyard.model.booking import ReclaimAction
 from gpuyard.model.moments import iso_text
 from gpuyard.openstack.api import CloudApi, CloudError, connect
@@ -40,6 +38,8 @@ from gpuyard.provisioning.access.policies import LIMITS_ROLE, ROLE, SERVERS_ROLE
 from gpuyard.provisioning.read import read_objects
 from gpuyard.site.load import load_site
 from gpuyard.usage.read_lives import LifeReader, pools_by_alias
+from gpuyard_lab.clients import ADMIN_CLOUD
+from gpuyard_lab.plan import IMAGE
 from tests.integration.booked_lab import FLAVOR, PASSWORD, POOL, PREFIX, BookedLab, Open
 from tests.integration.conftest import RunningLab
 from tests.integration.test_enforcement import MUST, opened, settle, start

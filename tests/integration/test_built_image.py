@@ -23,11 +23,11 @@ from gpuyard.images.glance import GlanceShelf
 from gpuyard.images.manifest import manifest_path, read_manifest
 from gpuyard.images.planner import plan_build
 from gpuyard.images.publishing import StoredImage
-from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.plan import IMAGE
 from gpuyard.model.finding import Finding, Severity
 from gpuyard.openstack.api import CloudApi
 from gpuyard.openstack.servers import NovaServers, ServerWish
+from gpuyard_lab.exercise import Exercise
+from gpuyard_lab.plan import IMAGE
 from tests.integration.conftest import RunningLab
 from tests.support.image_command import image_command
 from tests.support.sites import plain_site

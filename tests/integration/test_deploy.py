@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-import gpuyard.lab
+import gpuyard_lab
 from tests.support import sshd
 from tests.support.fake_hosts import make_hosts
 from tests.support.kolla import NoKolla, install
@@ -30,7 +30,7 @@ from tests.support.on_request import only_by
 
 pytestmark = pytest.mark.slow
 
-RECORDING = Path(gpuyard.lab.__file__).parent / "recordings/titan-xp-node.json"
+RECORDING = Path(gpuyard_lab.__file__).parent / "recordings/titan-xp-node.json"
 GPUS, CONTROL = ["gpu1", "gpu2"], ["ctl"]
 PATIENCE = 600.0
 SITE: dict[str, Any] = {

@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from gpuyard.cli.main import app
-from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.openstack.api import CloudApi
 from gpuyard.provisioning.access.limit_reader import let_nova_read_limits, nova_reads_limits
 from gpuyard.provisioning.apply import SiteApplier
 from gpuyard.provisioning.read import read_objects
 from gpuyard.site.load import load_site
 from gpuyard.site.plan import plan_site
+from gpuyard_lab.clients import ADMIN_CLOUD
 from tests.support.sites import flavor, site, write_site
 from tests.support.sysfs import Sysfs
 

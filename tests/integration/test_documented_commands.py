@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.exercise import Exercise
+from gpuyard_lab.exercise import Exercise
 from tests.integration.conftest import RunningLab
 from tests.support.ports import free_port_base
 from tests.support.shown_commands import ON_THE_LAB

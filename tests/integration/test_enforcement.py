@@ -17,7 +17,6 @@ from gpuyard.bookings.enforcement import SETTLE
 from gpuyard.bookings.errors import RefusedError
 from gpuyard.bookings.pool_view import PREPARE, read_memory
 from gpuyard.bookings.yielding import MADE_WAY
-from gpuyard.lab.exercise import Exercise
 from gpuyard.model.booking import Booking, BookingState
 from gpuyard.model.gpu import GpuState
 from gpuyard.openstack.api import CloudApi, CloudError
@@ -25,6 +24,7 @@ from gpuyard.provisioning.apply import SiteApplier
 from gpuyard.provisioning.read import read_objects
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.plan import plan_site
+from gpuyard_lab.exercise import Exercise
 from tests.integration.booked_lab import FLAVOR, POOL, PREFIX, RUNNER, BookedLab, Open, open_booked_lab, set_reserved
 from tests.integration.conftest import RunningLab
 

@@ -12,10 +12,6 @@ from tools.examples import EXAMPLES
 
 from gpuyard.diagnosis.why.read import why
 from gpuyard.host.recording import replay_file
-from gpuyard.lab import control, portal
-from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
-from gpuyard.lab.exercise import Boot, Exercise
-from gpuyard.lab.plan import EXAMPLE_SITE, LabHost, plan_of_site
 from gpuyard.model.gpu import GpuState
 from gpuyard.openstack.api import CloudApi, CloudError, connect
 from gpuyard.provisioning.apply import apply_plan
@@ -25,6 +21,10 @@ from gpuyard.site.load import load_site
 from gpuyard.site.objects import LimitObject
 from gpuyard.site.plan import plan_site
 from gpuyard.site.schema import Reserve
+from gpuyard_lab import control, portal
+from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard_lab.exercise import Boot, Exercise
+from gpuyard_lab.plan import EXAMPLE_SITE, LabHost, plan_of_site
 from tests.integration.conftest import start_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from gpuyard.cli.main import app
-from gpuyard.lab.exercise import Exercise, choose, prove, split_groups
 from gpuyard.model.errors import BlockedError
 from gpuyard.model.gpu import GpuState
 from gpuyard.openstack.errors import CloudError
+from gpuyard_lab.exercise import Exercise, choose, prove, split_groups
 from tests.integration.conftest import RunningLab
 
 pytestmark = pytest.mark.lab

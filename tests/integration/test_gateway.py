@@ -20,15 +20,15 @@ import pytest
 from gpuyard.deployment.gateway.steps import endpoint_commands
 from gpuyard.deployment.gateway.tree import tree
 from gpuyard.inventory.controllers.cache import InventoryCache
-from gpuyard.lab.catalog import APIS
-from gpuyard.lab.clients import ADMIN_CLOUD
-from gpuyard.lab.credentials import DEMO, passwords
 from gpuyard.openstack.api import CloudApi, connect
 from gpuyard.openstack.people import KeystonePeople
 from gpuyard.server.app import create_app
 from gpuyard.site.gateway_rules import SiteGateway
 from gpuyard.web.portal_context import utc_now
 from gpuyard.web.store import PortalStore
+from gpuyard_lab.catalog import APIS
+from gpuyard_lab.clients import ADMIN_CLOUD
+from gpuyard_lab.credentials import DEMO, passwords
 from tests.integration.conftest import RunningLab
 from tests.integration.test_gateway_attacks import CLOUD, PORTAL, need_root
 from tests.support import gateway_net as nets

@@ -17,7 +17,7 @@ import pytest
 
 from gpuyard.deployment.gateway.steps import HORIZON_SETTINGS
 from gpuyard.deployment.gateway.tree import tree
-from gpuyard.lab.credentials import DEMO, passwords
+from gpuyard_lab.credentials import DEMO, passwords
 from tests.integration.conftest import RunningLab
 from tests.integration.test_gateway_attacks import DASHBOARD, need_root, tunnel
 from tests.support import gateway_net as nets

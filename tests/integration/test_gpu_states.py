@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from gpuyard.cli.main import app
 from gpuyard.inventory.state import gpu_statuses
-from gpuyard.lab.clients import ADMIN_CLOUD
-from gpuyard.lab.exercise import Exercise
 from gpuyard.model.gpu import GpuState, GpuStatus
 from gpuyard.openstack.api import CloudApi
 from gpuyard.openstack.snapshot import FORGET_AFTER, SnapshotTaker, smallest_flavors
 from gpuyard.site.compile import CompiledSite
+from gpuyard_lab.clients import ADMIN_CLOUD
+from gpuyard_lab.exercise import Exercise
 from tests.integration.conftest import RunningLab
 
 pytestmark = pytest.mark.lab

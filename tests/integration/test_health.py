@@ -16,8 +16,6 @@ from gpuyard.diagnosis.drift import find_drift
 from gpuyard.diagnosis.drift.read import read_world
 from gpuyard.health.controllers.hold_check import open_hold_check
 from gpuyard.health.records import HealthState, Observation
-from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.model.gpu import GpuState, GpuStatus, provider_name
 from gpuyard.openstack.api import CloudApi
 from gpuyard.provisioning.apply import SiteApplier
@@ -26,6 +24,8 @@ from gpuyard.runtime.control_loops import Driver
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 from gpuyard.site.plan import plan_site
+from gpuyard_lab.exercise import Exercise
+from gpuyard_lab.plan import EXAMPLE_SITE
 from tests.integration.booked_lab import POOL, BookedLab, Open, open_booked_lab
 from tests.integration.conftest import RunningLab
 

@@ -24,9 +24,6 @@ from gpuyard.drain.leftovers import Recount, find_leftovers, keeps_closed, steps
 from gpuyard.drain.leftovers_apply import clean_leftovers, read_leftovers
 from gpuyard.drain.planner import MoveRules, MoveWay
 from gpuyard.drain.read import MovesReader
-from gpuyard.lab import host_power
-from gpuyard.lab.clients import ADMIN_CLOUD
-from gpuyard.lab.exercise import Exercise
 from gpuyard.model.booking import Booking
 from gpuyard.model.errors import BlockedError
 from gpuyard.model.gpu import GpuState
@@ -39,6 +36,9 @@ from gpuyard.site.load import LoadedSite, load_site
 from gpuyard.site.plan import plan_site
 from gpuyard.usage.lives import moves
 from gpuyard.usage.read_lives import LifeReader, pools_by_alias
+from gpuyard_lab import host_power
+from gpuyard_lab.clients import ADMIN_CLOUD
+from gpuyard_lab.exercise import Exercise
 from tests.integration.booked_lab import BookedLab, open_booked_lab
 from tests.integration.conftest import RunningLab
 from tests.integration.test_enforcement import start

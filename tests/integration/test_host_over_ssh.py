@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-import gpuyard.lab
+import gpuyard_lab
 from tests.support import sshd
 
-SITE = Path(gpuyard.lab.__file__).parent / "site.yaml"
+SITE = Path(gpuyard_lab.__file__).parent / "site.yaml"
 HOSTS = ["gpu1", "gpu2", "hyper18"]
 
 

@@ -12,11 +12,11 @@ import pytest
 from gpuyard.images.glance import GlanceShelf
 from gpuyard.images.manifest import CheckRecord, Manifest, check_path
 from gpuyard.images.publishing import record_of
-from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.images import empty_build, empty_qcow2
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
 from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.site.image_rules import ImageBuild
+from gpuyard_lab.exercise import Exercise
+from gpuyard_lab.images import empty_build, empty_qcow2
 from tests.integration.conftest import RunningLab
 from tests.support.image_command import image_command
 from tests.support.sites import plain_site

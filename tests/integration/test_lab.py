@@ -18,14 +18,14 @@ import pytest
 from typer.testing import CliRunner
 
 from gpuyard.cli.main import app
-from gpuyard.lab import control, processes
-from gpuyard.lab.credentials import DEMO, passwords
-from gpuyard.lab.errors import LabError, LabSettingsError
-from gpuyard.lab.http import call
-from gpuyard.lab.identity import BASE_LIMITS
-from gpuyard.lab.plan import LabDevice, LabHost, LabPlan
-from gpuyard.lab.settings import LabSettings
 from gpuyard.site.load import load_site
+from gpuyard_lab import control, processes
+from gpuyard_lab.credentials import DEMO, passwords
+from gpuyard_lab.errors import LabError, LabSettingsError
+from gpuyard_lab.http import call
+from gpuyard_lab.identity import BASE_LIMITS
+from gpuyard_lab.plan import LabDevice, LabHost, LabPlan
+from gpuyard_lab.settings import LabSettings
 from tests.integration.conftest import RunningLab, start_lab
 from tests.support.sites import plain_site
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from gpuyard.lab.github.__main__ import play
-from gpuyard.lab.github.faults import Faults
-from gpuyard.lab.github.records import JobOrder
-from gpuyard.lab.github.server import ForgeServer
 from gpuyard.runners.console import read
 from gpuyard.runners.user_data import user_data
+from gpuyard_lab.github.__main__ import play
+from gpuyard_lab.github.faults import Faults
+from gpuyard_lab.github.records import JobOrder
+from gpuyard_lab.github.server import ForgeServer
 from tests.integration.conftest import RunningLab
 from tests.support.forges import PERSON, Asker
 from tests.support.guest_rules import ANY_JOB

@@ -16,11 +16,11 @@ from typer.testing import CliRunner, Result
 from gpuyard.cli.main import app
 from gpuyard.client.client import Client, Row
 from gpuyard.client.portal import open_door
-from gpuyard.lab import control, processes
-from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
-from gpuyard.lab.hosts import HOSTS
-from gpuyard.lab.portal import look
-from gpuyard.lab.settings import LabSettings, remembered
+from gpuyard_lab import control, processes
+from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard_lab.hosts import HOSTS
+from gpuyard_lab.portal import look
+from gpuyard_lab.settings import LabSettings, remembered
 from tests.support.ports import free_port_base
 
 pytestmark = [pytest.mark.lab, pytest.mark.browser, pytest.mark.slow]

@@ -25,15 +25,6 @@ from gpuyard.bookings.controllers.site_ledger import open_ledger
 from gpuyard.cli.main import app
 from gpuyard.client.client import Client
 from gpuyard.client.portal import open_door
-from gpuyard.lab import control, processes
-from gpuyard.lab.catalog import GITHUB
-from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
-from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.http import answers
-from gpuyard.lab.jobs import REPOSITORY, push_job
-from gpuyard.lab.plan import IMAGE
-from gpuyard.lab.portal import PORTAL, look
-from gpuyard.lab.settings import LabSettings, remembered
 from gpuyard.model.world import AGENT_WORD
 from gpuyard.openstack.api import connect
 from gpuyard.openstack.servers import NovaServers, ServerWish, open_servers_project
@@ -42,6 +33,15 @@ from gpuyard.runners.controllers.slot_kinds import open_slot_kinds
 from gpuyard.runners.records import ServerChoice
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
+from gpuyard_lab import control, processes
+from gpuyard_lab.catalog import GITHUB
+from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard_lab.exercise import Exercise
+from gpuyard_lab.http import answers
+from gpuyard_lab.jobs import REPOSITORY, push_job
+from gpuyard_lab.plan import IMAGE
+from gpuyard_lab.portal import PORTAL, look
+from gpuyard_lab.settings import LabSettings, remembered
 from tests.support.ports import free_port_base
 from tests.support.prometheus import MISSING, Prometheus, prometheus, queries, rules
 

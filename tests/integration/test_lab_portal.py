@@ -14,12 +14,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gpuyard.cli.main import app
-from gpuyard.lab import portal, processes
-from gpuyard.lab.errors import LabSettingsError
 from gpuyard.model.errors import BlockedError
 from gpuyard.openstack.api import CloudApi
 from gpuyard.provisioning.read import read_objects
 from gpuyard.site.load import load_site
+from gpuyard_lab import portal, processes
+from gpuyard_lab.errors import LabSettingsError
 from tests.integration.conftest import RunningLab
 from tests.support.sites import site
 from tests.support.sysfs import epyc

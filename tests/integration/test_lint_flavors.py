@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from gpuyard.cli.main import app
-from gpuyard.lab.clients import ADMIN_CLOUD
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.options import file_name, render_ini
+from gpuyard_lab.clients import ADMIN_CLOUD
+from gpuyard_lab.plan import EXAMPLE_SITE
 from tests.integration.conftest import RunningLab
 
 pytestmark = pytest.mark.lab

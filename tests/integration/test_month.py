@@ -17,12 +17,12 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from gpuyard.database.engine import Database
-from gpuyard.lab.clients import ADMIN_CLOUD
-from gpuyard.lab.credentials import ADMIN, passwords
 from gpuyard.usage.controllers.accounting import site_clock
 from gpuyard.usage.controllers.reading import History
 from gpuyard.usage.reckoning import reckon
 from gpuyard.usage.store import HistoryStore
+from gpuyard_lab.clients import ADMIN_CLOUD
+from gpuyard_lab.credentials import ADMIN, passwords
 from tests.browser.test_map import STRUCTURE
 from tests.integration.month_of_use import FIRST, GPUS, HOUR, LAST, PRICES, ZONE, Month, Span, month_of_use, spans_of
 from tests.support.on_request import only_by

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from gpuyard.lab import host_power
-from gpuyard.lab.exercise import Exercise
 from gpuyard.openstack.api import CloudApi
 from gpuyard.openstack.reader import Reader
 from gpuyard.openstack.rows import moment
 from gpuyard.site.compile import CompiledSite
 from gpuyard.usage.lives import ServerLife, flavor_spans, moves, use_spans, whole
 from gpuyard.usage.read_lives import LifeReader, pools_by_alias
+from gpuyard_lab import host_power
+from gpuyard_lab.exercise import Exercise
 from tests.integration.conftest import RunningLab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]

@@ -30,7 +30,6 @@ from gpuyard.diagnosis.why.facts import Device, HostAnswer, obstacle
 from gpuyard.diagnosis.why.read import FactsReader
 from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.inventory.state import gpu_statuses
-from gpuyard.lab.exercise import Exercise
 from gpuyard.model.booking import Person
 from gpuyard.model.gpu import GpuState, GpuStatus, LedgerWords
 from gpuyard.openstack.api import CloudApi
@@ -42,6 +41,7 @@ from gpuyard.server.app import create_app
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import LoadedSite, load_site
 from gpuyard.site.plan import plan_site
+from gpuyard_lab.exercise import Exercise
 from tests.integration.booked_lab import BookedLab, open_booked_lab, set_reserved
 from tests.integration.conftest import RunningLab
 from tests.support.booked_sites import open_ledger

@@ -14,13 +14,13 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from gpuyard.lab.http import call
 from gpuyard.model.moments import iso_text
 from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.openstack.people import KeystonePeople
 from gpuyard.server.app import create_app
 from gpuyard.web.portal_context import utc_now
 from gpuyard.web.store import PortalStore
+from gpuyard_lab.http import call
 from tests.contract.people import RULES, Bench
 from tests.integration.conftest import RunningLab
 from tests.support.inventories import GPUS, driver, filled

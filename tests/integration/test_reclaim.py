@@ -14,7 +14,7 @@ import pytest
 
 from gpuyard.bookings.reclaim import MUST_BOOK, PAST_THE_END, YIELDS
 from gpuyard.bookings.records import Overstay
-from gpuyard.lab.exercise import Boot
+from gpuyard_lab.exercise import Boot
 from tests.integration.booked_lab import BookedLab, Open
 from tests.integration.conftest import RunningLab
 from tests.integration.test_enforcement import ART, FREE, MUST, opened, start

@@ -17,10 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab import control
-from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
-from gpuyard.lab.exercise import Exercise, choose, prove
-from gpuyard.lab.releases.catalogue import LAB_RELEASES
 from gpuyard.model.booking import BookingState
 from gpuyard.openstack.api import CloudApi, connect
 from gpuyard.provisioning.apply import SiteApplier
@@ -28,6 +24,10 @@ from gpuyard.provisioning.read import read_objects
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 from gpuyard.site.plan import plan_site
+from gpuyard_lab import control
+from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard_lab.exercise import Exercise, choose, prove
+from gpuyard_lab.releases.catalogue import LAB_RELEASES
 from tests.integration.booked_lab import BookedLab, open_booked_lab
 from tests.integration.conftest import RunningLab, start_lab
 from tests.integration.test_enforcement import MUST, start

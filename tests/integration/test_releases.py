@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from gpuyard.lab.releases.catalogue import OWN, lab_release
 from gpuyard.nova.release import RELEASES, Release
 from gpuyard.site.options import render_ini
 from gpuyard.site.provider_config import COMPUTE_NODE, render_provider_config
+from gpuyard_lab.releases.catalogue import OWN, lab_release
 from tests.support import release_probe, uv
 from tests.support.sites import flavor, site
 from tests.support.sysfs import T4, V100, Sysfs, epyc

@@ -15,10 +15,6 @@ from gpuyard.cli.main import app
 from gpuyard.diagnosis.drift import find_drift
 from gpuyard.diagnosis.drift.read import read_world
 from gpuyard.diagnosis.rollout import Rollout, Stage, StageState, plan_rollout, world_site
-from gpuyard.lab import control
-from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
-from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.plan import EXAMPLE_SITE, plan_of_site
 from gpuyard.model.errors import BlockedError
 from gpuyard.model.finding import Severity
 from gpuyard.openstack.api import CloudApi, connect
@@ -26,6 +22,10 @@ from gpuyard.provisioning.apply import SiteApplier
 from gpuyard.provisioning.read import read_objects
 from gpuyard.site.load import LoadedSite, load_site
 from gpuyard.site.plan import plan_site
+from gpuyard_lab import control
+from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard_lab.exercise import Exercise
+from gpuyard_lab.plan import EXAMPLE_SITE, plan_of_site
 from tests.integration.conftest import RunningLab, start_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]

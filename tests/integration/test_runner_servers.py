@@ -11,12 +11,12 @@ from time import monotonic, sleep
 
 import pytest
 
-from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.plan import IMAGE
 from gpuyard.model.errors import UsageError
 from gpuyard.nova.server_states import SeenServer
 from gpuyard.openstack.api import CloudApi, CloudError, connect
 from gpuyard.openstack.servers import NovaServers, ServerError, ServerProblem, ServerWish, open_servers_project
+from gpuyard_lab.exercise import Exercise
+from gpuyard_lab.plan import IMAGE
 from tests.integration.conftest import RunningLab
 from tests.support.bad_nova import BadNova, NovaFaults
 from tests.support.runner_projects import PROJECT, by_way_of, limit, runners_cloud

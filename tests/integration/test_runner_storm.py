@@ -24,16 +24,16 @@ import pytest
 
 from gpuyard.bookings.records import Query
 from gpuyard.client.portal import open_door
-from gpuyard.lab.clients import DEMO_CLOUD
-from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.github.faults import STORM, Faults
-from gpuyard.lab.github.forge import ForgeSettings
-from gpuyard.lab.github.records import COMPLETED, ForgeJob, JobOrder
 from gpuyard.model.booking import BookingKind, BookingState
 from gpuyard.model.moments import second_text
 from gpuyard.openstack.api import CloudApi, CloudError, connect
 from gpuyard.runners.records import Runner
 from gpuyard.site.load import load_site
+from gpuyard_lab.clients import DEMO_CLOUD
+from gpuyard_lab.exercise import Exercise
+from gpuyard_lab.github.faults import STORM, Faults
+from gpuyard_lab.github.forge import ForgeSettings
+from gpuyard_lab.github.records import COMPLETED, ForgeJob, JobOrder
 from tests.integration.conftest import RunningLab
 from tests.integration.lab_state import limits_kept
 from tests.integration.runner_harness import GPUYARD, RunnerHarness, YardSite, open_yard

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.github.records import COMPLETED
 from gpuyard.openstack.api import CloudApi
 from gpuyard.runners.records import Cause, JobState, RunnerState
+from gpuyard_lab.github.records import COMPLETED
 from tests.integration.conftest import RunningLab
 from tests.integration.runner_harness import SET, RunnerHarness, YardSite, open_yard
 from tests.integration.test_serve import ready

@@ -17,10 +17,6 @@ from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.diagnosis.drift.read import read_world
 from gpuyard.health.controllers.health import Watched, open_health
 from gpuyard.health.records import GpuHealth, HealthState
-from gpuyard.lab import control, portal
-from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
-from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.model.booking import Ask, Person
 from gpuyard.model.gpu import provider_name
 from gpuyard.model.scrub import ScrubOrder, ScrubOutcome, ScrubResult
@@ -28,6 +24,10 @@ from gpuyard.openstack.api import CloudApi, connect
 from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
+from gpuyard_lab import control, portal
+from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard_lab.exercise import Exercise
+from gpuyard_lab.plan import EXAMPLE_SITE
 from tests.integration.conftest import start_lab
 from tests.support.booked_sites import ShiftedClock, open_ledger
 

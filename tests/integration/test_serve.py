@@ -19,8 +19,8 @@ from urllib.request import urlopen
 import pytest
 from playwright.sync_api import Browser, expect
 
-from gpuyard.lab.clients import ADMIN_CLOUD
-from gpuyard.lab.exercise import Exercise
+from gpuyard_lab.clients import ADMIN_CLOUD
+from gpuyard_lab.exercise import Exercise
 from tests.integration.conftest import RunningLab
 
 pytestmark = pytest.mark.lab

@@ -17,9 +17,6 @@ import pytest
 from gpuyard.bookings.pool_view import PREPARE
 from gpuyard.diagnosis.drift import find_drift
 from gpuyard.diagnosis.drift.read import read_world
-from gpuyard.lab import control
-from gpuyard.lab.clients import ADMIN_CLOUD
-from gpuyard.lab.exercise import Exercise
 from gpuyard.model.booking import BookingState, Person
 from gpuyard.model.gpu import GpuState, GpuStatus
 from gpuyard.model.units import hold_of
@@ -28,6 +25,9 @@ from gpuyard.provisioning.apply import SiteApplier
 from gpuyard.provisioning.read import read_objects
 from gpuyard.site.load import load_site
 from gpuyard.site.plan import plan_site
+from gpuyard_lab import control
+from gpuyard_lab.clients import ADMIN_CLOUD
+from gpuyard_lab.exercise import Exercise
 from tests.integration.booked_lab import PREFIX, BookedLab, people_of, set_reserved
 from tests.integration.conftest import REUSE_VARIABLE, RunningLab, start_lab
 from tests.integration.test_enforcement import start

@@ -21,13 +21,13 @@ from playwright.sync_api import Browser, BrowserContext, Page, Playwright, Route
 
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.bookings.records import Query
-from gpuyard.lab.clients import ADMIN_CLOUD
 from gpuyard.model.moments import iso_text
 from gpuyard.openstack.api import CloudApi, CloudError, connect
 from gpuyard.openstack.people import KeystonePeople
 from gpuyard.server.app import create_app
 from gpuyard.web.portal_context import utc_now
 from gpuyard.web.store import PortalStore
+from gpuyard_lab.clients import ADMIN_CLOUD
 from tests.integration.conftest import RunningLab
 from tests.integration.test_portal_bookings import Visitors
 from tests.support import browser as browsers

@@ -11,8 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from gpuyard.cli.main import app, run
-from gpuyard.lab.clients import ADMIN_CLOUD
-from gpuyard.lab.exercise import Exercise
 from gpuyard.model.errors import BlockedError, UsageError
 from gpuyard.openstack.api import CloudApi, CloudError, connect
 from gpuyard.provisioning.apply import SiteApplier
@@ -21,6 +19,8 @@ from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import OWNER_KEY, AggregateObject, ImageObject, SeenObjects, owner_mark
 from gpuyard.site.plan import plan_site
 from gpuyard.site.steps import SitePlan, SiteStep
+from gpuyard_lab.clients import ADMIN_CLOUD
+from gpuyard_lab.exercise import Exercise
 from tests.integration.conftest import RunningLab
 from tests.support.sites import flavor, site
 from tests.support.sysfs import Sysfs

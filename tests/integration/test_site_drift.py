@@ -19,10 +19,6 @@ from gpuyard.diagnosis.drift import drifts, find_drift, plan_fixes
 from gpuyard.diagnosis.drift.apply import ATTEMPTS, DriftFixer
 from gpuyard.diagnosis.drift.fixes import Allocation, AllocationStep, FixPlan
 from gpuyard.diagnosis.drift.read import read_world
-from gpuyard.lab import control, processes
-from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
-from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.plan import EXAMPLE_SITE, LabPlan, plan_of_site
 from gpuyard.model.errors import BlockedError, UsageError
 from gpuyard.model.finding import Finding
 from gpuyard.openstack.api import CloudApi, CloudError, connect
@@ -31,6 +27,10 @@ from gpuyard.provisioning.apply import SiteApplier
 from gpuyard.provisioning.read import read_objects
 from gpuyard.site.load import LoadedSite, load_site
 from gpuyard.site.plan import plan_site
+from gpuyard_lab import control, processes
+from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard_lab.exercise import Exercise
+from gpuyard_lab.plan import EXAMPLE_SITE, LabPlan, plan_of_site
 from tests.integration.conftest import RunningLab, start_lab
 from tests.support.sites import plain_site
 

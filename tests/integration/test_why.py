@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from gpuyard.cli.main import app, run
 from gpuyard.diagnosis.why.read import why
-from gpuyard.lab.clients import ADMIN_CLOUD
-from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.portal import apply_site
 from gpuyard.model.errors import UsageError
 from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.site.load import LoadedSite, load_site
+from gpuyard_lab.clients import ADMIN_CLOUD
+from gpuyard_lab.exercise import Exercise
+from gpuyard_lab.portal import apply_site
 from tests.integration.conftest import RunningLab
 from tests.support.asking import REFUSED, Cloud, kinds, remedy
 from tests.support.sites import plain_site

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gpuyard.lab import control, portal
-from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
-from gpuyard.lab.exercise import Exercise
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.openstack.api import connect
 from gpuyard.site.load import load_site
+from gpuyard_lab import control, portal
+from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard_lab.exercise import Exercise
+from gpuyard_lab.plan import EXAMPLE_SITE
 from tests.integration.conftest import start_lab
 from tests.support.asking import Cloud, kinds, remedy
 

@@ -9,10 +9,10 @@ from time import monotonic, sleep
 
 from gpuyard.diagnosis.why.facts import Action, Explanation, Remedy
 from gpuyard.diagnosis.why.read import why
-from gpuyard.lab.exercise import PREFIX, Exercise
 from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.openstack.reader import compute_service
 from gpuyard.site.load import LoadedSite
+from gpuyard_lab.exercise import PREFIX, Exercise
 
 REFUSED = "NoValidHost"
 TIMEOUT = 60

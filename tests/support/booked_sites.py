@@ -15,9 +15,9 @@ from ruamel.yaml import YAML
 from gpuyard.bookings.controllers.site_ledger import book_of, site_lanes
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.bookings.store import Store
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
+from gpuyard_lab.plan import EXAMPLE_SITE
 
 
 class ShiftedClock:

@@ -12,11 +12,11 @@ from time import monotonic, sleep
 from gpuyard.diagnosis.capacity.facts import CloudResources
 from gpuyard.diagnosis.capacity.read import CapacityReader
 from gpuyard.diagnosis.capacity.reckon import Bootable, Reckoning
-from gpuyard.lab.exercise import Exercise
 from gpuyard.model.gpu import Gpu
 from gpuyard.nova.request import request_of
 from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.site.load import LoadedSite
+from gpuyard_lab.exercise import Exercise
 
 PREFIX = "filling-"
 NO_HOST, QUOTA = "NoValidHost", "403"

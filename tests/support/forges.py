@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gpuyard.lab.github.faults import FaultRates, Faults
-from gpuyard.lab.github.forge import ForgeSettings
-from gpuyard.lab.github.standin import StandIn
-from gpuyard.lab.github.wire import ForgeAnswer, ForgeRequest
+from gpuyard_lab.github.faults import FaultRates, Faults
+from gpuyard_lab.github.forge import ForgeSettings
+from gpuyard_lab.github.standin import StandIn
+from gpuyard_lab.github.wire import ForgeAnswer, ForgeRequest
 
 START = datetime(2026, 3, 2, 9, 0, tzinfo=UTC)
 PERSON = "ghp_of_a_person"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typer.testing import CliRunner
 
 from gpuyard.cli.main import app
-from gpuyard.lab.clients import ADMIN_CLOUD
+from gpuyard_lab.clients import ADMIN_CLOUD
 
 
 def image_command(*words: str) -> str:

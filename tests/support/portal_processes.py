@@ -15,8 +15,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from gpuyard.lab.clients import ADMIN_CLOUD
-from gpuyard.lab.http import call
+from gpuyard_lab.clients import ADMIN_CLOUD
+from gpuyard_lab.http import call
 
 PATIENCE = 90.0
 """Seconds, on a busy machine."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 
-from gpuyard.lab.catalog import GITHUB_OFFSET
-from gpuyard.lab.ports import is_free
+from gpuyard_lab.catalog import GITHUB_OFFSET
+from gpuyard_lab.ports import is_free
 
 RESERVED: list[socket.socket] = []
 """Names in Linux's abstract namespace: a name has one holder, and is free again when the process ends."""

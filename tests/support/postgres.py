@@ -17,7 +17,7 @@ from uuid import uuid4
 import psycopg
 from psycopg import sql
 
-from gpuyard.lab.postgres import NOBODY, programs, unprivileged
+from gpuyard_lab.postgres import NOBODY, programs, unprivileged
 
 PATIENCE_S = 60
 QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpuyard.lab.github.forge import Forge
-from gpuyard.lab.github.records import COMPLETED, ForgeJob
 from gpuyard.runners.records import Job, JobState
 from gpuyard.runners.store import RunnerStore
+from gpuyard_lab.github.forge import Forge
+from gpuyard_lab.github.records import COMPLETED, ForgeJob
 
 PREFIX = "gpuyard-"
 """Names of our runners begin so."""

@@ -77,7 +77,7 @@ ELSEWHERE = {
     "image promote": "tests/integration/test_images.py",
     "image prune": "tests/integration/test_images.py",
     "image upload": "tests/integration/test_images.py",
-    "gpuyard.lab.github": "tests/unit/lab/test_github_server.py",
+    "gpuyard_lab.github": "tests/unit/lab/test_github_server.py",
     "db restore": "tests/unit/server/test_db_command.py",
     "db upgrade": "tests/unit/server/test_db_command.py",
     "gpuyard serve": "tests/integration/test_serve.py",
@@ -94,11 +94,13 @@ CIRUN = (
     "runners: [{name: gpu, cloud: openstack, instance_type: gpu_medium, machine_image: tiny, region: RegionOne, "
     "labels: [cirun-gpu]}]"
 )
-RECORDING = ROOT / "src/gpuyard/lab/recordings/epyc-v100.json"
+RECORDING = ROOT / "lab/src/gpuyard_lab/recordings/epyc-v100.json"
 SITE = {"mycloud": "gpuyard-lab", "--site site.yaml": '--site "$GPUYARD_SITE"', "https://gpus.example.org": "$PORTAL"}
 BOOK = "BOOKING=$(gpuyard booking create -f value -c id --comment x --pool"
 ON_THE_LAB = {
-    "docs/explanation/iommu-groups.md": OnTheLab(words={"src/gpuyard/lab/recordings/epyc-v100.json": str(RECORDING)}),
+    "docs/explanation/iommu-groups.md": OnTheLab(
+        words={"lab/src/gpuyard_lab/recordings/epyc-v100.json": str(RECORDING)}
+    ),
     "docs/how-to/account-for-use.md": OnTheLab(),
     "docs/how-to/back-up-and-restore.md": OnTheLab(
         words={"/var/backups/gpuyard": "backups"},

@@ -21,14 +21,6 @@ from ruamel.yaml import YAML
 
 from gpuyard.bookings.controllers.site_ledger import open_ledger
 from gpuyard.health.controllers.hold_check import HoldCheck
-from gpuyard.lab.github.faults import FaultRates, Faults
-from gpuyard.lab.github.forge import ForgeSettings
-from gpuyard.lab.github.guest import orders, refused
-from gpuyard.lab.github.records import COMPLETED, ForgeJob
-from gpuyard.lab.github.runner_standin import read_config
-from gpuyard.lab.github.standin import StandIn
-from gpuyard.lab.github.wire import ForgeRequest
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.model.errors import GpuyardError
 from gpuyard.nova.server_states import UNKNOWN, SeenServer
 from gpuyard.openstack.guarded_servers import GuardedServers
@@ -45,6 +37,14 @@ from gpuyard.runtime.http import HttpClientError, WireAnswer
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import load_site
 from gpuyard.site.runner_rules import Enrolment
+from gpuyard_lab.github.faults import FaultRates, Faults
+from gpuyard_lab.github.forge import ForgeSettings
+from gpuyard_lab.github.guest import orders, refused
+from gpuyard_lab.github.records import COMPLETED, ForgeJob
+from gpuyard_lab.github.runner_standin import read_config
+from gpuyard_lab.github.standin import StandIn
+from gpuyard_lab.github.wire import ForgeRequest
+from gpuyard_lab.plan import EXAMPLE_SITE
 from tests.support.booked_sites import copy_recordings
 from tests.support.runner_storm import our_job, unfinished
 

@@ -27,8 +27,8 @@ from urllib.request import Request, urlopen
 
 from ruamel.yaml import YAML
 
-from gpuyard.lab.config import keystone, render
-from gpuyard.lab.settings import Lab
+from gpuyard_lab.config import keystone, render
+from gpuyard_lab.settings import Lab
 from tests.support.kolla import KOLLA_USER, Kolla, Merger
 from tests.support.ports import free_port_base
 from tests.virtual_hypervisor.build import Missing, need_commands, run

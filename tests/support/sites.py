@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.nova.release import NEWEST
 from gpuyard.site.load import LoadedSite, load_site
+from gpuyard_lab.plan import EXAMPLE_SITE
 from tests.support.sysfs import Sysfs, epyc
 
 

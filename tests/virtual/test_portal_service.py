@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from gpuyard.lab import control
-from gpuyard.lab.catalog import APIS
-from gpuyard.lab.clients import ADMIN_CLOUD, DEMO_CLOUD
-from gpuyard.lab.portal import apply_site
 from gpuyard.site.load import LoadedSite
+from gpuyard_lab import control
+from gpuyard_lab.catalog import APIS
+from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
+from gpuyard_lab.portal import apply_site
 from tests.contract.store_migrations import make_e126ab2
 from tests.integration.conftest import SDK_WARNINGS, RunningLab, start_lab
 from tests.support import uv

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.github.records import JobOrder
-from gpuyard.lab.github.server import ForgeServer
 from gpuyard.runners import console
 from gpuyard.runners.console import Console, GpuVerdict, JobProgress
 from gpuyard.runners.github.client import GitHubClient
 from gpuyard.runners.user_data import user_data
 from gpuyard.site.runner_rules import Enrolment
+from gpuyard_lab.github.records import JobOrder
+from gpuyard_lab.github.server import ForgeServer
 from tests.support.guest_rules import ANY_JOB
 from tests.support.on_request import only_by
 from tests.virtual_hypervisor import testing

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 import gpuyard
+import gpuyard_lab
 from gpuyard.host import recording
 from gpuyard.model.host import Inventory
 from tests.virtual_hypervisor import build, machine
@@ -21,7 +22,7 @@ from tests.virtual_hypervisor.build import Build
 from tests.virtual_hypervisor.topology import HOSTS, VirtualHost
 
 SOURCE = Path(gpuyard.__file__).parent.parent
-RECORDINGS = SOURCE / "gpuyard" / "lab" / "recordings"
+RECORDINGS = Path(gpuyard_lab.__file__).parent / "recordings"
 
 
 def record(build: Build, host: VirtualHost, folder: Path, timeout: float = 240) -> str:

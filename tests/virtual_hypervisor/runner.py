@@ -1,6 +1,6 @@
 """What an operator bakes into the image of runners, as far as it can be had here.
 
-actions/runner is played by the stand-in of `gpuyard.lab.github`, which speaks as it does and connects to the fake
+actions/runner is played by the stand-in of `gpuyard_lab.github`, which speaks as it does and connects to the fake
 GitHub. What runs a job's steps is `WORKER`, a process of its own: it does about a job's processes what actions/runner's
 Runner.Worker does (the hook before the first step, and oom_score_adj 500 for each step). The driver is a program that
 answers as nvidia-smi does: there is no NVIDIA GPU here.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuyard.lab.github import runner_standin
+from gpuyard_lab.github import runner_standin
 
 FOLDER = "opt/actions-runner"
 

@@ -1,7 +1,7 @@
 """The image that servers in tests boot: made by `gpuyard.images` from Debian's packages, once for all tests.
 
 It is built into the build folder, as root, and again when its definition or an element changes. actions/runner in it is
-the stand-in of `gpuyard.lab.github`. What tests differ in is written into the disk of each server, as an operator's
+the stand-in of `gpuyard_lab.github`. What tests differ in is written into the disk of each server, as an operator's
 own element would.
 """
 

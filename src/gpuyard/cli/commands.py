@@ -2,6 +2,10 @@
 
 So `gpuyard --help` and completion read this table alone, and no command waits for what the others import. A test holds
 each help line against the module's own.
+
+Other distributions add commands with entry points of the group `gpuyard.commands`, each a Typer or a function, as
+gpuyard-lab adds `gpuyard lab`. They are looked up when all commands are listed, or one is called that the table does
+not have; their help line is the summary of their distribution, so that nothing of theirs is imported for it.
 """
 
 from __future__ import annotations
@@ -12,12 +16,22 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from inspect import getdoc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_name, get_group, solve_typer_info_help
 from typer.models import CommandInfo
+
+from gpuyard.model.errors import HOW_TO_INSTALL_LAB, GpuyardError, UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+PLUGINS = "gpuyard.commands"
+"""The group of entry points by which other distributions add commands."""
+LAB = "lab"
+"""The command of gpuyard-lab, which the documentation shows; who calls it without that is told how to get it."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +74,6 @@ COMMANDS = (
         "gpuyard.cli.db:app",
         "Back up, restore, upgrade and check the database of a site, on the machine that serves it.",
     ),
-    CommandRow("lab", "gpuyard.cli.lab:app", "A real OpenStack with recorded hosts, on this machine."),
 )
 
 
@@ -90,21 +103,68 @@ class LazyGroup(TyperGroup):
 
 
 class CommandTable(LazyGroup):
-    """The group `gpuyard`: the rows of the table."""
+    """The group `gpuyard`: the rows of the table, and the commands of other distributions."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
+        self.has_plugins = False
         for row in COMMANDS:
             self.add_command(PendingCommand(row.name, row.help, partial(load, row)))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands."""
+        self.add_plugins()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name; None where there is none. Raises UsageError for the lab's, where that is missing."""
+        if cmd_name not in self.commands:
+            self.add_plugins()
+            if cmd_name == LAB and cmd_name not in self.commands:
+                raise UsageError(f"`gpuyard lab` comes with gpuyard-lab; install that: {HOW_TO_INSTALL_LAB}")
+        return super().get_command(ctx, cmd_name)
+
+    def make_all(self) -> LazyGroup:
+        """Make every command below."""
+        self.add_plugins()
+        return super().make_all()
+
+    def add_plugins(self) -> None:
+        """Add the commands of other distributions, once. None of them takes the place of one that is there."""
+        if self.has_plugins:
+            return
+        from importlib.metadata import entry_points  # here: it takes as long as the rest of a command's help
+
+        self.has_plugins = True
+        for plugin in entry_points(group=PLUGINS):
+            if plugin.name not in self.commands:
+                summary = plugin.dist.metadata["Summary"] if plugin.dist else None
+                self.add_command(PendingCommand(plugin.name, summary, partial(load_plugin, plugin)))
 
 
 def load(row: CommandRow) -> Any:
     """Import the command or group of a row."""
     module, _, attribute = row.target.partition(":")
-    found = getattr(import_module(module), attribute)
+    return command_for(row.name, getattr(import_module(module), attribute))
+
+
+def load_plugin(plugin: EntryPoint) -> Any:
+    """Import the command or group of another distribution. Raises GpuyardError, which names it, when it is broken."""
+    try:
+        return command_for(plugin.name, plugin.load())
+    except Exception as error:  # whatever its modules do when they are imported
+        distribution = f"{plugin.dist.name} {plugin.dist.version}" if plugin.dist else plugin.value
+        raise GpuyardError(
+            f"`gpuyard {plugin.name}` comes with {distribution}, which cannot be loaded: "
+            f"{type(error).__name__}: {error}; install it again, of the same version as gpuyard"
+        ) from error
+
+
+def command_for(name: str, found: Any) -> Any:
+    """The group of a Typer, or the command of a function."""
     if isinstance(found, typer.Typer):
-        return group_of(found, row.name)
-    return command_of(CommandInfo(row.name, callback=found))
+        return group_of(found, name)
+    return command_of(CommandInfo(name, callback=found))
 
 
 def group_of(app: typer.Typer, name: str) -> LazyGroup:

@@ -20,7 +20,7 @@ from gpuyard.model.text import printable_lines
 from gpuyard.server.credentials import adopt
 
 INTERRUPTED = 130
-PARTS = {"nova": "lab", "keystone": "lab", "placement": "lab", "osc_lib": "openstackclient", "psycopg": "postgresql"}
+PARTS = {"osc_lib": "openstackclient", "psycopg": "postgresql"}
 """Packages that come with an optional part of gpuyard; all others come with its server."""
 
 app = typer.Typer(

@@ -25,8 +25,14 @@ class SilentCellError(BlockedError):
     """A cell of Nova does not answer, so nothing is known of a server or a host that is asked for."""
 
 
+HOW_TO_INSTALL_LAB = (
+    "pip install . ./lab in a checkout of gpuyard, or pip install WHEEL LAB_WHEEL with the files of both wheels"
+)
+"""The lab is a distribution of its own, gpuyard-lab."""
+
+
 def how_to_install(part: str) -> str:
-    """The command that adds an optional part of gpuyard: ``server``, ``lab``, ``postgresql``, ``openstackclient``."""
+    """The command that adds a part of gpuyard: ``server``, ``images``, ``postgresql``, ``openstackclient``."""
     return (
         f"pip install '.[{part}]' in a checkout of gpuyard, or pip install 'WHEEL[{part}]' with the file of its wheel"
     )

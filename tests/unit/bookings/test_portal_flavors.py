@@ -12,7 +12,7 @@ from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState, Lane
 from gpuyard.site.load import load_site
 from tests.support.ledgers import HOUR, NOON
 
-COMPILED = load_site(Path(__file__).parents[3] / "src/gpuyard/lab/site.yaml").compiled
+COMPILED = load_site(Path(__file__).parents[3] / "lab/src/gpuyard_lab/site.yaml").compiled
 LETTERS = {(gpu.host, gpu.address): gpu.set_letter for gpu in COMPILED.gpus}
 SINGLE = ["gpu_tiny", "gpu_medium", "gpu_large", "gpu_xlarge", "gpu_2xlarge", "gpu_4xlarge"]
 

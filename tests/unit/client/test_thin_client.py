@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.plan import EXAMPLE_SITE
+from gpuyard_lab.plan import EXAMPLE_SITE
 
 ROOT = Path(__file__).parents[3]
 SERVER_PACKAGES = (

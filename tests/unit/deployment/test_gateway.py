@@ -47,7 +47,6 @@ from gpuyard.deployment.gateway.steps import endpoint_commands, steps, takes_web
 from gpuyard.deployment.gateway.tree import HEADER, plan, tree
 from gpuyard.deployment.gateway.tunnel import tunnel_files
 from gpuyard.deployment.gateway.units import gateway_files
-from gpuyard.lab.identity import PORTAL_TYPE
 from gpuyard.model.errors import BlockedError, UsageError
 from gpuyard.runtime.config_files import write
 from gpuyard.site.gateway_rules import (
@@ -59,6 +58,7 @@ from gpuyard.site.gateway_rules import (
     WireGuardTunnel,
 )
 from gpuyard.site.problems import SiteError
+from gpuyard_lab.identity import PORTAL_TYPE
 from tests.support.gateways import (
     CINDER,
     CONSOLES,

@@ -21,7 +21,6 @@ from gpuyard.diagnosis.adopt.pools import pool_name
 from gpuyard.diagnosis.adopt.recordings import read_recordings, service_name
 from gpuyard.diagnosis.cli.adopt import named, save, with_service_names
 from gpuyard.host.recording import replay_file
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.model.errors import BlockedError, UsageError
 from gpuyard.model.host import Inventory
 from gpuyard.nova.config import ConfigFile
@@ -39,6 +38,7 @@ from gpuyard.site.objects import (
 )
 from gpuyard.site.plan import plan_site
 from gpuyard.site.schema import Site
+from gpuyard_lab.plan import EXAMPLE_SITE
 from tests.support.sysfs import T4, TITAN_XP, TITAN_XP_AUDIO, V100, Sysfs, epyc
 
 RECORDINGS = EXAMPLE_SITE.parent / "recordings"

@@ -18,7 +18,6 @@ from gpuyard.diagnosis.adopt.document import render
 from gpuyard.diagnosis.adopt.model import Adoption, AdoptOptions, CloudFacts, GpuServer
 from gpuyard.diagnosis.adopt.planner import adopt
 from gpuyard.host.recording import replay_file
-from gpuyard.lab.plan import EXAMPLE_SITE, device
 from gpuyard.model.errors import GpuyardError
 from gpuyard.model.host import Inventory
 from gpuyard.nova.config import ConfigFile
@@ -36,6 +35,7 @@ from gpuyard.site.objects import (
 )
 from gpuyard.site.plan import plan_site
 from gpuyard.site.schema import Site
+from gpuyard_lab.plan import EXAMPLE_SITE, device
 from tests.support.services import nova_configuration, objects, request, whitelist
 
 RECORDINGS = EXAMPLE_SITE.parent / "recordings"

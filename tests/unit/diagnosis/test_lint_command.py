@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 from gpuyard.cli.main import app
 from gpuyard.diagnosis.lint.layout import config_files, views
 from gpuyard.diagnosis.lint.rules import RULES
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.model.errors import BlockedError, UsageError
+from gpuyard_lab.plan import EXAMPLE_SITE
 
 BAD = '[pci]\ndevice_spec = {"addres": "0000:27:00.0"}\n'
 GOOD = "[pci]\nreport_in_placement = true\n"

@@ -9,8 +9,8 @@ import pytest
 from gpuyard.diagnosis.lint import lint, subject_of
 from gpuyard.diagnosis.lint.model import FlavorText
 from gpuyard.host.recording import replay_file
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.nova.release import RELEASES
+from gpuyard_lab.plan import EXAMPLE_SITE
 
 
 @dataclass(frozen=True)

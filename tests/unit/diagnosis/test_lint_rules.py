@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from gpuyard.diagnosis.lint import lint, subject_of
 from gpuyard.diagnosis.lint.model import FlavorText
 from gpuyard.diagnosis.lint.rules import RULES
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.model.finding import Finding, Severity
 from gpuyard.model.host import Inventory
 from gpuyard.nova.release import RELEASES
 from gpuyard.site.load import load_site
 from gpuyard.site.options import file_name, render_ini
+from gpuyard_lab.plan import EXAMPLE_SITE
 from tests.support.sysfs import T4, TITAN_XP, TITAN_XP_AUDIO, Sysfs, epyc
 
 NIC = "8086:1572"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpuyard.lab.plan import LabHost
-from gpuyard.lab.services import nova
-from gpuyard.lab.settings import Lab
+from gpuyard_lab.plan import LabHost
+from gpuyard_lab.services import nova
+from gpuyard_lab.settings import Lab
 
 
 def test_an_update_that_fails_ends_nothing_and_is_tried_again(

@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from gpuyard.health.acceptance_guest import AcceptanceOutput, GuestVerdict, accept_data, read_console
-from gpuyard.lab.acceptance_guest import accept_orders
+from gpuyard_lab.acceptance_guest import accept_orders
 
 NONCE = "0123456789abcdef" * 2
 V100, BAR = b"\xde\x10\xb4\x1d", "0x00000000fa000000 0x00000000faffffff 0x0000000000040200\n"

@@ -18,10 +18,10 @@ from gpuyard.health.controllers.health_service import HealthService
 from gpuyard.health.controllers.hold_check import HoldCheck, open_hold_check
 from gpuyard.health.records import GpuHealth, HealthState
 from gpuyard.health.store import HealthStore
-from gpuyard.lab.github.records import COMPLETED, JobOrder
 from gpuyard.model.gpu import Gpu
 from gpuyard.openstack.api import CloudError
 from gpuyard.runners.records import Cause
+from gpuyard_lab.github.records import COMPLETED, JobOrder
 from tests.support.clouds import SmallCloud
 from tests.support.simulated_runners import SimulatedRunners
 

@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 import gpuyard.host as host_package
-import gpuyard.lab as lab_package
+import gpuyard_lab as lab_package
 from gpuyard.host.pci_ids import PciIds
 from gpuyard.images.build import fetch_runner
 from gpuyard.images.checking import judge, read_console

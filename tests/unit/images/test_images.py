@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-import gpuyard.lab as lab_package
+import gpuyard_lab as lab_package
 from gpuyard.cli.main import app
 from gpuyard.images import programs
 from gpuyard.images.build import mounts_below

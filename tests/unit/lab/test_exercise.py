@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.exercise import ExerciseError, ExerciseSubject, choose, split_groups
 from gpuyard.model.gpu import Claim, Gpu, GpuRole, GpuState, GpuStatus
+from gpuyard_lab.exercise import ExerciseError, ExerciseSubject, choose, split_groups
 from tests.support.sites import flavor, site
 from tests.support.sysfs import V100, Sysfs, epyc
 

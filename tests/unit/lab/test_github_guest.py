@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.github.faults import FaultRates, Faults
-from gpuyard.lab.github.guest import Guest, GuestState, UserDataUnreadError, in_process, orders
-from gpuyard.lab.github.records import JobOrder
-from gpuyard.lab.github.server import ForgeServer
-from gpuyard.lab.guests import Guests
-from gpuyard.lab.machine import CONSOLE, OFF, USER_DATA
 from gpuyard.runners.console import Console, GpuVerdict, JobProgress, read
 from gpuyard.runners.user_data import user_data
+from gpuyard_lab.github.faults import FaultRates, Faults
+from gpuyard_lab.github.guest import Guest, GuestState, UserDataUnreadError, in_process, orders
+from gpuyard_lab.github.records import JobOrder
+from gpuyard_lab.github.server import ForgeServer
+from gpuyard_lab.guests import Guests
+from gpuyard_lab.machine import CONSOLE, OFF, USER_DATA
 from tests.support.forges import PERSON, Asker, forge
 from tests.support.guest_rules import ANY_JOB
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.github.auth import Principal, TokenKind
-from gpuyard.lab.github.permissions import require
-from gpuyard.lab.github.records import COMPLETED, JobOrder
-from gpuyard.lab.github.wire import ForgeRefusal
 from gpuyard.model.errors import GpuyardError
 from gpuyard.runners.controllers.github_permissions import PermissionCheck
 from gpuyard.runners.lint import permission_findings
 from gpuyard.runners.permissions import PERMISSIONS, documented, missing
 from gpuyard.site.runner_rules import Enrolment, SiteRunners
+from gpuyard_lab.github.auth import Principal, TokenKind
+from gpuyard_lab.github.permissions import require
+from gpuyard_lab.github.records import COMPLETED, JobOrder
+from gpuyard_lab.github.wire import ForgeRefusal
 from tests.support.simulated_runners import SimulatedRunners, cirun_repository, hook
 
 HOW_TO = Path(__file__).parents[3] / "docs/how-to"

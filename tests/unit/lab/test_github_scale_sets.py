@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpuyard.lab.github.faults import FaultRates
-from gpuyard.lab.github.forge import ForgeSettings
-from gpuyard.lab.github.records import JobOrder
-from gpuyard.lab.github.wire import ForgeRequest
+from gpuyard_lab.github.faults import FaultRates
+from gpuyard_lab.github.forge import ForgeSettings
+from gpuyard_lab.github.records import JobOrder
+from gpuyard_lab.github.wire import ForgeRequest
 from tests.support.forges import Asker, forge
 from tests.unit.lab.test_github_standin import SIDE, connect
 

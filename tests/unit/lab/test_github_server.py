@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from gpuyard.lab.github import runner_standin
-from gpuyard.lab.github.faults import FaultRates
-from gpuyard.lab.github.records import JobOrder
-from gpuyard.lab.github.server import ForgeServer
+from gpuyard_lab.github import runner_standin
+from gpuyard_lab.github.faults import FaultRates
+from gpuyard_lab.github.records import JobOrder
+from gpuyard_lab.github.server import ForgeServer
 
 PERSON = "ghp_of_a_person"
 

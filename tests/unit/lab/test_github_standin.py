@@ -13,9 +13,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from gpuyard.lab.github.forge import ForgeApp, ForgeSettings
-from gpuyard.lab.github.records import ForgeGroup, JobOrder
-from gpuyard.lab.github.runner_standin import read_config
+from gpuyard_lab.github.forge import ForgeApp, ForgeSettings
+from gpuyard_lab.github.records import ForgeGroup, JobOrder
+from gpuyard_lab.github.runner_standin import read_config
 from tests.support.forges import Asker, forge
 
 RUNNERS = "/api/v3/repos/demo/science/actions/runners"

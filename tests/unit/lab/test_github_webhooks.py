@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuyard.lab.github.faults import STORM, FaultRates, Faults
-from gpuyard.lab.github.records import ForgeHook, HookSending, JobOrder
-from gpuyard.lab.github.webhooks import headers_of
 from gpuyard.runners.jobs import JobUpdate
 from gpuyard.runners.webhook import delivery_of, job_update, signed_by
+from gpuyard_lab.github.faults import STORM, FaultRates, Faults
+from gpuyard_lab.github.records import ForgeHook, HookSending, JobOrder
+from gpuyard_lab.github.webhooks import headers_of
 from tests.support.forges import START, Asker, forge
 from tests.unit.lab.test_github_standin import SIDE, connect
 

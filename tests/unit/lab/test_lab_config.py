@@ -12,12 +12,12 @@ import pytest
 from oslo_config import cfg
 from ruamel.yaml import YAML
 
-from gpuyard.lab import config
-from gpuyard.lab.clients import ADMIN_CLOUD, clouds, demo_login, write_client_files
-from gpuyard.lab.credentials import passwords
-from gpuyard.lab.plan import LabHost, LabPlan
-from gpuyard.lab.settings import Lab
 from gpuyard.openstack.config import ELSEWHERE
+from gpuyard_lab import config
+from gpuyard_lab.clients import ADMIN_CLOUD, clouds, demo_login, write_client_files
+from gpuyard_lab.credentials import passwords
+from gpuyard_lab.plan import LabHost, LabPlan
+from gpuyard_lab.settings import Lab
 
 PLAN = LabPlan(
     hosts=(LabHost("gpu1", 8, 1024, 10, config="[pci]\ndevice_spec = {}\n"), LabHost("gpu2", 8, 1024, 10)),

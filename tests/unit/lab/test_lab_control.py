@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab import control, processes
-from gpuyard.lab.errors import LabError, LabSettingsError
-from gpuyard.lab.plan import LabHost, LabPlan
-from gpuyard.lab.settings import Lab, LabSettings
+from gpuyard_lab import control, processes
+from gpuyard_lab.errors import LabError, LabSettingsError
+from gpuyard_lab.plan import LabHost, LabPlan
+from gpuyard_lab.settings import Lab, LabSettings
 
 PLAN = LabPlan((LabHost("gpu1", 8, 1024, 10),))
 
@@ -21,7 +21,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **more: object) -> None:
         raise AssertionError("something was started")
 
-    monkeypatch.setattr("gpuyard.lab.control.Start.run", refuse)
+    monkeypatch.setattr("gpuyard_lab.control.Start.run", refuse)
     monkeypatch.setattr(processes, "start", refuse)
 
 

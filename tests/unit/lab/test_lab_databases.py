@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.databases import NAMES, DatabaseServer, check_template
-from gpuyard.lab.errors import LabSettingsError
-from gpuyard.lab.postgres import programs, server_config, unprivileged
-from gpuyard.lab.settings import Lab
+from gpuyard_lab.databases import NAMES, DatabaseServer, check_template
+from gpuyard_lab.errors import LabSettingsError
+from gpuyard_lab.postgres import programs, server_config, unprivileged
+from gpuyard_lab.settings import Lab
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import pytest
 
 from gpuyard.host.tree import open_tree
 from gpuyard.host.watch import look
-from gpuyard.lab.errors import LabError
-from gpuyard.lab.host_trees import Fault, break_gpu, mend_gpu, plant
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.model.host_report import GpuReport, HostReport
 from gpuyard.site.load import load_site
+from gpuyard_lab.errors import LabError
+from gpuyard_lab.host_trees import Fault, break_gpu, mend_gpu, plant
+from gpuyard_lab.plan import EXAMPLE_SITE
 
 RECORDING = EXAMPLE_SITE.parent / "recordings/epyc-v100.json"
 GPU, PEER = "0000:27:00.0", "0000:28:00.0"

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from gpuyard.lab.errors import LabError
-from gpuyard.lab.http import Unreachable, answers, call
+from gpuyard_lab.errors import LabError
+from gpuyard_lab.http import Unreachable, answers, call
 
 
 class Echo(BaseHTTPRequestHandler):

@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
-from gpuyard.lab.errors import LabError
-from gpuyard.lab.github.server import ForgeServer
-from gpuyard.lab.jobs import job_seen, push_job
-from gpuyard.lab.settings import Lab
+from gpuyard_lab.errors import LabError
+from gpuyard_lab.github.server import ForgeServer
+from gpuyard_lab.jobs import job_seen, push_job
+from gpuyard_lab.settings import Lab
 
 
 def test_a_job_of_a_repository_that_there_is_not_is_refused_with_those_that_there_are(tmp_path: Path) -> None:

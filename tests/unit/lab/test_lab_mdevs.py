@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpuyard.lab.plan import LabHost, LabPlan, lab_host
-from gpuyard.lab.services.options import HOST_OPTIONS, mdev_options, options_in_force
 from gpuyard.site.options import render_ini
+from gpuyard_lab.plan import LabHost, LabPlan, lab_host
+from gpuyard_lab.services.options import HOST_OPTIONS, mdev_options, options_in_force
 from tests.support.libvirt_driver import exception
 from tests.support.services import nova_configuration
 from tests.support.shared_cards import A40, T4, a40_host, t4_host
@@ -30,7 +30,7 @@ def host_of(folder: Path, machine: Sysfs, **pool: Any) -> LabHost:
 @contextmanager
 def driver_of(folder: Path, host: LabHost) -> Iterator[Any]:
     """With the options of its host in force, as in the process of the lab's Nova."""
-    from gpuyard.lab.services.mdevs import MdevDriver
+    from gpuyard_lab.services.mdevs import MdevDriver
 
     file = folder / "host.conf"
     file.write_text(host.config)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from oslo_config import cfg
 
-from gpuyard.lab.plan import EXAMPLE_SITE, plan_of_site
-from gpuyard.lab.services.options import HOST_OPTIONS, SCHEDULER_OPTIONS, options_in_force, read_options
+from gpuyard_lab.plan import EXAMPLE_SITE, plan_of_site
+from gpuyard_lab.services.options import HOST_OPTIONS, SCHEDULER_OPTIONS, options_in_force, read_options
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.errors import LabError
-from gpuyard.lab.plan import EXAMPLE_SITE, LabDevice, LabPlan, device, plan_of_site
 from gpuyard.model.pci import DeviceType, PciFunction
+from gpuyard_lab.errors import LabError
+from gpuyard_lab.plan import EXAMPLE_SITE, LabDevice, LabPlan, device, plan_of_site
 
 
 def test_the_example_site_is_a_plan() -> None:

@@ -13,9 +13,9 @@ from subprocess import PIPE
 
 import pytest
 
-from gpuyard.lab.errors import LabSettingsError
-from gpuyard.lab.ports import require_free
-from gpuyard.lab.settings import Lab
+from gpuyard_lab.errors import LabSettingsError
+from gpuyard_lab.ports import require_free
+from gpuyard_lab.settings import Lab
 from tests.support.ports import free_port_base
 
 ROOT = Path(__file__).parents[3]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.errors import LabError
-from gpuyard.lab.files import private_folder, write_json
-from gpuyard.lab.host_power import hosts_off, switch
-from gpuyard.lab.plan import LabHost, LabPlan
-from gpuyard.lab.settings import Lab
+from gpuyard_lab.errors import LabError
+from gpuyard_lab.files import private_folder, write_json
+from gpuyard_lab.host_power import hosts_off, switch
+from gpuyard_lab.plan import LabHost, LabPlan
+from gpuyard_lab.settings import Lab
 
 PLAN = LabPlan((LabHost("gpu1", 8, 1024, 10), LabHost("gpu2", 8, 1024, 10)))
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab import processes
-from gpuyard.lab.processes import MARK, NAME, LabProcess, end_all, find, leaders, memory_kib, start
+from gpuyard_lab import processes
+from gpuyard_lab.processes import MARK, NAME, LabProcess, end_all, find, leaders, memory_kib, start
 
 SLEEP = [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(60)"]
 STUBBORN = [

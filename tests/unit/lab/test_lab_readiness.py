@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.errors import LabError
-from gpuyard.lab.processes import Started, end_all, start
-from gpuyard.lab.readiness import require_alive, tail, wait_for
+from gpuyard_lab.errors import LabError
+from gpuyard_lab.processes import Started, end_all, start
+from gpuyard_lab.readiness import require_alive, tail, wait_for
 
 
 def process(state: Path, code: str) -> Started:

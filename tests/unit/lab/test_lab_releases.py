@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab import config, control
-from gpuyard.lab.errors import LabError, LabSettingsError
-from gpuyard.lab.example import planned_example
-from gpuyard.lab.plan import EXAMPLE_SITE, LabHost, LabPlan, plan_of_site
-from gpuyard.lab.releases import install
-from gpuyard.lab.releases.catalogue import LAB_RELEASES, OWN, LabRelease, lab_release, names_of_python
-from gpuyard.lab.releases.code import DRIVERS, with_code, write_code
-from gpuyard.lab.releases.install import ensure_release
-from gpuyard.lab.releases.plan import (
+from gpuyard.nova.release import NEWEST, RELEASES
+from gpuyard_lab import config, control
+from gpuyard_lab.errors import LabError, LabSettingsError
+from gpuyard_lab.example import planned_example
+from gpuyard_lab.plan import EXAMPLE_SITE, LabHost, LabPlan, plan_of_site
+from gpuyard_lab.releases import install
+from gpuyard_lab.releases.catalogue import LAB_RELEASES, OWN, LabRelease, lab_release, names_of_python
+from gpuyard_lab.releases.code import DRIVERS, with_code, write_code
+from gpuyard_lab.releases.install import ensure_release
+from gpuyard_lab.releases.plan import (
     BATCH,
     creation,
     environment_of,
@@ -29,8 +30,7 @@ from gpuyard.lab.releases.plan import (
     packages_of,
     python_in,
 )
-from gpuyard.lab.settings import Lab, LabSettings, resolve
-from gpuyard.nova.release import NEWEST, RELEASES
+from gpuyard_lab.settings import Lab, LabSettings, resolve
 
 RELEASE = LAB_RELEASES["2025.1"]
 PLAN = LabPlan((LabHost("gpu1", 8, 1024, 10),))
@@ -177,11 +177,14 @@ def test_another_python_in_path_will_do(tmp_path: Path, monkeypatch: pytest.Monk
     assert f"--python {other} " in (tmp_path / "calls").read_text()
 
 
-def test_its_python_finds_this_package_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_its_python_finds_both_packages_and_nothing_beside_them(tmp_path: Path) -> None:
+    earlier = tmp_path / "run" / "code" / "gpuyard-0.1.0.dist-info"
+    earlier.mkdir(parents=True)
+    (earlier / "entry_points.txt").write_text(f"[{DRIVERS}]\ngpuyard_lab = gpuyard.lab.services.ml2:Driver\n")
     folder = write_code(tmp_path / "run" / "code")
     assert write_code(folder) == folder  # and again at the next start
-    assert [one.name for one in folder.iterdir() if "dist-info" not in one.name] == ["gpuyard"]
-    assert (folder / "gpuyard" / "lab" / "services" / "nova.py").exists()
+    assert {one.name for one in folder.iterdir() if "dist-info" not in one.name} == {"gpuyard", "gpuyard_lab"}
+    assert (folder / "gpuyard_lab" / "services" / "nova.py").exists()
     (found,) = distributions(path=[str(folder)])
     assert [(entry_point.group, entry_point.name) for entry_point in found.entry_points] == [(DRIVERS, "gpuyard_lab")]
     assert with_code({"A": "b"}, folder) == {"A": "b", "PYTHONPATH": str(folder)}
@@ -224,8 +227,8 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **more: object) -> None:
         raise AssertionError("something was started")
 
-    monkeypatch.setattr("gpuyard.lab.control.Start.run", refuse)
-    monkeypatch.setattr("gpuyard.lab.control.ensure_release", refuse)
+    monkeypatch.setattr("gpuyard_lab.control.Start.run", refuse)
+    monkeypatch.setattr("gpuyard_lab.control.ensure_release", refuse)
 
 
 @pytest.mark.usefixtures("nothing_starts")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.catalog import APIS
-from gpuyard.lab.errors import LabSettingsError
-from gpuyard.lab.settings import Lab, LabSettings, remembered, resolve
+from gpuyard_lab.catalog import APIS
+from gpuyard_lab.errors import LabSettingsError
+from gpuyard_lab.settings import Lab, LabSettings, remembered, resolve
 
 
 def test_the_default_folder_follows_the_xdg_rules(tmp_path: Path) -> None:

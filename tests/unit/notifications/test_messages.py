@@ -31,7 +31,6 @@ from gpuyard.bookings.controllers.channel import GIVE_UP, Channel, ChannelDownEr
 from gpuyard.bookings.ledger.ledger import BookingSettings, Ledger
 from gpuyard.bookings.records import Event
 from gpuyard.bookings.store import Store
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState, Person, Rules
 from gpuyard.model.errors import UsageError
 from gpuyard.model.events import EVENTS
@@ -41,6 +40,7 @@ from gpuyard.notifications.webhooks import WebhookChannel, signature
 from gpuyard.site.booking_rules import Mail, SiteBooking, Webhook
 from gpuyard.site.load import load_site
 from gpuyard.site.schema import Site
+from gpuyard_lab.plan import EXAMPLE_SITE
 from tests.support.certificates import certificate
 from tests.support.ledgers import write_event
 

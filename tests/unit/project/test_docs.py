@@ -18,9 +18,9 @@ from gpuyard.cli.main import every_command
 from gpuyard.host.checks import CHECKS
 from gpuyard.host.recording import replay_file
 from gpuyard.host.report import to_json
-from gpuyard.lab.plan import EXAMPLE_SITE
 from gpuyard.site.runner_rules import Allowed, Enrolment, GitHubApp, Idle, RunnerLimits, ScaleSet, SiteRunners
 from gpuyard.site.schema import Flavor, Host, Limits, Pool, Project, Site
+from gpuyard_lab.plan import EXAMPLE_SITE
 from tests.support.shown_commands import ELSEWHERE, ON_THE_LAB, typed_on
 
 ROOT = REFERENCE.parents[1]

@@ -10,10 +10,9 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-import gpuyard
-
-SOURCE = Path(gpuyard.__file__).parent
-MODULES = sorted(path for path in SOURCE.rglob("*.py") if "migrations" not in path.parts)
+ROOT = Path(__file__).parents[3]
+PACKAGES = (ROOT / "src/gpuyard", ROOT / "lab/src/gpuyard_lab")
+MODULES = sorted(path for package in PACKAGES for path in package.rglob("*.py") if "migrations" not in path.parts)
 CLASSES = re.compile(r"(Desks?|Yard|Doorman|Keeper|Crew|Errand|Hands|Sights?|Doors?)$")
 FILES = re.compile(r"(^|_)(desk|yard|doorman|keeper|crew|errand|hands|sights?|doors?|board|tries)$")
 NAMES = frozenset({"desk", "_desk", "desks", "_desks", "doorman", "_doorman", "crew", "_crew"})
@@ -22,7 +21,8 @@ STILL = frozenset({"store/tries"})
 
 
 def _name(path: Path) -> str:
-    return path.relative_to(SOURCE).as_posix().removesuffix(".py")
+    (name,) = [path.relative_to(package.parent) for package in PACKAGES if path.is_relative_to(package)]
+    return name.as_posix().removesuffix(".py")
 
 
 def _classes(tree: ast.Module) -> Iterator[str]:

@@ -4,17 +4,16 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
-import gpuyard
-
-SRC = Path(gpuyard.__file__).parent
+ROOT = Path(__file__).parents[3]
+PACKAGES = (ROOT / "src/gpuyard", ROOT / "lab/src/gpuyard_lab")
 
 
 def test_no_two_public_classes_have_one_name() -> None:
     """Who reads a name in a trace, a log or a search shall know which class it is."""
     found = defaultdict(list)
-    for path in sorted(SRC.rglob("*.py")):
+    for path in sorted(path for package in PACKAGES for path in package.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found[node.name].append(str(path.relative_to(SRC)))
+                found[node.name].append(str(path.relative_to(ROOT)))
     assert len(found) > 300
     assert {name: places for name, places in found.items() if len(places) > 1} == {}

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from gpuyard.lab.github.records import JobOrder
 from gpuyard.model.booking import FOREVER
 from gpuyard.runners.cirun.records import CirunFile
 from gpuyard.runners.cpu_lane import cpu_room
@@ -19,6 +18,7 @@ from gpuyard.runners.resolve import Configuration, RepositoryFiles, Ruling, read
 from gpuyard.runners.user_data import user_data
 from gpuyard.runners.view import CreateRunner, RunnerPlan, RunnerView, SetDemand
 from gpuyard.site.runner_rules import CPU
+from gpuyard_lab.github.records import JobOrder
 from tests.support.runner_world import HOUR, MINUTE, NOON, job, runner, site_runners, wanted
 from tests.support.simulated_runners import Mishaps, SimulatedRunners, hook, runner_site
 

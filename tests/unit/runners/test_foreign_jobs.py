@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.github.records import COMPLETED, JobOrder
 from gpuyard.runners.cirun.labels import is_general, is_hosted
 from gpuyard.runners.controllers.absent_files import BY_LABELS, BY_NAME, AbsentFiles
 from gpuyard.runners.records import JobState
 from gpuyard.runners.resolve import not_ours_by_labels
+from gpuyard_lab.github.records import COMPLETED, JobOrder
 from tests.support.communities import job, site_of
 from tests.support.simulated_runners import Clock, SimulatedRunners, cirun_repository, hook
 

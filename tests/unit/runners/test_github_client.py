@@ -12,10 +12,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from gpuyard.lab.github.faults import FaultRates
-from gpuyard.lab.github.forge import ForgeApp, ForgeSettings
-from gpuyard.lab.github.records import ForgeGroup, ForgeRunner, JobOrder
-from gpuyard.lab.github.server import ForgeServer
 from gpuyard.runners.github.answers import Hook
 from gpuyard.runners.github.api import RestApi
 from gpuyard.runners.github.client import GitHubClient
@@ -25,6 +21,10 @@ from gpuyard.runners.github.scale_sets import ScaleSetClient, SetSession
 from gpuyard.runners.jobs import merge
 from gpuyard.runners.records import Job, JobState
 from gpuyard.site.runner_rules import Enrolment, GitHubApp
+from gpuyard_lab.github.faults import FaultRates
+from gpuyard_lab.github.forge import ForgeApp, ForgeSettings
+from gpuyard_lab.github.records import ForgeGroup, ForgeRunner, JobOrder
+from gpuyard_lab.github.server import ForgeServer
 
 PERSON = "ghp_of_a_person"
 OLD = datetime(2020, 1, 1, tzinfo=UTC)

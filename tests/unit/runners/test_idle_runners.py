@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.github.records import JobOrder
 from gpuyard.runners.planner import SPARE
 from gpuyard.runners.records import RunnerState
+from gpuyard_lab.github.records import JobOrder
 from tests.support.simulated_runners import SimulatedRunners, cirun_repository, hook
 
 

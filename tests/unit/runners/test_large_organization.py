@@ -18,10 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.database.engine import Database
-from gpuyard.lab.github.forge import ForgeSettings
-from gpuyard.lab.github.records import ForgeRepository, HookSending, JobOrder
-from gpuyard.lab.github.standin import StandIn
-from gpuyard.lab.github.wire import ForgeAnswer, ForgeRequest
 from gpuyard.runners.controllers.call_budget import CallBudget
 from gpuyard.runners.controllers.lost_deliveries import FARTHEST, TRIES, LostDeliveries, SearchProgress
 from gpuyard.runners.controllers.lost_jobs import MOST_PAGES, SETTLED, LostJobs, PushProgress
@@ -33,6 +29,10 @@ from gpuyard.runners.records import Job, JobState
 from gpuyard.runners.resolve import Configuration, RepositoryFiles, read
 from gpuyard.runners.store import RunnerStore
 from gpuyard.site.runner_rules import Enrolment
+from gpuyard_lab.github.forge import ForgeSettings
+from gpuyard_lab.github.records import ForgeRepository, HookSending, JobOrder
+from gpuyard_lab.github.standin import StandIn
+from gpuyard_lab.github.wire import ForgeAnswer, ForgeRequest
 from tests.support.simulated_runners import CIRUN, Clock, StandInWire
 
 ORG = "large"

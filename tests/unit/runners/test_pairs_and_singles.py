@@ -28,7 +28,6 @@ from gpuyard.bookings.controllers.group_holds import open_group_holds
 from gpuyard.bookings.controllers.site_ledger import open_ledger
 from gpuyard.bookings.errors import RefusedError
 from gpuyard.bookings.ledger.ledger import Ledger
-from gpuyard.lab.github.records import JobOrder
 from gpuyard.model.booking import Booking
 from gpuyard.nova.alias_spec import asked_devices
 from gpuyard.openstack.api import CloudError
@@ -39,6 +38,7 @@ from gpuyard.runners.records import ServerChoice
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.encoding import LONE_TRAIT
 from gpuyard.site.objects import MOST_VARIANTS
+from gpuyard_lab.github.records import JobOrder
 from tests.support.clouds import SmallCloud
 from tests.support.simulated_runners import TOKEN, Clock, SimulatedRunners, runner_site
 from tests.support.sites import flavor, site

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from gpuyard.database.engine import Database
-from gpuyard.lab.github.records import COMPLETED, JobOrder
 from gpuyard.runners.github.answers import CallCount
 from gpuyard.runners.overview import EnrolmentStatus
 from gpuyard.runners.records import JobState, RunnerEvent, RunnerState, ScaleSetState
@@ -19,6 +18,7 @@ from gpuyard.runners.store import RunnerStore
 from gpuyard.runners.view import QueuePlace
 from gpuyard.runners.web.private_repositories import HIDDEN_JOB, HIDDEN_REPOSITORY
 from gpuyard.web.settings import OthersShown, PortalSettings
+from gpuyard_lab.github.records import COMPLETED, JobOrder
 from tests.support.ledgers import ADA, BOB, HOUR, NOON, ROOT
 from tests.support.portals import ROOMY
 from tests.support.runner_portals import (

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.github.faults import FaultRates
-from gpuyard.lab.github.records import ForgeRunner, JobOrder
 from gpuyard.runners.controllers.registrations import WITHOUT
+from gpuyard_lab.github.faults import FaultRates
+from gpuyard_lab.github.records import ForgeRunner, JobOrder
 from tests.support.simulated_runners import SimulatedRunners
 
 SET = "gpuyard-v100"

@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from gpuyard.cli.main import app
-from gpuyard.lab.github.server import ForgeServer
 from gpuyard.model.errors import GpuyardError
 from gpuyard.site.load import load_site
 from gpuyard.site.problems import SiteError
+from gpuyard_lab.github.server import ForgeServer
 from tests.support.communities import COMMUNITY, document
 from tests.support.sites import write_site
 

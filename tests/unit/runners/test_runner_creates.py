@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import pytest
 
-from gpuyard.lab.github.records import JobOrder
 from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.openstack.servers import NovaServers, ServerError, ServerProblem, ServerWish
 from gpuyard.runners.controllers import runner_executor as runner_hands
 from gpuyard.runners.records import Cause
+from gpuyard_lab.github.records import JobOrder
 from tests.support.simulated_runners import SimulatedRunners, cirun_repository, hook
 from tests.unit.openstack.test_whose_images import Cloud
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.github.records import COMPLETED, ForgeRun, JobOrder
-from gpuyard.lab.github.wire import ForgeAnswer, ForgeRequest
 from gpuyard.runners.github.answers import RunnerSet, Statistics
 from gpuyard.runners.github.messages import JobNotice, NoticeKind, SetMessage, job_updates
 from gpuyard.runners.records import Job, JobState, RunnerState
+from gpuyard_lab.github.records import COMPLETED, ForgeRun, JobOrder
+from gpuyard_lab.github.wire import ForgeAnswer, ForgeRequest
 from tests.support.simulated_runners import CIRUN, SimulatedRunners, cirun_repository, hook
 
 LABELS = {"set": "gpuyard-v100", "label": "cirun-gpu"}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.github.records import COMPLETED, JobOrder
 from gpuyard.openstack.servers import ServerError, ServerProblem
 from gpuyard.runners.controllers.runners import RunnersError
 from gpuyard.runners.records import Cause, Runner, RunnerState
+from gpuyard_lab.github.records import COMPLETED, JobOrder
 from tests.support.simulated_runners import Mishaps, SimulatedRunners, cirun_repository, hook
 
 

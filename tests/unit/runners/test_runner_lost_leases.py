@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from gpuyard.bookings.yielding import MADE_WAY
-from gpuyard.lab.github.records import JobOrder
-from gpuyard.lab.github.wire import ForgeAnswer
 from gpuyard.model.booking import Ask, BookingState, Person
 from gpuyard.openstack.servers import ServerError, ServerProblem
 from gpuyard.runners.github.errors import GitHubError
 from gpuyard.runners.records import Cause, Runner, RunnerState
+from gpuyard_lab.github.records import JobOrder
+from gpuyard_lab.github.wire import ForgeAnswer
 from tests.support.simulated_runners import SimulatedRunners, cirun_repository, hook
 
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)

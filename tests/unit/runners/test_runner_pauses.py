@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpuyard.lab.github.records import JobOrder
 from gpuyard.runners.cirun.records import CirunFile
 from gpuyard.runners.controllers import repositories
 from gpuyard.runners.controllers.pauses import FIRST_NO_ROOM, LONGEST_GITHUB, LONGEST_NO_ROOM, Pauses
 from gpuyard.runners.records import Runner, RunnerState, ServerChoice, Wanted
+from gpuyard_lab.github.records import JobOrder
 from tests.support.runner_world import lease as leased
 from tests.support.simulated_runners import Clock, Mishaps, SimulatedRunners, cirun_repository
 

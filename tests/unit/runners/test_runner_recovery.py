@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.github.faults import FaultRates
-from gpuyard.lab.github.records import COMPLETED, ForgeJob, JobOrder
 from gpuyard.runners.records import JobState
+from gpuyard_lab.github.faults import FaultRates
+from gpuyard_lab.github.records import COMPLETED, ForgeJob, JobOrder
 from tests.support.simulated_runners import SimulatedRunners, cirun_repository, hook
 
 LABEL = "cirun-gpu"

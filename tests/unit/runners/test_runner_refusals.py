@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpuyard.lab.github.records import COMPLETED, JobOrder
 from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
 from gpuyard.runners.records import Job, JobState
+from gpuyard_lab.github.records import COMPLETED, JobOrder
 from tests.support.simulated_runners import SimulatedRunners
 
 SET = "gpuyard-v100"

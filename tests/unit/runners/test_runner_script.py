@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 
 import gpuyard.runners
-from gpuyard.lab.github import runner_standin
-from gpuyard.lab.github.guest import Guest
-from gpuyard.lab.github.records import JobOrder
-from gpuyard.lab.github.rest import jit_config, new_runner
-from gpuyard.lab.github.server import ForgeServer
-from gpuyard.lab.guests import ask_over_http
 from gpuyard.runners import console
 from gpuyard.runners.console import Console, GpuVerdict, JobProgress
 from gpuyard.runners.user_data import AGAIN, user_data
+from gpuyard_lab.github import runner_standin
+from gpuyard_lab.github.guest import Guest
+from gpuyard_lab.github.records import JobOrder
+from gpuyard_lab.github.rest import jit_config, new_runner
+from gpuyard_lab.github.server import ForgeServer
+from gpuyard_lab.guests import ask_over_http
 from tests.support.guest_rules import ANY_JOB
 
 SCRIPT = (Path(gpuyard.runners.__file__).parent / "guest/runner.sh").read_text()
@@ -164,7 +164,7 @@ def test_a_check_that_never_ends_is_not_waited_for(machine: Machine) -> None:
 
 @pytest.mark.parametrize("result", ["success", "failure"])
 def test_the_labs_guest_says_what_the_script_says(machine: Machine, result: str) -> None:
-    """The lab plays servers (gpuyard.lab.github.guest), and must not say of them what no server says."""
+    """The lab plays servers (gpuyard_lab.github.guest), and must not say of them what no server says."""
     with ForgeServer() as server:
         server.standin.forge.add_repository("demo/science")
         machine.write("run/gpuyard/jitconfig", registered(server, "by-script", result))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.github.faults import STORM, FaultRates
-from gpuyard.lab.github.records import JobOrder
+from gpuyard_lab.github.faults import STORM, FaultRates
+from gpuyard_lab.github.records import JobOrder
 from tests.support.runner_storm import wronged
 from tests.support.simulated_runners import Killed, Mishaps, SimulatedRunners, cirun_repository, hook
 

@@ -13,9 +13,6 @@ from pathlib import Path
 import pytest
 
 from gpuyard.database.engine import Database
-from gpuyard.lab.github.forge import ForgeSettings
-from gpuyard.lab.github.records import JobOrder
-from gpuyard.lab.github.server import ForgeServer
 from gpuyard.runners.controllers.job_repository import JobRepository
 from gpuyard.runners.controllers.set_listener import APART, SetListener
 from gpuyard.runners.github.client import GitHubClient
@@ -24,6 +21,9 @@ from gpuyard.runners.github.scale_sets import ScaleSetClient
 from gpuyard.runners.records import JobState
 from gpuyard.runners.store import RunnerStore
 from gpuyard.site.runner_rules import Enrolment
+from gpuyard_lab.github.forge import ForgeSettings
+from gpuyard_lab.github.records import JobOrder
+from gpuyard_lab.github.server import ForgeServer
 
 LABEL = "gpuyard-v100"
 Listen = Callable[[], SetListener]

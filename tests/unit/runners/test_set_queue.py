@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuyard.lab.github.records import JobOrder
+from gpuyard_lab.github.records import JobOrder
 from tests.support.simulated_runners import SimulatedRunners, cirun_repository, hook
 
 SET: dict[str, Any] = {"flavors": ["gpu_tiny"], "images": ["tiny"]}

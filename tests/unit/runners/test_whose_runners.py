@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from gpuyard.database.engine import Database
-from gpuyard.lab.github.records import COMPLETED, JobOrder
 from gpuyard.openstack.servers import NovaServers, ServerWish
 from gpuyard.runners.controllers.runner_site import RunnerSite
 from gpuyard.runners.records import Cause, RunnerState
 from gpuyard.runners.store import RunnerStore
+from gpuyard_lab.github.records import COMPLETED, JobOrder
 from tests.support.simulated_runners import SimulatedRunners, runner_site
 
 SET = "gpuyard-v100"

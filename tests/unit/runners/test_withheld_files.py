@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.lab.github.records import COMPLETED, JobOrder
-from gpuyard.lab.github.wire import ForgeAnswer, ForgeRequest
 from gpuyard.runners.controllers.runner_intake import WITHHELD
 from gpuyard.runners.records import JobState
+from gpuyard_lab.github.records import COMPLETED, JobOrder
+from gpuyard_lab.github.wire import ForgeAnswer, ForgeRequest
 from tests.support.simulated_runners import SimulatedRunners, cirun_repository, hook
 
 

@@ -1,0 +1,100 @@
+"""GitHub's REST API of webhooks and their deliveries, as a part of rest.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from urllib.parse import urlencode
+
+from gpuyard_lab.github import payloads
+from gpuyard_lab.github.records import HookSending
+from gpuyard_lab.github.rest import MOST_PER_PAGE, PER_PAGE, Handler, Rest, number, route
+from gpuyard_lab.github.wire import ForgeAnswer, ForgeRefusal, ForgeRequest
+
+STATUSES = {"success": range(200, 400), "failure": range(400, 600)}
+"""What the filter of deliveries means: who gave no answer (0) is neither."""
+ROUTES: list[tuple[str, str, Handler]] = []
+at = partial(route, routes=ROUTES)
+
+
+@at("GET", "/repos/{owner}/{repo}/hooks")
+@at("GET", "/orgs/{org}/hooks")
+def list_hooks(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
+    owner, repository = rest.place(request)
+    wanted = repository or owner
+    rows = (
+        {"id": hook.id, "active": True, "events": ["workflow_job"], "config": {"url": hook.url, "content_type": "json"}}
+        for hook in rest.forge.hooks.values()
+        if hook.scope.lower() == wanted.lower()
+    )
+    return rest.pages(request, "", rows)
+
+
+def sendings(rest: Rest, request: ForgeRequest) -> Iterator[HookSending]:
+    """What was sent to the hook of a path, the newest first, for as long as it is kept."""
+    hooks = {hook.id: hook for hook in rest.forge.hooks.values()}
+    if "hook" in request.parts:
+        owner, repository = rest.place(request)
+        hook = hooks.get(number(request, "hook"))
+        if hook is None or hook.scope.lower() != (repository or owner).lower():
+            raise ForgeRefusal(404, "Not Found")
+        wanted = {hook.id}
+    else:
+        rest.require_app()
+        wanted = {hook.id for hook in hooks.values() if hook.scope == "app"}
+    oldest = rest.forge.now() - rest.forge.settings.deliveries_kept
+    return (
+        sending
+        for sending in reversed(rest.forge.sendings.values())
+        if sending.hook in wanted and sending.sent and sending.sent >= oldest
+    )
+
+
+@at("GET", "/app/hook/deliveries")
+@at("GET", "/orgs/{org}/hooks/{hook}/deliveries")
+@at("GET", "/repos/{owner}/{repo}/hooks/{hook}/deliveries")
+def list_deliveries(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
+    """The cursor of a page is opaque: the number of its first delivery, after ``v1_``."""
+    per_page = min(number(request, "per_page", PER_PAGE), MOST_PER_PAGE) or PER_PAGE
+    cursor = request.query.get("cursor", "")
+    first = cursor.removeprefix("v1_")
+    if cursor and not (cursor.startswith("v1_") and first.isdecimal() and len(first) < 19):
+        raise ForgeRefusal(422, "Invalid cursor")
+    known = (sending for sending in sendings(rest, request) if not cursor or sending.id <= int(first))
+    if status := request.query.get("status"):
+        if status not in STATUSES:
+            raise ForgeRefusal(422, "Validation Failed")
+        known = (one for one in known if one.status_code in STATUSES[status])
+    found = [*islice(known, per_page + 1)]
+    headers = {}
+    if len(found) > per_page:
+        query = urlencode({**request.query, "per_page": per_page, "cursor": f"v1_{found.pop().id}"})
+        headers["link"] = f'<{rest.forge.url}{request.path}?{query}>; rel="next"'
+    return ForgeAnswer(200, [payloads.sending(one) for one in found], headers)
+
+
+def one_sending(rest: Rest, request: ForgeRequest) -> HookSending:
+    wanted = number(request, "id")
+    found = next((sending for sending in sendings(rest, request) if sending.id == wanted), None)
+    if found is None:
+        raise ForgeRefusal(404, "Not Found")
+    return found
+
+
+@at("GET", "/app/hook/deliveries/{id}")
+@at("GET", "/orgs/{org}/hooks/{hook}/deliveries/{id}")
+@at("GET", "/repos/{owner}/{repo}/hooks/{hook}/deliveries/{id}")
+def get_delivery(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
+    found = one_sending(rest, request)
+    more = {"request": {"payload": json.loads(found.body)}, "response": {"headers": {}, "payload": ""}}
+    return ForgeAnswer(200, {**payloads.sending(found), **more})
+
+
+@at("POST", "/app/hook/deliveries/{id}/attempts")
+@at("POST", "/orgs/{org}/hooks/{hook}/deliveries/{id}/attempts")
+@at("POST", "/repos/{owner}/{repo}/hooks/{hook}/deliveries/{id}/attempts")
+def redeliver(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
+    rest.hooks.redeliver(one_sending(rest, request))
+    return ForgeAnswer(202, {})

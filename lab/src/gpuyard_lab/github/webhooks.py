@@ -1,0 +1,103 @@
+"""Webhooks: what happened to jobs becomes signed deliveries, some of which go wrong."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from dataclasses import replace
+from datetime import timedelta
+from hashlib import sha256
+
+from gpuyard_lab.github import payloads
+from gpuyard_lab.github.forge import Forge
+from gpuyard_lab.github.records import COMPLETED, ForgeHook, ForgeJob, HookSending
+
+EVENT = "workflow_job"
+
+
+def signature(secret: str, body: bytes) -> str:
+    """As in ``X-Hub-Signature-256``."""
+    return "sha256=" + hmac.new(secret.encode(), body, sha256).hexdigest()
+
+
+def headers_of(hook: ForgeHook, one: HookSending) -> dict[str, str]:
+    """With which a delivery is sent."""
+    return {
+        "Content-Type": "application/json",
+        "User-Agent": "GitHub-Hookshot/0000000",
+        "X-GitHub-Event": one.event,
+        "X-GitHub-Delivery": one.guid,
+        "X-GitHub-Hook-ID": str(hook.id),
+        "X-Hub-Signature-256": signature(hook.secret, one.body),
+    }
+
+
+class Webhooks:
+    """Sits on a Forge and makes a delivery of each event for each hook that is concerned."""
+
+    def __init__(self, forge: Forge) -> None:
+        self.forge = forge
+        forge.listeners.append(self.happened)
+
+    def happened(self, job: ForgeJob, action: str) -> None:
+        for hook in self.forge.hooks.values():
+            if self._concerned(hook, job):
+                self._deliver(hook, job, action)
+
+    def _concerned(self, hook: ForgeHook, job: ForgeJob) -> bool:
+        owner = job.repository.partition("/")[0].lower()
+        if hook.scope == "app":
+            return bool(self.forge.accounts[owner].installation)
+        return hook.scope.lower() in (owner, job.repository.lower())
+
+    def _deliver(self, hook: ForgeHook, job: ForgeJob, action: str) -> None:
+        forge, faults, now = self.forge, self.forge.faults, self.forge.now()
+        subject = f"hook {hook.id} job {job.id} {action}"
+        bare = action == COMPLETED and faults.strikes("completed_bare", subject, now)
+        body = json.dumps(payloads.workflow_job(forge, job, action, bare=bare)).encode()
+        repository = forge.repositories[job.repository.lower()]
+        installation = forge.accounts[repository.owner.lower()].installation
+        one = HookSending(
+            0, hook.id, forge.guid("delivery"), EVENT, action, body, now,
+            repository_id=repository.id, installation_id=installation,
+        )  # fmt: skip
+        if action == COMPLETED and faults.strikes("hook_resent", subject, now):
+            late = timedelta(seconds=faults.late_s * faults.draw("resent after", subject))
+            self._add(replace(one, guid=forge.guid("delivery"), due=now + late))
+        if faults.strikes("hook_lost", subject, now):
+            return
+        if faults.strikes("hook_late", subject, now):
+            one.due = now + timedelta(seconds=faults.late_s * faults.draw("late by", subject))
+        elif faults.strikes("hook_reordered", subject, now):
+            one.due = now + timedelta(seconds=faults.reorder_s * faults.draw("reordered by", subject))
+        one.lost = faults.strikes("hook_failed", subject, now)
+        self._add(one)
+        if not one.lost and faults.strikes("hook_doubled", subject, now):
+            self._add(replace(one))
+
+    def _add(self, one: HookSending) -> HookSending:
+        one.id = self.forge.next_id("sending")
+        self.forge.sendings[one.id] = self.forge.unsent[one.id] = one
+        self.forge.wake()
+        return one
+
+    def redeliver(self, one: HookSending) -> HookSending:
+        """Send again what was sent before: the same GUID under another id."""
+        again = replace(one, due=self.forge.now(), redelivery=True, lost=False, sent=None, status_code=0)
+        return self._add(again)
+
+    def take_due(self) -> list[tuple[ForgeHook, HookSending]]:
+        """What is to be sent now, in the order in which it is due. Those that get lost are not among them. Whoever
+        takes them says with ``answered`` how it went."""
+        now = self.forge.now()
+        due = sorted((one for one in self.forge.unsent.values() if one.due <= now), key=lambda one: (one.due, one.id))
+        found = []
+        for one in due:
+            del self.forge.unsent[one.id]
+            one.sent = now
+            if not one.lost and one.hook in self.forge.hooks:
+                found.append((self.forge.hooks[one.hook], one))
+        return found
+
+    def answered(self, one: HookSending, status_code: int) -> None:
+        one.status_code = status_code

@@ -1,0 +1,162 @@
+"""The GitHub beside a lab: a stand-in, started where the lab's site has runners that ask there, and jobs for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuyard.site.load import LoadedSite
+from gpuyard.site.runner_rules import Enrolment
+from gpuyard_lab import processes
+from gpuyard_lab.catalog import GITHUB
+from gpuyard_lab.errors import LabError
+from gpuyard_lab.files import write_json
+from gpuyard_lab.http import Unreachable, call
+from gpuyard_lab.ports import require_free_port
+from gpuyard_lab.settings import PORT_BASE_VARIABLE, Lab, remembered
+from gpuyard_lab.status import DOWN, SILENT, UP, ServiceStatus, memory_mib
+
+HOOK = "/v1/github/webhook"
+"""Of the portal."""
+LOOK_S = 0.2
+REPOSITORY = "demo/science"
+CIRUN = """\
+runners:
+  - name: gpu
+    cloud: openstack
+    instance_type: gpu_medium
+    machine_image: tiny
+    labels: [cirun-gpu]
+"""
+"""`.cirun.yml` of each repository of the stand-in."""
+
+
+@dataclass(frozen=True)
+class JobSeen:
+    """A job as GitHub has it."""
+
+    status: str
+    conclusion: str
+    runner: str
+    """Name; empty before it runs."""
+
+
+def start_github(lab: Lab, loaded: LoadedSite, portal_url: str) -> bool:
+    """Start the stand-in where the site has runners that ask it; whether it has. What runs as it should is left alone.
+    It comes up beside whatever is done next. Raises LabError and LabSettingsError."""
+    enrolments = asking_here(lab, loaded)
+    if not enrolments:
+        processes.end(lab.state, GITHUB)
+        return False
+    wanted = world(enrolments, portal_url)
+    running = GITHUB in processes.leaders(processes.find(lab.state))
+    if running and _remembered_world(lab) == wanted:
+        return True
+    processes.end(lab.state, GITHUB)
+    remedy = f"the lab's GitHub needs it: choose others with --port-base or {PORT_BASE_VARIABLE}"
+    require_free_port(lab.github_port, GITHUB, remedy)
+    write_json(_file(lab), wanted)
+    command = [sys.executable, "-P", "-m", "gpuyard_lab.github", "--port", str(lab.github_port)]
+    command += ["--world", str(_file(lab)), "--guests", str(lab.guests)]
+    processes.start(lab.state, GITHUB, command, processes.clean_environment(), lab.log_of(GITHUB))
+    return True
+
+
+def asking_here(lab: Lab, loaded: LoadedSite) -> list[Enrolment]:
+    runners = loaded.site.runners
+    return [enrolment for enrolment in runners.enrolments if enrolment.url == lab.github_url] if runners else []
+
+
+def world(enrolments: Sequence[Enrolment], portal_url: str) -> dict[str, Any]:
+    """What there is at that GitHub: the tokens and webhooks that the enrolments name, and a repository for each."""
+    found: dict[str, Any] = {"tokens": {}, "accounts": {}, "repositories": {}, "hooks": []}
+    for enrolment in enrolments:
+        if enrolment.token_file is None:
+            raise LabError(f"enrolment {enrolment.name}: the lab's GitHub knows no apps; name a token_file")
+        found["tokens"][_line_of(enrolment.token_file)] = "gpuyard"
+        found["accounts"][enrolment.owner] = {"organization": enrolment.organization is not None}
+        found["repositories"][enrolment.repository or f"{enrolment.owner}/science"] = {"files": {".cirun.yml": CIRUN}}
+        if enrolment.webhook_secrets_file:
+            scope = enrolment.organization or enrolment.repository
+            secret = _line_of(enrolment.webhook_secrets_file)
+            found["hooks"].append({"scope": scope, "url": portal_url + HOOK, "secret": secret})
+    return found
+
+
+def _line_of(path: str) -> str:
+    """The first word of a file of secrets."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split()
+    except OSError as error:
+        raise LabError(f"{path} cannot be read: {error.strerror}") from None
+    if not lines:
+        raise LabError(f"{path} is empty, and must hold a secret")
+    return lines[0]
+
+
+def _file(lab: Lab) -> Path:
+    return lab.state / "github.json"
+
+
+def _remembered_world(lab: Lab) -> Any:
+    try:
+        return json.loads(_file(lab).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def look_at_github(state: Path) -> ServiceStatus | None:
+    """Its row in the status of a lab; None for a lab that has none."""
+    lab = remembered(state)
+    if lab is None or not _file(lab).exists():
+        return None
+    found = processes.find(state)
+    process = processes.leaders(found).get(GITHUB)
+    if process is None:
+        return ServiceStatus(GITHUB, lab.github_url, None, None, DOWN)
+    try:
+        call("GET", f"{lab.github_url}/_fake/journal", timeout_s=5.0)
+        answering = UP
+    except LabError:
+        answering = SILENT
+    return ServiceStatus(GITHUB, lab.github_url, process.pid, memory_mib(GITHUB, found), answering)
+
+
+def push_job(lab: Lab, repository: str, label: str, seconds: float) -> int:
+    """Start a run with one job; its id. Raises LabError."""
+    body = {"repository": repository, "jobs": [{"labels": [label], "seconds": seconds, "name": "train"}]}
+    try:
+        rows = call("GET", f"{lab.github_url}/_fake/state").body["repositories"]
+        known = [f"{row['owner']}/{row['name']}" for row in rows]
+        if repository.lower() not in map(str.lower, known):  # as GitHub reads names
+            raise LabError(f"the lab's GitHub has no repository {repository!r}; it has {', '.join(known)}")
+        answer = call("POST", f"{lab.github_url}/_fake/jobs", body).body
+    except Unreachable:
+        raise LabError(f"no GitHub runs beside the lab in {lab.state}; start it with 'gpuyard lab up'") from None
+    return int(answer["jobs"][0])
+
+
+def job_seen(lab: Lab, id: int) -> JobSeen:
+    job = call("GET", f"{lab.github_url}/_fake/jobs/{id}").body["json"]
+    return JobSeen(job["status"], job["conclusion"] or "", job["runner_name"] or "")
+
+
+def follow(lab: Lab, id: int, patience_s: float) -> Iterator[JobSeen]:
+    """Each change of a job, until it is over. Raises LabError when it does not come to its end."""
+    last, deadline = None, time.monotonic() + patience_s
+    while last is None or last.status != "completed":
+        seen = job_seen(lab, id)
+        if time.monotonic() > deadline:
+            raise LabError(
+                f"job {id} is still {seen.status} after {patience_s:.0f} s; why is on the portal's page of runners, in "
+                f"the answer of 'gpuyard runner why' with its label, or in {lab.log_of('portal')}"
+            )
+        if seen != last:
+            yield seen
+        last = seen
+        time.sleep(LOOK_S)
