@@ -32,6 +32,7 @@ from bench.cloud import peak_mib
 from bench.table import Measured, finish, leave_out, show, sized
 from bench.webhooks import worked
 from gpuyard.dashboard.live_map import WHOLE
+from gpuyard.dashboard.sources import Sources
 from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.gpu import Claim, Gpu, GpuRole, GpuState, GpuStatus
 from gpuyard.runtime.control_loops import Driver
@@ -186,7 +187,10 @@ def serve(gpus: int) -> None:
             inventory.publish(NOW, statuses)
 
     with bind("127.0.0.1", 0) as listener:
-        app = create_app(inventory, Driver(), "large", [status.gpu for status in statuses], ["*"])
+        app = create_app(
+            Sources(inventory=inventory, driver=Driver(), site_name="large", gpus=[status.gpu for status in statuses]),
+            ["*"],
+        )
         print(url_of(listener), flush=True)
         threading.Thread(target=read, daemon=True).start()
         server_of(app).run(sockets=[listener])

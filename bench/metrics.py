@@ -19,6 +19,7 @@ from tests.support.inventories import driver
 from tests.support.portals import ROOMY, booking_portal
 
 from bench.table import Measured, finish, show, sized
+from gpuyard.dashboard.sources import Sources
 from gpuyard.health.controllers.agent_service import AgentService
 from gpuyard.health.controllers.health_service import HealthService
 from gpuyard.health.records import GpuHealth, HealthState
@@ -52,9 +53,20 @@ def main() -> None:
         for details, name, limit in ((False, "totals", LIMIT_TOTALS_MS), (True, "every GPU", LIMIT_MS)):
             settings = replace(ROOMY, anonymous_details=details)
             app = create_app(
-                inventory, driver(), "site", gpus, ["testserver"], ledger=portal.ledger, store=portal.store,
-                people=portal.people, settings=settings, health=health, agents=agents,
-            )  # fmt: skip
+                Sources(
+                    inventory=inventory,
+                    driver=driver(),
+                    site_name="site",
+                    gpus=gpus,
+                    ledger=portal.ledger,
+                    sessions=portal.store,
+                    people=portal.people,
+                    settings=settings,
+                    health=health,
+                    agents=agents,
+                ),
+                ["testserver"],
+            )
             times, size, lines = scrapes(TestClient(app))
             rows += [
                 Measured(f"{name}: processor for a scrape", "ms", times, limit),

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 from gpuyard.bookings.ledger.ledger import BookingSettings, Ledger
 from gpuyard.bookings.store import Store
 from gpuyard.cli.main import every_command
+from gpuyard.dashboard.sources import Sources
 from gpuyard.database.engine import Database
 from gpuyard.health.controllers.acceptance_service import AcceptanceService
 from gpuyard.health.controllers.agent_service import AgentService
@@ -101,10 +102,24 @@ def metrics() -> str:
             nobody: Any = Mock()  # nobody logs in to read metrics
             agents, tallies, accounts = _agents(health, gpu), _tallies(ledger), _accounts(ledger, gpu.pool)
             app = create_app(
-                inventory, driver, "site", [gpu], ["testserver"], ledger=ledger, store=PortalStore(database),
-                people=nobody, runners=runners, health=health, settings=settings, agents=agents, tallies=tallies,
-                history=accounts.history, accounting=accounts,
-            )  # fmt: skip
+                Sources(
+                    inventory=inventory,
+                    driver=driver,
+                    site_name="site",
+                    gpus=[gpu],
+                    ledger=ledger,
+                    sessions=PortalStore(database),
+                    people=nobody,
+                    runners=runners,
+                    health=health,
+                    settings=settings,
+                    agents=agents,
+                    history=accounts.history,
+                    accounting=accounts,
+                ),
+                ["testserver"],
+                tallies=tallies,
+            )
             client = TestClient(app)
             client.get("/healthz")
             text = client.get("/metrics").text

@@ -17,6 +17,7 @@ from playwright.sync_api import Browser, ConsoleMessage, FloatRect, Locator, Pag
 
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.bookings.records import Query
+from gpuyard.dashboard.sources import Sources
 from gpuyard.model.booking import Booking, Person, Rules
 from gpuyard.server.app import create_app
 from gpuyard.server.server import bind, server_of
@@ -54,16 +55,18 @@ def serving(folder: Path, rules: Rules | None = None, now: datetime = NOON) -> I
     clock = Clock(now)
     ledger = open_ledger(folder, rules, clock)
     app = create_app(
-        filled(),
-        driver(),
-        "test",
-        GPUS,
-        now=clock,
-        ledger=ledger,
-        store=PortalStore(ledger.database),
-        people=people(),
-        settings=ROOMY,
-        flavors=flavors(),
+        Sources(
+            inventory=filled(),
+            driver=driver(),
+            site_name="test",
+            gpus=GPUS,
+            now=clock,
+            ledger=ledger,
+            sessions=PortalStore(ledger.database),
+            people=people(),
+            settings=ROOMY,
+            flavors=flavors(),
+        )
     )
     with bind("127.0.0.1", 0) as listener:
         server = server_of(app)

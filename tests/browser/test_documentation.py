@@ -16,7 +16,7 @@ from tools.docs_site import ROOT, build, hashes_of_scripts, pack
 from gpuyard.server.app import create_app
 from gpuyard.web import documentation, problems
 from gpuyard.web.security import Protected
-from tests.support.inventories import GPUS, driver, filled
+from tests.support.inventories import plain_sources
 from tests.support.served import serving
 
 pytestmark = pytest.mark.browser
@@ -41,7 +41,7 @@ def portal(archive: Path) -> FastAPI:
     app.add_middleware(Protected)
     problems.install(app)
     documentation.install(app, archive)
-    app.state.feed = create_app(filled(), driver(), "test", GPUS).state.feed  # whoever serves an app ends its feed
+    app.state.feed = create_app(plain_sources()).state.feed  # whoever serves an app ends its feed
     return app
 
 

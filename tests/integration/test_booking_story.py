@@ -19,6 +19,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from gpuyard.bookings.records import Query
+from gpuyard.dashboard.sources import Sources
 from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.booking import Booking, BookingState
 from gpuyard.openstack.people import KeystonePeople
@@ -41,10 +42,18 @@ def serving(booked: BookedLab) -> Iterator[str]:
     inventory = InventoryCache()
     inventory.publish(booked.clock(), booked.statuses())
     app = create_app(
-        inventory, driver(), "lab", booked.compiled.gpus, now=booked.clock,
-        ledger=booked.ledger, store=PortalStore(booked.ledger.database),
-        people=KeystonePeople(booked.operator), settings=ROOMY,
-    )  # fmt: skip
+        Sources(
+            inventory=inventory,
+            driver=driver(),
+            site_name="lab",
+            gpus=booked.compiled.gpus,
+            now=booked.clock,
+            ledger=booked.ledger,
+            sessions=PortalStore(booked.ledger.database),
+            people=KeystonePeople(booked.operator),
+            settings=ROOMY,
+        )
+    )
     with bind("127.0.0.1", 0) as listener:
         server = server_of(app)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

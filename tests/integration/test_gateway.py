@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from gpuyard.dashboard.sources import Sources
 from gpuyard.deployment.gateway.steps import endpoint_commands
 from gpuyard.deployment.gateway.tree import tree
 from gpuyard.inventory.controllers.cache import InventoryCache
@@ -131,9 +132,18 @@ def portal(folder: Path, people: KeystonePeople) -> Iterator[tuple[InventoryCach
     ledger, inventory = open_ledger(folder, clock=RealClock()), filled()
     settings = replace(ROOMY, public_url=f"https://{PORTAL}", trusted_gateways=("127.0.0.1",))
     app = create_app(
-        inventory, driver(), "lab", GPUS, [PORTAL], ledger=ledger, store=PortalStore(ledger.database), people=people,
-        settings=settings,
-    )  # fmt: skip
+        Sources(
+            inventory=inventory,
+            driver=driver(),
+            site_name="lab",
+            gpus=GPUS,
+            ledger=ledger,
+            sessions=PortalStore(ledger.database),
+            people=people,
+            settings=settings,
+        ),
+        [PORTAL],
+    )
     with serving(app) as url:
         yield inventory, int(url.rpartition(":")[2])
 

@@ -45,7 +45,7 @@ from gpuyard_lab.exercise import Exercise
 from tests.integration.booked_lab import BookedLab, open_booked_lab, set_reserved
 from tests.integration.conftest import RunningLab
 from tests.support.booked_sites import open_ledger
-from tests.support.inventories import NOON, driver
+from tests.support.inventories import NOON, plain_sources
 from tests.support.served import served, write_clouds
 
 pytestmark = [
@@ -149,7 +149,12 @@ def of_page(seen: list[GpuStatus]) -> dict[str, str]:
     inventory = InventoryCache()
     inventory.publish(NOON, seen)
     page = (
-        TestClient(create_app(inventory, driver(), "test", [status.gpu for status in seen], ["testserver"]))
+        TestClient(
+            create_app(
+                plain_sources(inventory=inventory, gpus=[status.gpu for status in seen]),
+                ["testserver"],
+            )
+        )
         .get("/")
         .text
     )

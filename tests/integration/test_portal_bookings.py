@@ -14,6 +14,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from gpuyard.dashboard.sources import Sources
 from gpuyard.model.moments import iso_text
 from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.openstack.people import KeystonePeople
@@ -224,15 +225,17 @@ def app_for(bench: Bench, folder: Path, **settings: Any) -> FastAPI:
     """Its time is the machine's, as Keystone's is: tokens expire."""
     ledger = open_ledger(folder, clock=RealClock())
     return create_app(
-        filled(),
-        driver(),
-        "lab",
-        GPUS,
+        Sources(
+            inventory=filled(),
+            driver=driver(),
+            site_name="lab",
+            gpus=GPUS,
+            ledger=ledger,
+            sessions=PortalStore(ledger.database),
+            people=bench.people,
+            settings=replace(ROOMY, **settings),
+        ),
         ["testserver"],
-        ledger=ledger,
-        store=PortalStore(ledger.database),
-        people=bench.people,
-        settings=replace(ROOMY, **settings),
     )
 
 

@@ -21,6 +21,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, Playwright, Route
 
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.bookings.records import Query
+from gpuyard.dashboard.sources import Sources
 from gpuyard.model.moments import iso_text
 from gpuyard.openstack.api import CloudApi, CloudError, connect
 from gpuyard.openstack.people import KeystonePeople
@@ -131,17 +132,19 @@ def portal(people: KeystonePeople, folder: Path, at: sso.Addresses) -> Iterator[
     ledger = open_ledger(folder, clock=RealClock())
     (logout,) = re.findall(r"--websso-logout '(.*?)'", at.here(sso.PAGE.read_text(encoding="utf-8")))
     app = create_app(
-        filled(),
-        driver(),
-        "lab",
-        GPUS,
-        ["gpus.example.org"],
-        ledger=ledger,
-        store=PortalStore(ledger.database),
-        people=people,
-        settings=replace(
-            ROOMY, public_url=at.portal, websso="campus/openid", websso_url=at.keystone, websso_logout=logout
+        Sources(
+            inventory=filled(),
+            driver=driver(),
+            site_name="lab",
+            gpus=GPUS,
+            ledger=ledger,
+            sessions=PortalStore(ledger.database),
+            people=people,
+            settings=replace(
+                ROOMY, public_url=at.portal, websso="campus/openid", websso_url=at.keystone, websso_logout=logout
+            ),
         ),
+        ["gpus.example.org"],
     )
     with serving(app, int(at.portal.rpartition(":")[2])):
         yield ledger

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from gpuyard.dashboard.sources import Sources
 from gpuyard.server.app import create_app
 from gpuyard.site.schema import Site
 from gpuyard.usage.controllers.accounting import AccountingService, site_clock
@@ -80,7 +81,19 @@ def accounting_portal(
     who, sessions = people(), PortalStore(ledger.database)
     settings = ROOMY.__class__(**{**vars(ROOMY), "others": others})
     app = create_app(
-        filled(), driver(), "test-site", GPUS, ["*"], clock,
-        ledger=ledger, store=sessions, people=who, settings=settings, accounting=service, history=service.history,
-    )  # fmt: skip
+        Sources(
+            inventory=filled(),
+            driver=driver(),
+            site_name="test-site",
+            gpus=GPUS,
+            now=clock,
+            ledger=ledger,
+            sessions=sessions,
+            people=who,
+            settings=settings,
+            accounting=service,
+            history=service.history,
+        ),
+        ["*"],
+    )
     return AccountingPortal(BookingPortal(app, ledger, sessions, who, clock), service, store, site)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpuyard.dashboard.sources import Sources
 from gpuyard.health.controllers.agent_service import ENROL, AgentService
 from gpuyard.health.controllers.agents import AgentController
 from gpuyard.health.controllers.health_service import HealthService
@@ -113,9 +114,20 @@ def agent_portal(folder: Path, *, url: str = "", rules: Mapping[str, Any] = RULE
     keeper = AgentController(service, cloud, PORTAL, clock)
     store, who = PortalStore(ledger.database), people()
     app = create_app(
-        filled(), driver(), "test-site", YARD, ["testserver", "127.0.0.1"], clock,
-        ledger=ledger, store=store, people=who, settings=settings, agents=service,
-    )  # fmt: skip
+        Sources(
+            inventory=filled(),
+            driver=driver(),
+            site_name="test-site",
+            gpus=YARD,
+            now=clock,
+            ledger=ledger,
+            sessions=store,
+            people=who,
+            settings=settings,
+            agents=service,
+        ),
+        ["testserver", "127.0.0.1"],
+    )
     return AgentPortal(app, ledger, store, who, clock, cloud, service, keeper, health)
 
 

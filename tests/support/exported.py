@@ -14,6 +14,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
+from gpuyard.dashboard.sources import Sources
 from gpuyard.health.controllers.agent_service import AgentService
 from gpuyard.health.controllers.health_service import HealthService
 from gpuyard.health.controllers.maintenance import MaintenanceService
@@ -76,11 +77,25 @@ def site_portal(folder: Path, inventory: InventoryCache | None = None) -> SitePo
     accounting = AccountingService(site, ledger, History(HistoryStore(database), "UTC"), clock)
     loops, tallies = Driver(), Tallies()
     app = create_app(
-        inventory, loops, "test-site", gpus, ["testserver"], clock,
-        ledger=ledger, store=store, people=who, settings=replace(ROOMY, anonymous_details=True), health=service,
-        history=accounting.history, accounting=accounting, agents=agents, tallies=tallies,
-        runners=RunnerSources(site_runners(folder), runners, board),
-    )  # fmt: skip
+        Sources(
+            inventory=inventory,
+            driver=loops,
+            site_name="test-site",
+            gpus=gpus,
+            now=clock,
+            ledger=ledger,
+            sessions=store,
+            people=who,
+            settings=replace(ROOMY, anonymous_details=True),
+            health=service,
+            history=accounting.history,
+            accounting=accounting,
+            agents=agents,
+            runners=RunnerSources(site_runners(folder), runners, board),
+        ),
+        ["testserver"],
+        tallies=tallies,
+    )
     return SitePortal(
         app, ledger, store, who, clock, service, inventory, agents, loops, tallies, accounting, runners, board, site
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from gpuyard.bookings.reclaim import PAST_THE_END
 from gpuyard.bookings.records import Overstay
 from gpuyard.bookings.store import Store
+from gpuyard.dashboard.sources import Sources
 from gpuyard.diagnosis.capacity.facts import CloudResources
 from gpuyard.diagnosis.controllers.capacity import CapacityService
 from gpuyard.health.controllers.agent_service import ENROL, AgentService
@@ -85,12 +86,25 @@ def full_portal(folder: Path, others: OthersShown) -> HealthPortal:
     history = History(past, accounts.booking.timezone, site_clock(accounts).parts)
     loaded = site(folder, {"flavors": {"one": flavor(gpus={"v100": 1})}}, {"gpu-1": epyc()})
     app = create_app(
-        inventory, driver(), "test-site", gpus, ["testserver"], clock,
-        ledger=ledger, store=store, people=who, settings=replace(ROOMY, others=others),
-        runners=RunnerSources(site_runners(folder), runners, board, lambda: None), health=health, agents=agents,
-        bootable=CapacityService(Knows(_room(loaded)), clock, ledger), history=history,
-        accounting=AccountingService(accounts, ledger, history, clock),
-    )  # fmt: skip
+        Sources(
+            inventory=inventory,
+            driver=driver(),
+            site_name="test-site",
+            gpus=gpus,
+            now=clock,
+            ledger=ledger,
+            sessions=store,
+            people=who,
+            settings=replace(ROOMY, others=others),
+            runners=RunnerSources(site_runners(folder), runners, board, lambda: None),
+            health=health,
+            agents=agents,
+            bootable=CapacityService(Knows(_room(loaded)), clock, ledger),
+            history=history,
+            accounting=AccountingService(accounts, ledger, history, clock),
+        ),
+        ["testserver"],
+    )
     portal = HealthPortal(app, ledger, store, who, clock, health, inventory, agents)
     fill(RunnerPortal(app, ledger, store, who, clock, runners, board))
     _busy(portal)

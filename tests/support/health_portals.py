@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
+from gpuyard.dashboard.sources import Sources
 from gpuyard.diagnosis.controllers.capacity import AsksCapacity, CapacityService
 from gpuyard.health.controllers.agent_service import ENROL, AgentService
 from gpuyard.health.controllers.health_service import HealthService
@@ -90,12 +91,26 @@ def health_portal(
             service, GuestStore(ledger.database), gpus, lambda: snapshot_of(gpus), service.rules, clock
         )
     app = create_app(
-        inventory, driver(), "test-site", gpus, ["testserver", "127.0.0.1"], clock,
-        ledger=ledger, store=store, people=who, settings=settings, health=service,
-        history=History(HistoryStore(ledger.database), "UTC"), agents=agents, facts=facts, checks=checks,
-        runners=RunnerSources(runners, RunnerStore(ledger.database), RunnerOverviewCache()) if runners else None,
-        bootable=CapacityService(capacity, clock, ledger) if capacity else None,
-    )  # fmt: skip
+        Sources(
+            inventory=inventory,
+            driver=driver(),
+            site_name="test-site",
+            gpus=gpus,
+            now=clock,
+            ledger=ledger,
+            sessions=store,
+            people=who,
+            settings=settings,
+            health=service,
+            history=History(HistoryStore(ledger.database), "UTC"),
+            agents=agents,
+            facts=facts or {},
+            checks=checks,
+            runners=RunnerSources(runners, RunnerStore(ledger.database), RunnerOverviewCache()) if runners else None,
+            bootable=CapacityService(capacity, clock, ledger) if capacity else None,
+        ),
+        ["testserver", "127.0.0.1"],
+    )
     return HealthPortal(app, ledger, store, who, clock, service, inventory, agents)
 
 

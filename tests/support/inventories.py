@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+from gpuyard.dashboard.sources import Sources
 from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.gpu import Claim, Gpu, GpuRole, GpuState, GpuStatus
 from gpuyard.runtime.control_loops import Driver, Loop
@@ -66,6 +68,11 @@ def filled() -> InventoryCache:
     inventory = InventoryCache()
     inventory.publish(NOON, STATUSES)
     return inventory
+
+
+def plain_sources(**more: Any) -> Sources:
+    """Of the portal of a site without bookings, which has seen its GPUs; `more` takes the place of any of it."""
+    return Sources(**{"inventory": filled(), "driver": driver(), "site_name": "test", "gpus": GPUS, **more})
 
 
 def driver(error: str = "", runs: int = 1) -> Driver:

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.dashboard.sources import Sources
 from gpuyard.diagnosis.controllers.capacity import AsksCapacity, CapacityService
 from gpuyard.model.booking import Person, Rules
 from gpuyard.server.app import create_app
@@ -62,7 +63,7 @@ class Browser:
 
 def limits_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """In portals that are made from now on nobody's limit fills up again, however slow the machine is."""
-    monkeypatch.setattr("gpuyard.server.app.Authenticator", partial(Authenticator, clock=lambda: 0.0))
+    monkeypatch.setattr("gpuyard.server.capabilities.Authenticator", partial(Authenticator, clock=lambda: 0.0))
 
 
 def booking_portal(
@@ -78,9 +79,19 @@ def booking_portal(
     who = known or people()
     store = PortalStore(ledger.database)
     app = create_app(
-        filled(), driver(), "test-site", GPUS, ["testserver"], clock,
-        ledger=ledger, store=store, people=who, settings=settings,
-        bootable=CapacityService(capacity, clock, ledger) if capacity else None,
-        history=History(HistoryStore(ledger.database), "UTC"),
-    )  # fmt: skip
+        Sources(
+            inventory=filled(),
+            driver=driver(),
+            site_name="test-site",
+            gpus=GPUS,
+            now=clock,
+            ledger=ledger,
+            sessions=store,
+            people=who,
+            settings=settings,
+            bootable=CapacityService(capacity, clock, ledger) if capacity else None,
+            history=History(HistoryStore(ledger.database), "UTC"),
+        ),
+        ["testserver"],
+    )
     return BookingPortal(app, ledger, store, who, clock)

@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 from uuid import uuid4
 
+from gpuyard.dashboard.sources import Sources
 from gpuyard.runners.github.answers import CallCount
 from gpuyard.runners.overview import EnrolmentStatus, RunnerOverview, RunnerOverviewCache
 from gpuyard.runners.records import (
@@ -81,10 +82,21 @@ def runner_portal(
     who = people()
     sources = RunnerSources(site_runners(folder, public, organizations, **rules), runners, overview, kept)
     app = create_app(
-        filled(), driver(), "test-site", GPUS, ["testserver", "127.0.0.1"], clock,
-        ledger=ledger, store=store, people=who, settings=settings, runners=sources,
-        history=History(HistoryStore(ledger.database), "UTC"),
-    )  # fmt: skip
+        Sources(
+            inventory=filled(),
+            driver=driver(),
+            site_name="test-site",
+            gpus=GPUS,
+            now=clock,
+            ledger=ledger,
+            sessions=store,
+            people=who,
+            settings=settings,
+            runners=sources,
+            history=History(HistoryStore(ledger.database), "UTC"),
+        ),
+        ["testserver", "127.0.0.1"],
+    )
     return RunnerPortal(app, ledger, store, who, clock, runners, overview)
 
 

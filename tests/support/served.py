@@ -12,6 +12,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.dashboard.sources import Sources
 from gpuyard.diagnosis.controllers.capacity import AsksCapacity, CapacityService
 from gpuyard.health.controllers.health_service import HealthService
 from gpuyard.inventory.controllers.cache import InventoryCache
@@ -85,17 +86,19 @@ def served(
     inventory.publish(NOON, statuses)
     known: People = Crowd(people) if isinstance(people, Sequence) else people
     app = create_app(
-        inventory,
-        driver(),
-        "test",
-        [status.gpu for status in statuses],
+        Sources(
+            inventory=inventory,
+            driver=driver(),
+            site_name="test",
+            gpus=[status.gpu for status in statuses],
+            now=lambda: datetime.now(UTC),
+            ledger=ledger,
+            health=health,
+            sessions=PortalStore(ledger.database),
+            people=known,
+            bootable=CapacityService(capacity, lambda: datetime.now(UTC), ledger) if capacity else None,
+        ),
         ["*"],
-        lambda: datetime.now(UTC),
-        ledger=ledger,
-        health=health,
-        store=PortalStore(ledger.database),
-        people=known,
-        bootable=CapacityService(capacity, lambda: datetime.now(UTC), ledger) if capacity else None,
     )
     with serving(app) as url:
         yield url

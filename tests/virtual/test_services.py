@@ -17,6 +17,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.dashboard.sources import Sources
 from gpuyard.guest import agent
 from gpuyard.health.controllers.agent_service import ENROL, AgentService
 from gpuyard.health.controllers.health_service import HealthService
@@ -145,9 +146,20 @@ def served(
 ) -> Iterator[int]:
     """The portal's port, with TLS."""
     app = create_app(
-        filled(), driver(), "test-site", [GPU], [GATEWAY], RealClock(),
-        ledger=ledger, store=PortalStore(ledger.database), people=people(), health=health, agents=agents,
-    )  # fmt: skip
+        Sources(
+            inventory=filled(),
+            driver=driver(),
+            site_name="test-site",
+            gpus=[GPU],
+            now=RealClock(),
+            ledger=ledger,
+            sessions=PortalStore(ledger.database),
+            people=people(),
+            health=health,
+            agents=agents,
+        ),
+        [GATEWAY],
+    )
     app.add_middleware(Listener, heard=heard)
     made = certificate(folder, GATEWAY)
     with serving(app) as url, tls_gateway(made.context(), int(url.rpartition(":")[2])) as port:

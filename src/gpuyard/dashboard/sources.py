@@ -1,4 +1,4 @@
-"""What pages have that show several capabilities: one of each, or None where the site does not have it."""
+"""What the portal of a site is made of: one of each capability, or None where the site does not have it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,36 @@ from dataclasses import dataclass, field
 
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.diagnosis.controllers.capacity import CapacityService
+from gpuyard.health.controllers.agent_service import AgentService
 from gpuyard.health.controllers.health_service import HealthService
 from gpuyard.inventory.web.inventory_context import InventoryContext
 from gpuyard.model.finding import Finding
 from gpuyard.model.host import HostFacts
 from gpuyard.openstack.people import People
 from gpuyard.runners.web.runner_sources import RunnerSources
+from gpuyard.site.objects import FlavorObject
 from gpuyard.usage.controllers.accounting import AccountingService
 from gpuyard.usage.controllers.reading import History
+from gpuyard.web.store import PortalStore
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources(InventoryContext):
     ledger: Ledger | None = None
-    """None when the site has no bookings; then there is no login either."""
+    """None when the site has no bookings; then there is no login either, and all endpoints read only. With it all but
+    the addresses that web/access.py names need somebody whom `people` knows."""
     people: People | None = None
     """Who may log in; with a ledger always there."""
+    sessions: PortalStore | None = None
+    """Who is logged in; with a ledger always there."""
+    flavors: Sequence[FlavorObject] = ()
+    """What servers on booked GPUs can have."""
     runners: RunnerSources | None = None
     """None when the site has none."""
     health: HealthService | None = None
     """None when the site does not follow it; with it there is a ledger."""
+    agents: AgentService | None = None
+    """What guests report; None where they are not asked. With it there is a ledger."""
     facts: Mapping[str, HostFacts] = field(default_factory=dict)
     """Of hosts, by name, as they were recorded for the site file."""
     bootable: CapacityService | None = None

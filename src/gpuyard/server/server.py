@@ -9,31 +9,17 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
 
 from gpuyard import installed_version
-from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.dashboard.live import LiveFeed
-from gpuyard.diagnosis.controllers.capacity import CapacityService
-from gpuyard.health.controllers.agent_service import AgentService
-from gpuyard.health.controllers.health_service import HealthService
-from gpuyard.health.web.host_checks import RecordedChecks
-from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.errors import GpuyardError, UsageError
-from gpuyard.model.text import counted
-from gpuyard.openstack.people import People
-from gpuyard.runners.web.runner_sources import RunnerSources
 from gpuyard.runtime.control_loops import Driver
-from gpuyard.server.app import create_app
-from gpuyard.server.tallies import Tallies
-from gpuyard.usage.controllers.accounting import AccountingService
-from gpuyard.usage.controllers.reading import History
 from gpuyard.web.connections import (
     BACKLOG,
     Connection,
@@ -44,12 +30,7 @@ from gpuyard.web.connections import (
     tell,
 )
 from gpuyard.web.notify import Manager
-from gpuyard.web.security import LOOPBACK_NAMES
 from gpuyard.web.settings import PortalSettings
-from gpuyard.web.store import PortalStore
-
-if TYPE_CHECKING:
-    from gpuyard.site.load import LoadedSite
 
 LOG = logging.getLogger(__name__)
 HOST = "127.0.0.1"
@@ -65,76 +46,26 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(
-    site: LoadedSite,
-    inventory: InventoryCache,
+    app: FastAPI,
     driver: Driver,
-    host: str = HOST,
-    port: int = PORT,
-    *,
-    public: bool = False,
-    names: Sequence[str] = (),
-    ledger: Ledger | None = None,
-    store: PortalStore | None = None,
-    people: People | None = None,
-    settings: PortalSettings | None = None,
-    listener: socket.socket | None = None,
+    listener: socket.socket,
+    about: str,
     ends: threading.Event | None = None,
-    runners: RunnerSources | None = None,
-    health: HealthService | None = None,
-    agents: AgentService | None = None,
-    history: History | None = None,
-    accounting: AccountingService | None = None,
-    tallies: Tallies | None = None,
-    bootable: CapacityService | None = None,
     manager: Manager | None = None,
 ) -> bool:
-    """Serve the portal of a site, and run the loops of the driver, until SIGINT or SIGTERM, or until `ends` is set:
-    True then. A `listener` is used instead of an own one, and stays open.
+    """Serve an app of `create_app`, and run the loops of the driver, until SIGINT or SIGTERM, or until `ends` is set:
+    True then. The listener stays open.
 
-    `names` are further host names to answer to: those of a gateway that stands before the portal. Raises UsageError
-    for an address beyond loopback unless `public`, and GpuyardError when the address cannot be had. With a `ledger`
-    GPUs can be booked by those whom `people` knows.
-    """
-    if not public:
-        refuse_public(host, login=ledger is not None)
-    if ledger is not None and settings is not None:
-        refuse_no_gateway(settings)
-    gpus = site.compiled.gpus
-    app = create_app(
-        inventory,
-        driver,
-        site.site.site,
-        gpus,
-        ["*"] if public else [*LOOPBACK_NAMES, *names],
-        ledger=ledger,
-        store=store,
-        people=people,
-        settings=settings,
-        flavors=site.compiled.flavors,
-        runners=runners,
-        health=health,
-        agents=agents,
-        accounting=accounting,
-        tallies=tallies,
-        facts={name: inventory.facts for name, inventory in site.inventories.items()},
-        checks=RecordedChecks(site).of,
-        bootable=bootable,
-        history=history,
-    )
-
-    told, replaced = manager or Manager({}), False
-
-    def start(url: str) -> None:
-        hosts = len({gpu.host for gpu in gpus})
-        print(
-            f"gpuyard {installed_version()}: {site.site.site}, {counted(len(gpus), 'GPU')} on "
-            f"{counted(hosts, 'host')}, at {url} (Ctrl+C stops)",
-            flush=True,
-        )
-        driver.start()
-
+    `about` says at the start what is served. The `manager` hears that the server lives as long as it does and no loop
+    is stuck."""
+    replaced = False
     try:
-        replaced = serve(app, host, port, started=start, listener=listener, ends=ends, manager=told, driver=driver)
+        with listener.dup() as own:
+            print(f"gpuyard {installed_version()}: {about}, at {url_of(own)} (Ctrl+C stops)", flush=True)
+            driver.start()
+            server = server_of(app, driver, ends, manager)
+            server.run(sockets=[own])
+            replaced = not server.should_exit
         return replaced
     finally:
         late = driver.stop(timeout=PATIENCE / 2 if replaced else FINISH)
@@ -142,39 +73,15 @@ def run(
             LOG.warning("these loops have not finished within %d s and are cut off: %s", FINISH, ", ".join(late))
 
 
-def serve(
-    app: FastAPI,
-    host: str = HOST,
-    port: int = PORT,
-    *,
-    started: Callable[[str], None] = lambda url: None,
-    access_log: bool = False,
-    listener: socket.socket | None = None,
-    ends: threading.Event | None = None,
-    manager: Manager | None = None,
-    driver: Driver | None = None,
-) -> bool:
-    """Serve an app of `create_app` until SIGINT or SIGTERM, or until `ends` is set: True then. Port 0 is any free one.
-
-    `started` gets the URL once the address is ours, so that nothing is begun that could not be shown. The `manager`
-    hears that the server lives as long as it does and no loop of the `driver` is stuck.
-    """
-    with listener.dup() if listener else bind(host, port) as own:
-        started(url_of(own))
-        server = server_of(app, access_log)
-        server.ends = ends or server.ends
-        server.manager, server.driver = manager or server.manager, driver or server.driver
-        server.run(sockets=[own])
-        return not server.should_exit
-
-
-def server_of(app: FastAPI, access_log: bool = False) -> PortalServer:
+def server_of(
+    app: FastAPI, driver: Driver | None = None, ends: threading.Event | None = None, manager: Manager | None = None
+) -> PortalServer:
     """A server that is not running yet."""
     config = uvicorn.Config(
         app,
         log_config=None,  # whoever runs us says where logs go
-        log_level="info" if access_log else "warning",
-        access_log=access_log,
+        log_level="warning",
+        access_log=False,
         server_header=False,
         http=Connection,
         backlog=BACKLOG,
@@ -184,38 +91,47 @@ def server_of(app: FastAPI, access_log: bool = False) -> PortalServer:
     )
     feed = app.state.feed
     assert isinstance(feed, LiveFeed)
-    return PortalServer(config, feed, Connections(most_connections(raise_file_limit()), feed.gateways))
+    connections = Connections(most_connections(raise_file_limit()), feed.gateways)
+    return PortalServer(
+        config, feed, connections, driver or Driver(), ends or threading.Event(), manager or Manager({})
+    )
 
 
 class PortalServer(uvicorn.Server):
     """uvicorn, which on its own would wait for open pages to go away before it stops."""
 
-    def __init__(self, config: uvicorn.Config, feed: LiveFeed, connections: Connections) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        feed: LiveFeed,
+        connections: Connections,
+        driver: Driver,
+        ends: threading.Event,
+        manager: Manager,
+    ) -> None:
+        """`ends` ends it as a signal does, but leaves `should_exit` as it is."""
         super().__init__(config)
-        self._feed = feed
+        self._feed, self._driver, self._ends, self._manager = feed, driver, ends, manager
         self.server_state = self._connections = connections
-        self.ends = threading.Event()
-        """Ends it as a signal does, but leaves `should_exit` as it is."""
-        self.manager, self.driver = Manager({}), Driver()
         self._watchdog: asyncio.Task[None] | None = None
 
     async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) or self.ends.is_set()
+        return await super().on_tick(counter) or self._ends.is_set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         tell(asyncio.get_running_loop(), self._connections.say)
         await super().startup(sockets)
-        self.manager.ready(f"serves at {', '.join(map(url_of, sockets or []))}")
-        if self.manager.watchdog:
-            self._watchdog = asyncio.create_task(self._feed_watchdog(self.manager.watchdog / 3), name="watchdog")
+        self._manager.ready(f"serves at {', '.join(map(url_of, sockets or []))}")
+        if self._manager.watchdog:
+            self._watchdog = asyncio.create_task(self._feed_watchdog(self._manager.watchdog / 3), name="watchdog")
 
     async def _feed_watchdog(self, period: float) -> None:
         """As long as this is run the loop of events lives."""
         said: list[str] = []
         while True:
-            stuck = self.driver.stuck()
+            stuck = self._driver.stuck()
             if not stuck:
-                self.manager.alive()
+                self._manager.alive()
             elif stuck != said:
                 LOG.error("loops do not go on: %s; the service manager will start this service anew", ", ".join(stuck))
             said = stuck
@@ -226,7 +142,7 @@ class PortalServer(uvicorn.Server):
         if self._watchdog is not None:
             self._watchdog.cancel()
         if self.should_exit:
-            self.manager.stopping()
+            self._manager.stopping()
             await self._drain(sockets or [])
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):  # those that do not take what they were sent

@@ -20,13 +20,16 @@ from gpuyard.bookings.controllers.bookings import BookingController, bookings_lo
 from gpuyard.bookings.controllers.enforcement_service import open_enforcement
 from gpuyard.bookings.controllers.site_ledger import database_url, open_ledger
 from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.dashboard.sources import Sources
 from gpuyard.diagnosis.capacity.read import CapacityReader
 from gpuyard.diagnosis.controllers.capacity import CapacityService
 from gpuyard.health.controllers.acceptance import acceptance_loop, open_acceptance
 from gpuyard.health.controllers.agents import AgentController, agents_loop, open_agents
 from gpuyard.health.controllers.health import Watched, open_health
+from gpuyard.health.web.host_checks import RecordedChecks
 from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.inventory.controllers.sync import sync_loop
+from gpuyard.model.text import counted
 from gpuyard.notifications.messages import message_loops
 from gpuyard.openstack.api import CloudApi
 from gpuyard.openstack.people import KeystonePeople
@@ -37,8 +40,9 @@ from gpuyard.runners.controllers.runner_loops import Runners, open_runners
 from gpuyard.runners.web.runner_sources import RunnerSources
 from gpuyard.runtime.control_loops import Driver, Loop
 from gpuyard.runtime.leader_roles import BOOKINGS, RUNNERS
+from gpuyard.server.app import create_app
 from gpuyard.server.database import refuse_old_tables
-from gpuyard.server.server import bind, refuse_public, run
+from gpuyard.server.server import bind, refuse_no_gateway, refuse_public, run
 from gpuyard.server.site_watch import SiteWatch
 from gpuyard.server.tallies import Tallies
 from gpuyard.site.compile import CompiledSite
@@ -47,6 +51,7 @@ from gpuyard.site.plan import plan_site
 from gpuyard.usage.controllers.accounting import AccountingService, accounting_loop
 from gpuyard.usage.controllers.history import history_loop, open_history
 from gpuyard.web.notify import Manager
+from gpuyard.web.security import LOOPBACK_NAMES
 from gpuyard.web.settings import PortalSettings
 from gpuyard.web.store import PortalStore
 
@@ -80,6 +85,12 @@ class ServeOptions:
     """Bring the tables of an older release up to date; else refuse them."""
 
 
+def answered_names(options: ServeOptions) -> list[str]:
+    """The names in Host headers that the portal answers to: this machine's and its gateway's, or all."""
+    name = urlsplit(options.settings.public_url).hostname
+    return ["*"] if options.public else [*LOOPBACK_NAMES, *([name] if name else [])]
+
+
 class Process:
     """What is made of one site file. Raises GpuyardError when it cannot be served."""
 
@@ -94,6 +105,8 @@ class Process:
         booked = loaded.site.booking is not None
         if not options.public:
             refuse_public(options.host, login=booked)
+        if booked:
+            refuse_no_gateway(options.settings)
         self._loaded, self._api, self._options, self._inventory = loaded, api, options, inventory
         self._manager = manager or Manager()
         self._driver, self._ends = Driver(), threading.Event()
@@ -190,31 +203,33 @@ class Process:
         if self._health is not None:
             self._health.on_kept = loops[0].wake
 
-    def _runner_sources(self) -> RunnerSources | None:
-        runners = self._runners
-        if runners is None:
-            return None
-        return RunnerSources(
-            runners.site.runners, runners.doors.store, runners.keeper.overview, lambda: runners.wake_intake()
-        )
+    def _sources(self) -> Sources:
+        """What the portal shows."""
+        loaded, ledger, runners, accounting = self._loaded, self._ledger, self._runners, self._accounting
+        return Sources(
+            site_name=loaded.site.site, settings=self._options.settings, inventory=self._inventory,
+            driver=self._driver, gpus=loaded.compiled.gpus, flavors=loaded.compiled.flavors, ledger=ledger,
+            sessions=PortalStore(ledger.database) if ledger else None,
+            people=KeystonePeople(self._api) if ledger else None,
+            runners=RunnerSources(
+                runners.site.runners, runners.doors.store, runners.keeper.overview, lambda: runners.wake_intake()
+            ) if runners else None,
+            health=self._health.service if self._health else None,
+            agents=self._agents.service if self._agents else None,
+            accounting=accounting, history=accounting.history if accounting else None,
+            bootable=CapacityService(CapacityReader(self._api, loaded), _now, ledger),
+            facts={name: inventory.facts for name, inventory in loaded.inventories.items()},
+            checks=RecordedChecks(loaded).of,
+        )  # fmt: skip
 
     def run(self, listener: socket.socket) -> Process | None:
         """Serve until a signal ends it, or another process takes over, which is the answer."""
-        options, ledger = self._options, self._ledger
-        name = urlsplit(options.settings.public_url).hostname
+        options, gpus = self._options, self._loaded.compiled.gpus
+        hosts = counted(len({gpu.host for gpu in gpus}), "host")
+        about = f"{self._loaded.site.site}, {counted(len(gpus), 'GPU')} on {hosts}"
         try:
-            replaced = run(
-                self._loaded, self._inventory, self._driver, options.host, options.port,
-                public=options.public, names=[name] if name else [], ledger=ledger,
-                store=PortalStore(ledger.database) if ledger else None,
-                people=KeystonePeople(self._api) if ledger else None,
-                settings=options.settings, listener=listener, ends=self._ends, runners=self._runner_sources(),
-                health=self._health.service if self._health else None,
-                agents=self._agents.service if self._agents else None, tallies=self._tallies,
-                accounting=self._accounting, history=self._accounting.history if self._accounting else None,
-                bootable=CapacityService(CapacityReader(self._api, self._loaded), _now, ledger),
-                manager=self._manager,
-            )  # fmt: skip
+            app = create_app(self._sources(), answered_names(options), self._tallies)
+            replaced = run(app, self._driver, listener, about, self._ends, self._manager)
         finally:
             self.close()
         if self._next is not None and not replaced:

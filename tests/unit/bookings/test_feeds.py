@@ -15,6 +15,7 @@ from icalendar import Calendar
 
 from gpuyard.bookings.web import feeds
 from gpuyard.bookings.web.feeds import MOST_FEEDS, ical
+from gpuyard.dashboard.sources import Sources
 from gpuyard.model.booking import Booking, BookingKind, BookingState
 from gpuyard.model.text import printable
 from gpuyard.server.app import create_app
@@ -180,14 +181,16 @@ def test_the_feeds_of_who_is_disabled_or_has_left_do_not_answer(portal: BookingP
     portal.people.users_by_id[ADA.user_id].roles = {}
     # Another process, which does not remember what Keystone said before.
     app = create_app(
-        filled(),
-        driver(),
-        "test-site",
-        GPUS,
+        Sources(
+            inventory=filled(),
+            driver=driver(),
+            site_name="test-site",
+            gpus=GPUS,
+            ledger=portal.ledger,
+            sessions=portal.store,
+            people=portal.people,
+        ),
         ["testserver"],
-        ledger=portal.ledger,
-        store=portal.store,
-        people=portal.people,
     )
     other = TestClient(app)
     for made in (of_ada, of_bob):

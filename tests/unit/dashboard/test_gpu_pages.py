@@ -22,7 +22,7 @@ from gpuyard.model.host_report import GpuReport, HostReport, LinkReport
 from gpuyard.model.world import HostService
 from gpuyard.server.app import create_app
 from tests.support.health_portals import ADAS, HealthPortal, fill, health_portal, site_gpus, status_of, turn
-from tests.support.inventories import GPUS, NASTY, driver, filled, t4
+from tests.support.inventories import GPUS, NASTY, plain_sources, t4
 from tests.support.ledgers import ADA, BOB, EVE, HOUR, NOON, ROOT, ask
 from tests.support.pages_world import furnish
 from tests.support.sites import site
@@ -34,7 +34,7 @@ ADAS_GPU = f"gpu-1/{ADAS}"
 @pytest.fixture
 def client() -> TestClient:
     """Of a site without bookings."""
-    return TestClient(create_app(filled(), driver(), "test", GPUS, ["testserver"]))
+    return TestClient(create_app(plain_sources(), ["testserver"]))
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_many_gpus_are_several_small_pages() -> None:
     claim = Claim("7f3c9a1e-0000-4000-8000-000000000000", "a-server-with-a-name", "ACTIVE", "project", "somebody", NOON)
     inventory = InventoryCache()
     inventory.publish(NOON, [GpuStatus(gpu, GpuState.CLAIMED, "", claim) for gpu in gpus])
-    client = TestClient(create_app(inventory, driver(), "test", gpus, ["testserver"]))
+    client = TestClient(create_app(plain_sources(inventory=inventory, gpus=gpus), ["testserver"]))
     page, seen = "gpus", []
     while page:
         answer = client.get(page.replace("&amp;", "&"))
@@ -103,7 +103,7 @@ def test_many_gpus_are_several_small_pages() -> None:
 
 
 def test_before_the_first_look_there_is_none() -> None:
-    client = TestClient(create_app(InventoryCache(), driver(), "test", GPUS, ["testserver"]))
+    client = TestClient(create_app(plain_sources(inventory=InventoryCache()), ["testserver"]))
     for path in ("/gpus", "/gpu?name=epyc/0000:27:00.0", "/host?name=epyc"):
         assert client.get(path).status_code == 503
 

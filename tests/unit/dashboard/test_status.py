@@ -22,7 +22,7 @@ from gpuyard.web.authenticator import Authenticator
 from gpuyard.web.problems import Refusal
 from gpuyard.web.settings import PortalSettings
 from tests.support.health_portals import HealthPortal, fill, fine, health_portal, site_gpus
-from tests.support.inventories import GPUS, STATUSES, driver, filled
+from tests.support.inventories import STATUSES, driver, filled, plain_sources
 from tests.support.ledgers import ADA, BOB, DAY, NOON, ROOT
 from tests.support.pages_world import furnish
 from tests.support.portals import ROOMY
@@ -85,7 +85,7 @@ def test_what_is_private_needs_a_login_still(portal: HealthPortal) -> None:
 
 
 def test_without_bookings_it_is_there_too() -> None:
-    client = TestClient(create_app(filled(), driver(), "test", GPUS, ["testserver"]))
+    client = TestClient(create_app(plain_sources(), ["testserver"]))
     status = client.get("/v1/status").json()
     assert [(one["pool"], one["what"], one["hosts"]) for one in status["incidents"]] == [
         ("t4", "blocked", ["node2"]), ("t4", "lost", ["node2"]),
@@ -115,7 +115,12 @@ def test_a_gpu_counts_once(portal: HealthPortal) -> None:
 
 def test_a_cloud_that_does_not_answer_leaves_the_last_truth_with_its_age(tmp_path: Path) -> None:
     inventory, loops = filled(), driver(runs=0)
-    client = TestClient(create_app(inventory, loops, "test", GPUS, ["testserver"], lambda: NOON + DAY))
+    client = TestClient(
+        create_app(
+            plain_sources(inventory=inventory, driver=loops, now=lambda: NOON + DAY),
+            ["testserver"],
+        )
+    )
     status = client.get("/v1/status").json()
     assert status["state"] == "stale"
     assert status["age"] == int((NOON + DAY - inventory.latest().taken_at).total_seconds())  # type: ignore[union-attr]
@@ -126,7 +131,7 @@ def test_a_cloud_that_does_not_answer_leaves_the_last_truth_with_its_age(tmp_pat
 
 
 def test_before_the_first_look_nothing_is_said_of_gpus() -> None:
-    client = TestClient(create_app(InventoryCache(), driver(runs=0), "test", GPUS, ["testserver"]))
+    client = TestClient(create_app(plain_sources(inventory=InventoryCache(), driver=driver(runs=0)), ["testserver"]))
     status = client.get("/v1/status").json()
     assert (status["state"], status["pools"], status["taken_at"]) == ("unknown", [], None)
     assert "has not answered since gpuyard began" in client.get("/status").text

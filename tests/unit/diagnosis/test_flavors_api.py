@@ -18,7 +18,7 @@ from gpuyard.model.gpu import GpuState, GpuStatus
 from gpuyard.server.app import create_app
 from gpuyard.site.load import LoadedSite
 from gpuyard.web.settings import OthersShown
-from tests.support.inventories import driver, filled
+from tests.support.inventories import plain_sources
 from tests.support.ledgers import ADA, BOB, HOUR, NOON, ROOT, ask
 from tests.support.portals import ROOMY, BookingPortal, booking_portal
 from tests.support.rooms import Knows, room_of
@@ -140,7 +140,12 @@ def test_words_about_others_are_those_of_the_map(tmp_path: Path, cloud: Knows, o
 
 def test_without_bookings_there_is_nobody_whose_limits_could_be_looked_at(cloud: Knows) -> None:
     service = CapacityService(cloud, lambda: datetime.now(UTC))
-    client = TestClient(create_app(filled(), driver(), "test", cloud.room.gpus, ["testserver"], bootable=service))
+    client = TestClient(
+        create_app(
+            plain_sources(gpus=cloud.room.gpus, bootable=service),
+            ["testserver"],
+        )
+    )
     answer = client.get("/v1/flavors").json()
     assert (answer["project"], answer["flavors"][0]["now"], answer["flavors"][0]["spans"]) == ("", 4, [])
     assert client.get("/v1/flavors", params={"project": "physics"}).status_code == 422

@@ -680,13 +680,14 @@ def test_the_use_of_a_booking_in_words(lately: int | None, whole: int | None, id
 @contextmanager
 def served(portal: AgentPortal) -> Iterator[str]:
     with bind("127.0.0.1", 0) as listener:
-        server = server_of(portal.app)
+        ends = threading.Event()
+        server = server_of(portal.app, ends=ends)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
             yield url_of(listener)
         finally:
-            server.ends.set()
+            ends.set()
             thread.join()
 
 

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from gpuyard.bookings.errors import RefusedError
 from gpuyard.bookings.records import Overstay
+from gpuyard.dashboard.sources import Sources
 from gpuyard.inventory.web.metrics import Exposition
 from gpuyard.model.booking import ReclaimAction
 from gpuyard.model.counts import Counts, Durations
@@ -67,9 +68,20 @@ def of(**labels: str) -> tuple[tuple[str, str], ...]:
 
 def client_of(portal: BookingPortal, tallies: Tallies | None = None, *, details: bool = True) -> TestClient:
     app = create_app(
-        filled(), driver(), "test", GPUS, ["testserver"], portal.clock, ledger=portal.ledger, store=portal.store,
-        people=portal.people, settings=replace(ROOMY, anonymous_details=details), tallies=tallies,
-    )  # fmt: skip
+        Sources(
+            inventory=filled(),
+            driver=driver(),
+            site_name="test",
+            gpus=GPUS,
+            now=portal.clock,
+            ledger=portal.ledger,
+            sessions=portal.store,
+            people=portal.people,
+            settings=replace(ROOMY, anonymous_details=details),
+        ),
+        ["testserver"],
+        tallies=tallies,
+    )
     return TestClient(app, raise_server_exceptions=False)
 
 
@@ -292,9 +304,21 @@ def test_the_last_day_that_is_over_and_budgets_are_told(tmp_path: Path) -> None:
     site = accounting_site({"warn_at": [80]}, booking={"timezone": "UTC"}, projects=projects)
     service = AccountingService(site, ledger, History(store, "UTC"), clock)
     app = create_app(
-        filled(), driver(), "test", GPUS, ["testserver"], clock, ledger=ledger, store=PortalStore(ledger.database),
-        people=people(), settings=SHOWN, history=service.history, accounting=service,
-    )  # fmt: skip
+        Sources(
+            inventory=filled(),
+            driver=driver(),
+            site_name="test",
+            gpus=GPUS,
+            now=clock,
+            ledger=ledger,
+            sessions=PortalStore(ledger.database),
+            people=people(),
+            settings=SHOWN,
+            history=service.history,
+            accounting=service,
+        ),
+        ["testserver"],
+    )
     client = TestClient(app)
     assert set(read(client)["gpuyard_budgets_reached"].values()) == {0}
     service.run()

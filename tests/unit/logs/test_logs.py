@@ -24,7 +24,7 @@ from gpuyard.openstack.reader import Reader
 from gpuyard.runtime.control_loops import Loop
 from gpuyard.runtime.worker_pool import WorkerPool
 from gpuyard.server.app import create_app
-from tests.support.inventories import GPUS, driver, filled
+from tests.support.inventories import plain_sources
 from tests.support.ledgers import ADA
 from tests.support.portals import booking_portal
 from tests.support.scripted_http import ScriptedAnswer, scripted_http
@@ -144,7 +144,7 @@ def test_calls_to_openstack_carry_the_id_also_those_of_threads() -> None:
 
 
 def client() -> TestClient:
-    app = create_app(filled(), driver(), "test", GPUS, ["testserver"])
+    app = create_app(plain_sources(), ["testserver"])
     return TestClient(app, raise_server_exceptions=False)
 
 
@@ -201,7 +201,7 @@ def test_addresses_that_are_secrets_are_in_no_line(log: io.StringIO, tmp_path: P
 
 
 def test_a_bug_is_found_by_the_id_of_its_answer(log: io.StringIO) -> None:
-    app = create_app(filled(), driver(), "test", GPUS, ["*"])
+    app = create_app(plain_sources(), ["*"])
 
     @app.get("/bug")
     def bug() -> None:

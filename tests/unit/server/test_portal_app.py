@@ -18,12 +18,13 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuyard import installed_version
+from gpuyard.dashboard.sources import Sources
 from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.gpu import GpuState
 from gpuyard.runtime.control_loops import Driver, Loop
 from gpuyard.server.app import create_app
 from gpuyard.web.assets import assets, build
-from tests.support.inventories import GPUS, HELD, LONE, NASTY, NOON, changed, claim, driver, filled
+from tests.support.inventories import GPUS, HELD, LONE, NASTY, NOON, changed, claim, driver, filled, plain_sources
 from tests.support.portals import ROOMY, booking_portal
 
 API = ("/v1/gpus", "/v1/pools")
@@ -47,7 +48,10 @@ def client(
     now: Callable[[], datetime] = lambda: NOON,
     hosts: Sequence[str] = ("testserver",),
 ) -> TestClient:
-    app = create_app(inventory or filled(), loops or driver(), "test-site", GPUS, hosts, now)
+    app = create_app(
+        plain_sources(inventory=inventory or filled(), driver=loops or driver(), site_name="test-site", now=now),
+        hosts,
+    )
     return TestClient(app, raise_server_exceptions=False)
 
 
@@ -302,13 +306,13 @@ def test_the_page_has_nothing_inline() -> None:
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1:8080", "[::1]:8080"])
 def test_names_of_this_machine_are_answered(host: str) -> None:
-    app = create_app(filled(), driver(), "test", GPUS)
+    app = create_app(plain_sources())
     assert TestClient(app).get("/healthz", headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", ""])
 def test_other_names_are_not(host: str) -> None:
-    app = create_app(filled(), driver(), "test", GPUS)
+    app = create_app(plain_sources())
     response = TestClient(app).get("/v1/gpus", headers={"Host": host})
     assert response.status_code == 400
     assert "v100" not in response.text
@@ -421,7 +425,7 @@ def test_the_openapi_document_tells_of_problems() -> None:
 
 @pytest.mark.parametrize("bookings", [False, True])
 def test_it_is_alive_although_all_threads_wait(tmp_path: Path, bookings: bool) -> None:
-    app = booking_portal(tmp_path).app if bookings else create_app(filled(), driver(), "test", GPUS, ["testserver"])
+    app = booking_portal(tmp_path).app if bookings else create_app(plain_sources(), ["testserver"])
     free, said = threading.Event(), []
     scope = {"type": "http", "method": "GET", "path": "/healthz", "raw_path": b"/healthz", "query_string": b""}
     scope |= {"headers": [(b"host", b"testserver")], "scheme": "http", "client": ("127.0.0.1", 1), "root_path": ""}
@@ -456,10 +460,18 @@ def test_it_is_alive_although_all_threads_wait(tmp_path: Path, bookings: bool) -
 def test_who_has_not_logged_in_sees_no_names_unless_the_site_says_so(tmp_path: Path, details: bool) -> None:
     portal = booking_portal(tmp_path, settings=replace(ROOMY, anonymous_details=details))
     app = create_app(
-        filled(), driver("http://controller:8774 refused", runs=0), "test", GPUS, ["testserver"],
-        ledger=portal.ledger, store=portal.store, people=portal.people,
-        settings=replace(ROOMY, anonymous_details=details),
-    )  # fmt: skip
+        Sources(
+            inventory=filled(),
+            driver=driver("http://controller:8774 refused", runs=0),
+            site_name="test",
+            gpus=GPUS,
+            ledger=portal.ledger,
+            sessions=portal.store,
+            people=portal.people,
+            settings=replace(ROOMY, anonymous_details=details),
+        ),
+        ["testserver"],
+    )
     found = TestClient(app)
     assert ("controller" in found.get("/readyz").text) is details
     assert "has not had a good run yet" in found.get("/readyz").text

@@ -16,7 +16,7 @@ from gpuyard.server.app import create_app
 from gpuyard.site.load import load_site
 from tests.support.accounting import accounting_portal, accounting_site
 from tests.support.health_portals import ADAS, fine, health_portal
-from tests.support.inventories import GPUS, driver, filled
+from tests.support.inventories import plain_sources
 from tests.support.ledgers import ADA, BOB, EVE, HOUR, NOON, ROOT, ask
 from tests.support.people import PASSWORD
 from tests.support.portals import BookingPortal, booking_portal
@@ -216,7 +216,7 @@ BODIES: dict[tuple[str, str], dict[str, object]] = {
 
 @pytest.fixture
 def app() -> FastAPI:
-    return create_app(filled(), driver(), "test", GPUS, ["testserver"])
+    return create_app(plain_sources(), ["testserver"])
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from gpuyard import installed_version
@@ -25,12 +25,12 @@ from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.errors import GpuyardError, UsageError
 from gpuyard.model.gpu import GpuState
 from gpuyard.runtime.control_loops import Driver
-from gpuyard.server import server
 from gpuyard.server.app import create_app
-from gpuyard.server.server import PortalServer, bind, refuse_public, run, serve, server_of, url_of
-from gpuyard.site.load import LoadedSite
+from gpuyard.server.server import PortalServer, bind, refuse_public, server_of, url_of
+from gpuyard.server.serving import Process, ServeOptions, answered_names
 from gpuyard.web.connections import Connections, is_loopback
-from tests.support.inventories import GPUS, LONE, NOON, changed, driver, filled
+from gpuyard.web.settings import PortalSettings
+from tests.support.inventories import LONE, NOON, changed, driver, filled, plain_sources
 from tests.support.sites import site
 
 ROOT = Path(__file__).parents[3]
@@ -61,7 +61,7 @@ class Running:
 def running(inventory: InventoryCache | None = None, loops: Driver | None = None, port: int = 0) -> Iterator[Running]:
     """A server in a thread."""
     inventory = inventory or filled()
-    app = create_app(inventory, loops or driver(), "test", GPUS, now=lambda: NOON)
+    app = create_app(plain_sources(inventory=inventory, driver=loops or driver(), now=lambda: NOON))
     with bind("127.0.0.1", port) as listener:
         subject = server_of(app)
         thread = threading.Thread(target=subject.run, kwargs={"sockets": [listener]})
@@ -164,15 +164,15 @@ def test_head_has_no_body() -> None:
 # Signals, in a process of its own
 
 PROGRAM = """
-import sys
-from types import SimpleNamespace as S
 from gpuyard.runtime.control_loops import Driver, Loop
-from gpuyard.server.server import run
-from tests.support.inventories import GPUS, filled
+from gpuyard.server.app import create_app
+from gpuyard.server.server import bind, run
+from tests.support.inventories import plain_sources
 
 driver = Driver()
 driver.register(Loop("look", "", 60.0, lambda: print("looked", flush=True)))
-run(S(site=S(site="test"), compiled=S(gpus=GPUS, flavors=()), inventories={}), filled(), driver, port=0)
+with bind("127.0.0.1", 0) as listener:
+    run(create_app(plain_sources(driver=driver)), driver, listener, "test, 10 GPUs on 3 hosts")
 print("cleaned up", flush=True)
 """
 
@@ -250,50 +250,33 @@ def test_not_loopback(host: str) -> None:
         refuse_public(host)
 
 
-@pytest.fixture
-def loaded(tmp_path: Path) -> LoadedSite:
-    return site(tmp_path)
+def options(**more: Any) -> ServeOptions:
+    return replace(ServeOptions("127.0.0.1", 0, 1.0, "", False, PortalSettings()), **more)
 
 
-def test_run_refuses_a_public_address_before_anything_else(loaded: LoadedSite) -> None:
-    loops = driver(runs=0)
+def test_a_public_address_is_refused_before_anything_else(tmp_path: Path) -> None:
+    api: Any = None
     with pytest.raises(UsageError, match="--public"):
-        run(loaded, InventoryCache(), loops, "0.0.0.0", 0)  # noqa: S104
-    assert loops.statuses()[0].iterations == 0
+        Process(site(tmp_path), api, options(host="0.0.0.0"), InventoryCache())  # noqa: S104
 
 
-def served(monkeypatch: pytest.MonkeyPatch, begin: Callable[[], None]) -> list[str]:
-    """Runs `begin`, with a server that answers to these Host headers and ends at once."""
-    answered: list[str] = []
+def test_names_that_are_answered() -> None:
+    def names(**more: Any) -> list[str]:
+        client = TestClient(create_app(plain_sources(), answered_names(options(**more))))
+        tried = ("127.0.0.1", "gpus.example.org", "evil.example")
+        return [name for name in tried if client.get("/healthz", headers={"Host": name}).status_code == 200]
 
-    def fake(app: object, *_: object, **more: object) -> bool:
-        assert isinstance(app, FastAPI)
-        client = TestClient(app)
-        names = ("127.0.0.1", "gpus.example.org", "evil.example")
-        answered.extend(name for name in names if client.get("/healthz", headers={"Host": name}).status_code == 200)
-        return False
-
-    monkeypatch.setattr(server, "serve", fake)
-    begin()
-    return answered
-
-
-def test_names_that_run_answers_to(loaded: LoadedSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    def names(**options: object) -> list[str]:
-        return served(monkeypatch, lambda: run(loaded, InventoryCache(), Driver(), **options))  # type: ignore[arg-type]
-
+    behind = PortalSettings(public_url="https://gpus.example.org", trusted_gateways=("192.0.2.1",))
     assert names() == ["127.0.0.1"]
-    assert names(names=["gpus.example.org"]) == ["127.0.0.1", "gpus.example.org"]
+    assert names(settings=behind) == ["127.0.0.1", "gpus.example.org"]
     assert names(public=True, host="0.0.0.0") == ["127.0.0.1", "gpus.example.org", "evil.example"]  # noqa: S104
 
 
-def test_a_port_in_use_is_said_before_anything_starts(loaded: LoadedSite) -> None:
+def test_a_port_in_use_is_said() -> None:
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        loops = driver(runs=0)
         with pytest.raises(GpuyardError, match=f"port {port} of 127.0.0.1 is taken by another program"):
-            run(loaded, InventoryCache(), loops, "127.0.0.1", port)
-        assert loops.statuses()[0].iterations == 0
+            bind("127.0.0.1", port)
 
 
 @pytest.mark.parametrize(
@@ -326,11 +309,3 @@ def test_answers_do_not_wait_for_one_another() -> None:
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-def test_nothing_starts_when_the_address_is_taken() -> None:
-    begun: list[str] = []
-    app = create_app(filled(), driver(), "test", GPUS)
-    with bind("127.0.0.1", 0) as taken, pytest.raises(GpuyardError):
-        serve(app, "127.0.0.1", taken.getsockname()[1], started=begun.append)
-    assert begun == []

@@ -38,28 +38,17 @@ from tests.unit.server.test_portal_server import ROOT, hear, page, running, unti
 
 PROGRAM = """
 import sys, time
-from types import SimpleNamespace as S
 from pathlib import Path
 from gpuyard.runtime import control_loops
 from gpuyard.runtime.control_loops import Driver, Loop
-from gpuyard.server import server
-from gpuyard.openstack.errors import CloudError
+from gpuyard.server.app import create_app
+from gpuyard.server.server import bind, run
 from gpuyard.web.notify import Manager
-from tests.support.inventories import GPUS, filled
+from tests.support.inventories import plain_sources
 
 folder = Path(sys.argv[1])
 control_loops.STUCK = 0.5
 Driver.stuck.__defaults__ = (0.5,)
-made = server.create_app
-
-def with_a_slow_page(*some, **more):
-    app = made(*some, **more)
-    @app.get("/slow")
-    def slow():
-        (folder / "asked").touch()
-        time.sleep(1.5)
-        return {"answer": "whole"}
-    return app
 
 def step():
     if (folder / "busy").exists():
@@ -67,12 +56,18 @@ def step():
         time.sleep(float((folder / "busy").read_text()))
         (folder / "finished").touch()
 
-server.create_app = with_a_slow_page
 driver = Driver()
 driver.register(Loop("steps", "", 0.1, step))
-site = S(site=S(site="test"), compiled=S(gpus=GPUS, flavors=()), inventories={})
-with server.bind("127.0.0.1", 0) as listener:  # as `serving.serve`, which hands it from one site file to the next
-    server.run(site, filled(), driver, manager=Manager(), listener=listener)
+app = create_app(plain_sources(driver=driver))
+
+@app.get("/slow")
+def slow():
+    (folder / "asked").touch()
+    time.sleep(1.5)
+    return {"answer": "whole"}
+
+with bind("127.0.0.1", 0) as listener:  # as `serving.serve`, which hands it from one site file to the next
+    run(app, driver, listener, "test", manager=Manager())
 print("cleaned up", flush=True)
 """
 

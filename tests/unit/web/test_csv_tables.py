@@ -21,7 +21,7 @@ from gpuyard.server.app import create_app
 from gpuyard.web import csv_tables, page_tables
 from gpuyard.web.csv_tables import csv_text, table_of
 from tests.support.health_portals import fill, health_portal
-from tests.support.inventories import GPUS, driver, filled
+from tests.support.inventories import plain_sources
 from tests.support.ledgers import ADA, BOB, EVE, ROOT, ask
 from tests.support.portals import BookingPortal, booking_portal
 
@@ -38,7 +38,7 @@ def rows(text: str) -> list[dict[str, str]]:
 
 
 def test_a_list_is_the_same_as_in_json() -> None:
-    client = TestClient(create_app(filled(), driver(), "test", GPUS, ["testserver"]))
+    client = TestClient(create_app(plain_sources(), ["testserver"]))
     answer = client.get("/v1/gpus?format=csv&pool=v100")
     assert answer.headers["content-type"] == "text/csv; charset=utf-8; header=present"
     assert answer.headers["content-disposition"] == 'attachment; filename="gpuyard-gpus.csv"'
@@ -53,7 +53,7 @@ def test_a_list_is_the_same_as_in_json() -> None:
 
 
 def test_the_header_says_it_too_and_json_stays_json() -> None:
-    client = TestClient(create_app(filled(), driver(), "test", GPUS, ["testserver"]))
+    client = TestClient(create_app(plain_sources(), ["testserver"]))
     told = rows(client.get("/v1/pools", headers=SPREADSHEET).text)
     free = {pool["name"]: str(pool["free"]) for pool in client.get("/v1/pools?format=json").json()["pools"]}
     assert {one["name"]: one["states.free"] for one in told} == free
@@ -64,7 +64,7 @@ def test_the_header_says_it_too_and_json_stays_json() -> None:
 
 
 def test_what_is_no_table_is_refused() -> None:
-    client = TestClient(create_app(filled(), driver(), "test", GPUS, ["testserver"]))
+    client = TestClient(create_app(plain_sources(), ["testserver"]))
     assert client.get("/v1/gpus?format=xml").json()["detail"] == "format: is one of json, csv"
     assert client.get("/v1/nothing?format=csv").json()["code"] == "no_table"
     assert client.get("/v1/gpus?format=csv&pool=x").json()["code"] == "invalid_parameters"

@@ -29,7 +29,7 @@ from gpuyard.web.connections import Connections, Sparingly, most_connections, ra
 from gpuyard.web.login_throttle import EVERYWHERE
 from gpuyard.web.open_reads import OpenReadsMiddleware
 from gpuyard.web.problems import Refusal
-from tests.support.inventories import GPUS, LONE, NOON, changed, driver, filled
+from tests.support.inventories import LONE, NOON, changed, filled, plain_sources
 from tests.support.ledgers import ADA, BOB
 from tests.support.portals import booking_portal
 from tests.unit.server.test_portal_server import PROGRAM, ROOT, hear, page, running, until
@@ -279,7 +279,7 @@ def test_one_user_cannot_have_all_streams(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_one_address_cannot_have_all_streams() -> None:
-    feed = create_app(filled(), driver(), "test", GPUS).state.feed
+    feed = create_app(plain_sources()).state.feed
     for _ in range(live.MOST_OF_PLACE):
         feed._of.update(list(feed.shares("2001:db8::1", "")))
     assert feed.exhausted(feed.shares("2001:db8::2", "")) == live.MOST_OF_PLACE < live.MOST_STREAMS
@@ -292,7 +292,7 @@ def test_one_address_cannot_have_all_streams() -> None:
 
 
 def test_streams_that_are_asked_for_at_once_count_at_once() -> None:
-    app = create_app(filled(), driver(), "test", GPUS)
+    app = create_app(plain_sources())
     feed = app.state.feed
     events = next(route.endpoint for route in app.routes if isinstance(route, Route) and route.path == "/events")
     scope = {"type": "http", "path": "/events", "headers": [], "client": ("192.0.2.7", 1), "state": {}}
@@ -322,7 +322,7 @@ def test_a_header_that_stopped_the_process_is_answered_at_once() -> None:
 
 def test_one_address_can_keep_no_portal_without_login_busy() -> None:
     """Neither with its pages, nor by opening the feed again and again; who comes from elsewhere is answered."""
-    portal = create_app(filled(), driver(), "test", GPUS, ["testserver"])
+    portal = create_app(plain_sources(), ["testserver"])
     assert "OpenReadsMiddleware" in str(portal.user_middleware)
     app = OpenReadsMiddleware(portal, (), clock=lambda: 0.0)  # no time passes, in which it would be given some back
     busy, other, near = (TestClient(app, client=(host, 1)) for host in ("192.0.2.7", "198.51.100.7", "127.0.0.1"))
@@ -334,7 +334,7 @@ def test_one_address_can_keep_no_portal_without_login_busy() -> None:
 
 
 def test_requests_that_bring_too_much_are_refused() -> None:
-    client = TestClient(create_app(filled(), driver(), "test", GPUS, ["testserver"]))
+    client = TestClient(create_app(plain_sources(), ["testserver"]))
     limits = request_limits
     many = {f"X-{number}": "1" for number in range(limits.MOST_HEADERS)}
     long = {f"X-{number}": "1" * 8000 for number in range(5)}

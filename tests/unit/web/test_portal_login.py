@@ -313,7 +313,7 @@ def timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[BookingPorta
     """A portal, and the time on the clock of its caches and rate limits."""
     time = [1000.0]
     # The app has no other use for it, so it does not take it as an argument.
-    monkeypatch.setattr("gpuyard.server.app.Authenticator", partial(Authenticator, clock=lambda: time[0]))
+    monkeypatch.setattr("gpuyard.server.capabilities.Authenticator", partial(Authenticator, clock=lambda: time[0]))
     return booking_portal(tmp_path, settings=PortalSettings()), time
 
 
