@@ -13,8 +13,16 @@ from fastapi.responses import HTMLResponse
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.bookings.records import Query as Wanted
 from gpuyard.bookings.web.booking_documents import BookingRows
-from gpuyard.dashboard.mine_presenter import servers_of
-from gpuyard.dashboard.project_presenter import NO_PRICES, budget_numbers, held_lines, project_page
+from gpuyard.dashboard.mine_presenter import mine_booking, servers_of
+from gpuyard.dashboard.project_presenter import (
+    ProjectCosts,
+    ProjectLinks,
+    ShownDays,
+    budget_numbers,
+    held_lines,
+    pool_limit,
+    project_page,
+)
 from gpuyard.dashboard.sources import Sources
 from gpuyard.dashboard.use_presenter import SpanLink
 from gpuyard.health.web.card_use import CardUses
@@ -22,6 +30,7 @@ from gpuyard.model.booking import BookingKind, Person
 from gpuyard.model.booking_life import OPEN
 from gpuyard.model.gpu import GpuStatus
 from gpuyard.model.rights import Verb, may
+from gpuyard.usage.controllers.accounting import AccountingService
 from gpuyard.usage.controllers.reading import History
 from gpuyard.usage.reckoning import DAY, day_span, local_day
 from gpuyard.usage.web.shown_use import use_sight
@@ -58,21 +67,17 @@ def install(
         wanted = Wanted(project_id=person.project_id, kinds=frozenset({BookingKind.BOOKING}), states=OPEN)
         book, sight = ledger.book, use_sight(sources.settings.others, who)
         shown = project_page(
-            person.project, found.sums, first, end, found.until,
-            [*map(rows.of(who), ledger.find(wanted, MOST_BOOKINGS))],
-            {pool: book.rules(pool, person.project) for pool in book.pools},
+            person.project,
+            found.sums,
+            ShownDays(first, end, found.until, lambda day: day_span(day, history.zone)),
+            bookings=[mine_booking(row, now) for row in map(rows.of(who), ledger.find(wanted, MOST_BOOKINGS))],
+            limits=[pool_limit(pool, book.rules(pool, person.project)) for pool in book.pools],
             see=lambda user_id: sight.sees(user_id, person.project_id),
-            span=lambda day: day_span(day, history.zone),
-            now=now,
-            months=_months(today, first, id, history),
-            others=_others(who, person),
-            choices=_choices(who, history, first, end),
-            budget=budget_numbers(sources.accounting.status(person.project_id, person.project))
-            if sources.accounting is not None and not month
-            else (),
-            prices=sources.accounting.prices if sources.accounting is not None else NO_PRICES,
-            currency=sources.accounting.rules.currency if sources.accounting is not None else "",
-        )  # fmt: skip
+            links=ProjectLinks(
+                _months(today, first, id, history), _others(who, person), _choices(who, history, first, end)
+            ),
+            costs=_costs(sources.accounting, person, budget=not month),
+        )
         members, bookings = matching(shown.members, q), matching(shown.bookings, q)
         shown = replace(shown, members=members, bookings=bookings, pools=matching(shown.pools, q))
         view = sources.inventory.latest()
@@ -83,6 +88,14 @@ def install(
         )  # fmt: skip
         # The token of the session is in it.
         return HTMLResponse(html, headers={"Cache-Control": "no-store"})
+
+
+def _costs(accounting: AccountingService | None, person: Person, budget: bool) -> ProjectCosts:
+    """`budget`: with what is left of it now."""
+    if accounting is None:
+        return ProjectCosts()
+    left = budget_numbers(accounting.status(person.project_id, person.project)) if budget else ()
+    return ProjectCosts(left, accounting.prices, accounting.rules.currency)
 
 
 def _months(today: date, shown: date, id: str, history: History) -> list[SpanLink]:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
-from gpuyard.bookings.web.booking_documents import BookingRow
-from gpuyard.dashboard.mine_presenter import MineBooking, mine_booking
+from gpuyard.dashboard.mine_presenter import MineBooking
 from gpuyard.dashboard.use_presenter import SpanLink
 from gpuyard.health.web.card_use import UseLine
 from gpuyard.inventory.web.presenter import Since, gpu_href, since
@@ -100,27 +99,61 @@ class ProjectPage:
     bookings: Sequence[MineBooking]
 
 
+@dataclass(frozen=True)
+class ShownDays:
+    """The days in [first, end) that a page is of."""
+
+    first: date
+    end: date
+    until: datetime | None
+    """Until when use is known; None: not at all."""
+    span: Callable[[date], tuple[datetime, datetime]]
+    """[start, end) of a local day."""
+
+
+@dataclass(frozen=True)
+class ProjectLinks:
+    """To other months of the project, and other projects: see ProjectPage."""
+
+    months: Sequence[SpanLink]
+    others: Sequence[SpanLink]
+    choices: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class ProjectCosts:
+    """What use costs, and what is left of the budget. Nothing where nobody reckons."""
+
+    budget: Sequence[tuple[str, str]] = ()
+    prices: Prices = NO_PRICES
+    currency: str = ""
+
+
 def project_page(
-    name: str, sums: Sequence[Sum], first: date, end: date, until: datetime | None, bookings: Sequence[BookingRow],
-    rules: Mapping[str, Rules], *, see: Callable[[str], bool], span: Callable[[date], tuple[datetime, datetime]],
-    now: datetime, months: Sequence[SpanLink], others: Sequence[SpanLink],
-    choices: Sequence[str] = (), budget: Sequence[tuple[str, str]] = (),
-    prices: Prices = NO_PRICES, currency: str = "",
-) -> ProjectPage:  # fmt: skip
-    """`sums`: of the project, by day and tariff, of the days in [first, end). `see`: whether who looks sees what a user
-    (id) has used. `span`: [start, end) of a local day."""
-    whole = total(accounts(sums, ["pool"], prices))
-    columns = _columns(sums, first, end, until, span)
+    name: str,
+    sums: Sequence[Sum],
+    days: ShownDays,
+    bookings: Sequence[MineBooking],
+    limits: Sequence[PoolLimit],
+    see: Callable[[str], bool],
+    links: ProjectLinks,
+    costs: ProjectCosts,
+) -> ProjectPage:
+    """`sums`: of the project, by day and tariff, of those days. `see`: whether who looks sees what a user (id) has
+    used."""
+    whole = total(accounts(sums, ["pool"], costs.prices))
+    cost = [(f"{whole.cost} {costs.currency}".rstrip(), "cost")] if costs.prices.price else []
+    columns, first, end = _columns(sums, days), days.first, days.end
     scale = scale_of(columns)
     layers = stack(columns, scale.top)
     said = ", ".join(f"{layer.name} {layer.share}" for layer in layers)
     known = all(see(one.slice.user_id) for one in sums)
     return ProjectPage(
         name=name,
-        months=months,
-        others=others,
-        choices=choices,
-        numbers=[*budget, *_numbers(whole), *([(f"{whole.cost} {currency}".rstrip(), "cost")] if prices.price else [])],
+        months=links.months,
+        others=links.others,
+        choices=links.choices,
+        numbers=[*costs.budget, *_numbers(whole), *cost],
         layers=layers,
         scale=scale,
         marks=[f"{first:%Y-%m-%d}", f"{first + (end - first) / 2:%Y-%m-%d}", f"{end - DAY:%Y-%m-%d}"],
@@ -129,24 +162,21 @@ def project_page(
         pools=_rows(accounts(sums, ["pool"]), whole.used),
         members=_rows(_members(sums, see), whole.used),
         whose="Members" if known else "You, and the others together",
-        limits=[_limit(pool, each) for pool, each in rules.items()],
-        bookings=[mine_booking(booking, now) for booking in bookings],
+        limits=limits,
+        bookings=bookings,
     )
 
 
-def _columns(
-    sums: Iterable[Sum], first: date, end: date, until: datetime | None,
-    span: Callable[[date], tuple[datetime, datetime]],
-) -> list[Column]:  # fmt: skip
+def _columns(sums: Iterable[Sum], days: ShownDays) -> list[Column]:
     """A step for each day that has been, also those without use."""
     by_day = {date.fromisoformat(account.key[0]): account.seconds for account in accounts(sums, ["day"])}
-    columns, day = [], first
-    while until is not None and day < end:
-        start, over = span(day)
-        if start >= until:
+    columns, day = [], days.first
+    while days.until is not None and day < days.end:
+        start, over = days.span(day)
+        if start >= days.until:
             break
         mine = {use: amount for use, amount in by_day.get(day, {}).items() if use in SHOWN}
-        columns.append(Column(start, min(over, until), mine))
+        columns.append(Column(start, min(over, days.until), mine))
         day += DAY
     return columns
 
@@ -201,7 +231,7 @@ def budget_numbers(budget: BudgetStatus | None) -> list[tuple[str, str]]:
     ]
 
 
-def _limit(pool: str, rules: Rules) -> PoolLimit:
+def pool_limit(pool: str, rules: Rules) -> PoolLimit:
     month, per_gpu = rules.gpu_hours_per_month, rules.most_active_per_gpu
     return PoolLimit(
         pool=pool,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 from urllib.parse import quote
@@ -21,6 +22,7 @@ from gpuyard.web.gateway import is_same_site, public_url, up_from
 from gpuyard.web.people import require_visitor
 from gpuyard.web.portal_context import PortalContext
 from gpuyard.web.problems import Refusal, unavailable
+from gpuyard.web.settings import PortalSettings
 
 NEXT = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/?-]{0,2000}")
 FAILED = "logins that failed"
@@ -49,23 +51,24 @@ async def _form(request: Request) -> dict[str, str]:
 Form = Annotated[dict[str, str], Depends(_form)]
 
 
-def install(app: FastAPI, sources: PortalContext, authenticator: Authenticator) -> None:
-    settings = authenticator.settings
-    if settings.websso and not settings.websso_url.startswith(("https://", "http://")):
-        raise UsageError("single sign-on needs the address of Keystone as browsers find it: pass --websso-url")
-    if settings.websso_logout and not settings.websso_logout.startswith(("https://", "http://")):
-        raise UsageError("--websso-logout is no address: it begins with https:// or http://")
+@dataclass(frozen=True)
+class LoginPage:
+    """The page on which people log in."""
 
-    def page(
-        request: Request, status: int = 200, error: str = "", next: str = "", user: str = "", left: bool = False
+    site: str
+    settings: PortalSettings
+
+    def show(
+        self, request: Request, status: int = 200, error: str = "", next: str = "", user: str = "", left: bool = False
     ) -> HTMLResponse:
-        sso = ""
+        """`left`: who sees it has just logged out."""
+        settings, sso = self.settings, ""
         if settings.websso:
             back = f"{public_url(request, settings.trusted_gateways, settings.public_url)}/login/sso"
             sso = f"{settings.websso_page}?origin={quote(back, safe='')}"
         html = render(
             "login.html",
-            site=sources.site_name,
+            site=self.site,
             domain=settings.domain,
             error=error,
             next=next if NEXT.fullmatch(next) else "",
@@ -77,22 +80,29 @@ def install(app: FastAPI, sources: PortalContext, authenticator: Authenticator) 
         # Nothing of this page is to be found in a browser's cache.
         return HTMLResponse(html, status, headers={"Cache-Control": "no-store"})
 
-    def refused(request: Request, refusal: Refusal, form: dict[str, str]) -> Response:
-        answer = page(request, refusal.status, refusal.detail, form.get("next", ""), form.get("user", ""))
+    def refuse(self, request: Request, refusal: Refusal, form: dict[str, str]) -> Response:
+        """Again, with the reason why somebody was not let in."""
+        answer = self.show(request, refusal.status, refusal.detail, form.get("next", ""), form.get("user", ""))
         answer.headers.update(refusal.headers)
         return answer
+
+
+def install(app: FastAPI, sources: PortalContext, authenticator: Authenticator) -> None:
+    settings = authenticator.settings
+    _refuse_wrong_addresses(settings)
+    page = LoginPage(sources.site_name, settings)
 
     @app.get("/login", include_in_schema=False)
     def login_page(request: Request, next: str = "", sso: str = "") -> Response:
         said = SAID.get(sso, "") if settings.websso else ""
-        return page(request, error=said, next=next, left=sso == "left")
+        return page.show(request, error=said, next=next, left=sso == "left")
 
     @app.post("/login", include_in_schema=False)
     def log_in(request: Request, form: Form) -> Response:
         try:
             return _enter(request, authenticator, _by_password(request, authenticator, form), form.get("next", ""))
         except Refusal as refusal:
-            return refused(request, refusal, form)
+            return page.refuse(request, refusal, form)
 
     @app.post("/login/sso", include_in_schema=False)
     def single_sign_on(request: Request, form: Form) -> Response:
@@ -102,7 +112,7 @@ def install(app: FastAPI, sources: PortalContext, authenticator: Authenticator) 
                 request, authenticator, (facts.user_id, facts.expires), "", IN_GROUPS if facts.in_groups else ""
             )
         except Refusal as refusal:
-            return refused(request, refusal, {})
+            return page.refuse(request, refusal, {})
 
     @app.post("/logout", include_in_schema=False)
     def log_out(request: Request, form: Form) -> Response:
@@ -126,6 +136,13 @@ def install(app: FastAPI, sources: PortalContext, authenticator: Authenticator) 
             raise Refusal(403, "no_role", "You have no role in that project; choose one of yours.")
         authenticator.sessions.switch(visitor.session, wanted)
         return RedirectResponse(after(form.get("next", "")), 303)
+
+
+def _refuse_wrong_addresses(settings: PortalSettings) -> None:
+    if settings.websso and not settings.websso_url.startswith(("https://", "http://")):
+        raise UsageError("single sign-on needs the address of Keystone as browsers find it: pass --websso-url")
+    if settings.websso_logout and not settings.websso_logout.startswith(("https://", "http://")):
+        raise UsageError("--websso-logout is no address: it begins with https:// or http://")
 
 
 def after(next: str) -> str:

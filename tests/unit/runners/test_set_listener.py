@@ -14,7 +14,7 @@ import pytest
 
 from gpuyard.database.engine import Database
 from gpuyard.runners.controllers.job_repository import JobRepository
-from gpuyard.runners.controllers.set_listener import APART, SetListener
+from gpuyard.runners.controllers.set_listener import APART, SetListener, SetPlace, SetPlan
 from gpuyard.runners.github.client import GitHubClient
 from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
 from gpuyard.runners.github.scale_sets import ScaleSetClient
@@ -62,10 +62,9 @@ def listen(github: ForgeServer, store: RunnerStore, tmp_path: Path, room: list[i
     def begin() -> SetListener:
         client = ScaleSetClient(GitHubClient(Enrolment.model_validate(stated)))
         book = JobRepository(store, now)
-        return SetListener(
-            "demo", LABEL, "Default", "https://github.com", client, store, book,
-            capacity=lambda: room[0], known=lambda number: None, now=now, may=lambda: True,
-        )  # fmt: skip
+        place = SetPlace("demo", LABEL, "Default", "https://github.com")
+        plan = SetPlan(capacity=lambda: room[0], may=lambda: True, known=lambda number: None)
+        return SetListener(place, client, store, book, plan, now)
 
     return begin
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
@@ -18,6 +19,7 @@ from gpuyard.bookings.web.shown_bookings import hidden, is_near
 from gpuyard.model.booking import Booking, BookingKind, BookingState
 from gpuyard.model.rights import Verb, may
 from gpuyard.model.text import printable
+from gpuyard.openstack.people import Account
 from gpuyard.web.api_requests import Who, responses
 from gpuyard.web.authenticator import Authenticator
 from gpuyard.web.documents import Line, Moment, Sent
@@ -136,27 +138,33 @@ def install(app: FastAPI, sources: PortalContext, ledger: Ledger, authenticator:
         now = sources.now()
         if feed.used is None or now - feed.used > timedelta(hours=1):
             store.note_use(feed.digest, now)
-        bookings = feed_bookings(ledger, feed, now)
-        if sources.settings.others is not OthersShown.NAMES and not any(
-            "admin" in membership.roles for membership in account.memberships
-        ):
-            projects = {membership.project_id for membership in account.memberships}
-            bookings = [
-                booking if is_near(booking, feed.owner, projects) else hidden(booking, sources.settings.others)
-                for booking in bookings
-            ]
+        bookings = _visible(feed_bookings(ledger, feed, now), feed, account, sources.settings.others)
         title = account.user if feed.scope == "user" else feed.target
-        settings = sources.settings
-        site = public_url(request, settings.trusted_gateways, settings.public_url)
-        page = f"{site}/bookings" if feed.scope == "user" else ""
-        versions = [(booking.id, booking.version, booking.user, booking.project) for booking in bookings]
-        known = repr((installed_version(), sources.site_name, title, page, versions))
-        tag = f'"{hashlib.sha256(known.encode()).hexdigest()[:32]}"'
-        headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
-        if not_modified(request, tag):
-            return Response(status_code=304, headers=headers)
-        text = ical(bookings, sources.site_name, f"{title} on {sources.site_name}", page)
-        return Response(text, media_type="text/calendar; charset=utf-8", headers=headers)
+        return _ical_response(request, sources, bookings, title, own=feed.scope == "user")
+
+
+def _visible(bookings: Sequence[Booking], feed: Feed, account: Account, others: OthersShown) -> Sequence[Booking]:
+    """Those of a feed as its owner sees them."""
+    if others is OthersShown.NAMES or any("admin" in membership.roles for membership in account.memberships):
+        return bookings
+    projects = {membership.project_id for membership in account.memberships}
+    return [booking if is_near(booking, feed.owner, projects) else hidden(booking, others) for booking in bookings]
+
+
+def _ical_response(
+    request: Request, sources: PortalContext, bookings: Sequence[Booking], title: str, own: bool
+) -> Response:
+    """The feed, or 304. `own`: it has the bookings of its owner, and links to their page."""
+    settings = sources.settings
+    page = f"{public_url(request, settings.trusted_gateways, settings.public_url)}/bookings" if own else ""
+    versions = [(booking.id, booking.version, booking.user, booking.project) for booking in bookings]
+    known = repr((installed_version(), sources.site_name, title, page, versions))
+    tag = f'"{hashlib.sha256(known.encode()).hexdigest()[:32]}"'
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
+    if not_modified(request, tag):
+        return Response(status_code=304, headers=headers)
+    text = ical(bookings, sources.site_name, f"{title} on {sources.site_name}", page)
+    return Response(text, media_type="text/calendar; charset=utf-8", headers=headers)
 
 
 def _ical_responses() -> dict[int | str, dict[str, Any]]:
@@ -217,7 +225,7 @@ def feed_bookings(ledger: Ledger, feed: Feed, now: datetime) -> list[Booking]:
     return sorted(found, key=lambda booking: (booking.ask.start, booking.id))
 
 
-def ical(bookings: list[Booking], site: str, title: str, page: str = "") -> bytes:
+def ical(bookings: Sequence[Booking], site: str, title: str, page: str = "") -> bytes:
     """The same bytes for the same bookings, whenever it is asked. `page`: where their owner sees to them; with it come
     reminders of start and end."""
     calendar = Calendar()

@@ -24,7 +24,7 @@ from gpuyard.runners.controllers.runner_intake import JobIntake
 from gpuyard.runners.controllers.runner_recovery import Recovery
 from gpuyard.runners.controllers.runner_site import RunnerSite, random_letters
 from gpuyard.runners.controllers.runners import A_JOB, RunnerController, RunnerPorts
-from gpuyard.runners.controllers.set_listener import SetListener
+from gpuyard.runners.controllers.set_listener import SetListener, SetPlace, SetPlan
 from gpuyard.runners.controllers.slot_kinds import open_slot_kinds
 from gpuyard.runners.github.client import GitHubClient
 from gpuyard.runners.github.scale_sets import ScaleSetClient
@@ -112,13 +112,13 @@ class Runners:
         scope = self.site.set_scope(label)
         enrolment = self.site.enrolment(scope)
         assert enrolment is not None  # the site file was checked
-        return SetListener(
-            scope, label, enrolment.runner_group, enrolment.url, self.doors.sets[scope],
-            self.doors.store, self.keeper.book,
+        place = SetPlace(scope, label, enrolment.runner_group, enrolment.url)
+        plan = SetPlan(
             capacity=lambda: self.keeper.plan.capacity.get(label, 0),
+            may=lambda: self.keeper.has_turn and self.keeper.planned,
             known=lambda number: self.keeper.set_ids.__setitem__((scope, label), number),
-            now=self._now, may=lambda: self.keeper.has_turn and self.keeper.planned,
-        )  # fmt: skip
+        )
+        return SetListener(place, self.doors.sets[scope], self.doors.store, self.keeper.book, plan, self._now)
 
     def loops(self) -> list[Loop]:
         """To be registered with a driver, before it starts."""

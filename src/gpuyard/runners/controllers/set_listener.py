@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from time import monotonic
 
@@ -26,30 +26,47 @@ APART = 1.0
 """Seconds from the beginning of a poll that was broken off to the next one: what a set can have may go to and fro."""
 
 
+@dataclass(frozen=True)
+class SetPlace:
+    """Where a scale set is at GitHub."""
+
+    scope: str
+    """Its enrolment."""
+    label: str
+    group: str
+    """Of runners, by name."""
+    url: str
+    """Of GitHub, for the ids and links of jobs."""
+
+
+@dataclass(frozen=True)
+class SetPlan:
+    """What the controller of runners says of a scale set, and is told of it."""
+
+    capacity: Callable[[], int]
+    """Jobs that the set can have now."""
+    may: Callable[[], bool]
+    """Whether this process keeps the runners."""
+    known: Callable[[int], None]
+    """Told GitHub's number of the set."""
+
+
 class SetListener:
     """Of one scale set. `run` in a loop; `capacity_changed` and `stop` from any thread."""
 
     def __init__(
         self,
-        scope: str,
-        label: str,
-        group: str,
-        url: str,
+        place: SetPlace,
         client: ScaleSetClient,
         store: RunnerStore,
         book: JobRepository,
-        capacity: Callable[[], int],
-        known: Callable[[int], None],
+        plan: SetPlan,
         now: Callable[[], datetime],
-        may: Callable[[], bool],
         steady: Callable[[], float] = monotonic,
     ) -> None:
-        """`url` of GitHub, for the ids and links of jobs. `capacity`: jobs that the set can have now. `known` is told
-        GitHub's number of the set. `may`: whether this process keeps the runners. `steady`: seconds that only go
-        forward."""
-        self._scope, self._label, self._group, self._url = scope, label, group, url
+        """`steady`: seconds that only go forward."""
+        self._place, self._plan, self._now = place, plan, now
         self._client, self._store, self._book = client, store, book
-        self._capacity, self._known, self._now, self._may = capacity, known, now, may
         self._session: SetSession | None = None
         self._set: RunnerSet | None = None
         self._stopped = False
@@ -60,7 +77,7 @@ class SetListener:
 
     def run(self) -> float | None:
         """Open a session, or one poll, of up to a minute, and what follows from it. Raises GitHubError."""
-        if self._stopped or not self._may():
+        if self._stopped or not self._plan.may():
             return None if self._stopped else 1.0
         began = self._steady()
         try:
@@ -89,7 +106,7 @@ class SetListener:
             try:
                 numbers = self._client.set_of(self._set.id).statistics
             except GitHubError as error:  # of the session nothing is lost
-                LOG.warning("scale set %s: its numbers of jobs are not known: %s", self._label, error)
+                LOG.warning("scale set %s: its numbers of jobs are not known: %s", self._place.label, error)
             else:
                 new = replace(new, assigned=numbers.assigned, waiting=numbers.available)
         if (new.assigned, new.waiting) == (state.assigned, state.waiting):
@@ -101,14 +118,14 @@ class SetListener:
         """Break off a poll that went out with a capacity by which GitHub would now give too little or too much: it
         would be held for up to 50 s."""
         with self._lock:
-            now, session = max(0, self._capacity()), self._session
+            now, session = max(0, self._plan.capacity()), self._session
             if session is not None and (now < self._said or (now > self._said and self._full)):
                 session.interrupt()
 
     def _say(self, state: ScaleSetState) -> int:
         """The capacity for the next poll. Under the lock, so that no change after it is missed."""
         with self._lock:
-            self._said = max(0, self._capacity())
+            self._said = max(0, self._plan.capacity())
             self._full = self._said <= state.assigned
             return self._said
 
@@ -125,11 +142,11 @@ class SetListener:
         try:
             session.close()
         except GitHubError as error:
-            LOG.info("scale set %s: its session stays open at GitHub: %s", self._label, error)
+            LOG.info("scale set %s: its session stays open at GitHub: %s", self._place.label, error)
 
     def _open(self) -> SetSession:
-        self._set = self._client.ensure(self._label, self._group)
-        self._known(self._set.id)
+        self._set = self._client.ensure(self._place.label, self._place.group)
+        self._plan.known(self._set.id)
         session = self._begin(self._set.id)
         # From the first message that is not acknowledged: whether numbers go on in another session is not documented,
         # and what is written down already changes nothing.
@@ -143,7 +160,7 @@ class SetListener:
 
     def _begin(self, number: int) -> SetSession:
         """A scale set has one session at a time. One that a killed process has left open would last for minutes."""
-        key, owner = f"session/{self._scope}/{self._label}", f"gpuyard-{socket.gethostname()}"[:60]
+        key, owner = f"session/{self._place.scope}/{self._place.label}", f"gpuyard-{socket.gethostname()}"[:60]
         try:
             session = self._client.open(number, owner)
         except GitHubError as error:
@@ -160,7 +177,7 @@ class SetListener:
         anywhere in between the message comes again."""
         assert self._set is not None
         numbers = message.statistics
-        updates = job_updates(message, self._set, self._scope, self._url)
+        updates = job_updates(message, self._set, self._place.scope, self._place.url)
         done = replace(
             state, last_message=message.id, assigned=numbers.assigned, waiting=numbers.available, seen=self._now(),
             error="",
@@ -174,9 +191,9 @@ class SetListener:
 
     def _state(self) -> ScaleSetState:
         for state in self._store.scale_sets():
-            if (state.scope, state.name) == (self._scope, self._label):
+            if (state.scope, state.name) == (self._place.scope, self._place.label):
                 return state
-        return ScaleSetState(self._scope, self._label)
+        return ScaleSetState(self._place.scope, self._place.label)
 
     def _lost(self, error: GitHubError) -> None:
         """Begin anew the next time."""
@@ -186,4 +203,4 @@ class SetListener:
             try:
                 session.close()
             except GitHubError:
-                LOG.debug("scale set %s: its session could not be ended", self._label)
+                LOG.debug("scale set %s: its session could not be ended", self._place.label)

@@ -156,15 +156,7 @@ def install(app: FastAPI, runners: RunnerSources, now: Callable[[], datetime], o
     @app.get("/v1/queue", tags=["runners"], responses=documented(401, 422, 503))
     def queue(request: Request, wanted: Annotated[QueueFilter, Query()]) -> QueueDocument:
         """Jobs that wait, in the order of their turns: position, reason, and when they start at the latest."""
-        board, seen = runners.overview.latest(), sight(request)
-        if board is None:
-            raise no_data_yet()
-        jobs = {job.id: job for job in board.jobs}
-        both = [(jobs[place.job], place) for place in board.queue if place.job in jobs]
-        shown = [(job, seen.place(one, place)) for one, place in both if (job := seen.job(one)) is not None]
-        end = wanted.skip + wanted.limit
-        rows = [job_row(job, place) for job, place in shown[wanted.skip : end]]
-        return QueueDocument(taken_at=board.taken_at, jobs=rows, more=max(0, len(shown) - end))
+        return _queue_document(runners, sight(request), wanted)
 
     @app.get("/v1/jobs", tags=["runners"], responses=documented(401, 422))
     def list_jobs(request: Request, wanted: Annotated[JobFilter, Query()]) -> JobList:
@@ -196,43 +188,61 @@ def install(app: FastAPI, runners: RunnerSources, now: Callable[[], datetime], o
     @app.get("/v1/jobs/{id:path}", tags=["runners"], responses=documented(401, 404))
     def get_job(request: Request, id: JobId) -> JobDocument:
         """A job, its runners, and what happened to it."""
-        seen = sight(request)
-        found, known = require_job(runners, id, seen), seen.known
-        made = seen.runners(runners.store.runners_of(id), runners.store.repositories_of)
-        place = places_of(runners.overview.latest()).get(id)
-        return JobDocument(
-            **job_row(found, place).model_dump(),
-            runners=[runner_row(one, known) for one in made],
-            events=[
-                EventRow(at=one.at, runner=one.runner, text=one.text) for one in timeline(runners, id, made, known)
-            ],
-        )
+        return _job_document(runners, sight(request), id)
 
     @app.get("/v1/runners", tags=["runners"], responses=documented(401, 422))
     def list_runners(request: Request, wanted: Annotated[RunnerFilter, Query()]) -> RunnerList:
         """Runners that there are, the scale sets that are listened to, and what is wrong."""
-        visitor, board, seen = find_visitor(request), runners.overview.latest(), sight(request)
-        admin, known = visitor is not None and visitor.person.admin, seen.known
-        over = runners.store.runners(over=True, limit=wanted.ended) if wanted.ended else []
-        return RunnerList(
-            taken_at=board.taken_at if board else None,
-            runners=[
-                runner_row(runner, known)
-                for runner in seen.runners([*runners.store.runners(), *over], runners.store.repositories_of)
-            ],
-            sets=[
-                SetRow(
-                    name=scale_set.name,
-                    enrolment=seen.enrolment(runners.site, scale_set.scope),
-                    assigned=scale_set.assigned,
-                    waiting=scale_set.waiting,
-                    seen=scale_set.seen,
-                    error=scale_set.error if admin else "",
-                )
-                for scale_set in runners.store.scale_sets()
-            ],
-            errors=troubles(board) if admin else [],
+        visitor = find_visitor(request)
+        return _runner_list(runners, sight(request), wanted.ended, visitor is not None and visitor.person.admin)
+
+
+def _queue_document(runners: RunnerSources, seen: RunnerVisibility, wanted: QueueFilter) -> QueueDocument:
+    overview = runners.overview.latest()
+    if overview is None:
+        raise no_data_yet()
+    jobs = {job.id: job for job in overview.jobs}
+    both = [(jobs[place.job], place) for place in overview.queue if place.job in jobs]
+    shown = [(job, seen.place(hidden, place)) for hidden, place in both if (job := seen.job(hidden)) is not None]
+    end = wanted.skip + wanted.limit
+    rows = [job_row(job, place) for job, place in shown[wanted.skip : end]]
+    return QueueDocument(taken_at=overview.taken_at, jobs=rows, more=max(0, len(shown) - end))
+
+
+def _job_document(runners: RunnerSources, seen: RunnerVisibility, id: str) -> JobDocument:
+    job, known = require_job(runners, id, seen), seen.known
+    made = seen.runners(runners.store.runners_of(id), runners.store.repositories_of)
+    place = places_of(runners.overview.latest()).get(id)
+    events = [
+        EventRow(at=event.at, runner=event.runner, text=event.text) for event in timeline(runners, id, made, known)
+    ]
+    return JobDocument(
+        **job_row(job, place).model_dump(), runners=[runner_row(runner, known) for runner in made], events=events
+    )
+
+
+def _runner_list(runners: RunnerSources, seen: RunnerVisibility, ended: int, admin: bool) -> RunnerList:
+    overview, store = runners.overview.latest(), runners.store
+    over = store.runners(over=True, limit=ended) if ended else []
+    sets = [
+        SetRow(
+            name=scale_set.name,
+            enrolment=seen.enrolment(runners.site, scale_set.scope),
+            assigned=scale_set.assigned,
+            waiting=scale_set.waiting,
+            seen=scale_set.seen,
+            error=scale_set.error if admin else "",
         )
+        for scale_set in store.scale_sets()
+    ]
+    return RunnerList(
+        taken_at=overview.taken_at if overview else None,
+        runners=[
+            runner_row(runner, seen.known) for runner in seen.runners([*store.runners(), *over], store.repositories_of)
+        ],
+        sets=sets,
+        errors=troubles(overview) if admin else [],
+    )
 
 
 def job_row(job: Job, place: QueuePlace | None) -> JobRow:

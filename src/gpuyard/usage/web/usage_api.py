@@ -12,8 +12,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gpuyard.model.rights import Verb, may
 from gpuyard.usage.accounts import UseAccount, UseKind, use_of
+from gpuyard.usage.budgets import BudgetStatus
 from gpuyard.usage.controllers.accounting import AccountingService
-from gpuyard.usage.controllers.usage import UsageQuery, names, usage
+from gpuyard.usage.controllers.usage import UsageQuery, UsageReport, names, usage
 from gpuyard.usage.reckoning import clipped, laid_out
 from gpuyard.usage.records import Interval
 from gpuyard.usage.store.sums import TooManySumsError
@@ -178,19 +179,7 @@ def install(app: FastAPI, service: AccountingService, others: OthersShown) -> No
         except TooManySumsError:
             raise _too_many(MOST_SUMS) from None
         _bounded(len(report.lines))
-        return UsageDocument(
-            start=start,
-            end=end,
-            until=report.until,
-            timezone=service.clock.zone.key,
-            currency=service.rules.currency,
-            charge=service.rules.charge,
-            total=UsageTotal.model_validate(_amounts(report.total)),
-            lines=[
-                UsageLine.model_validate({**dict(zip(query.by, line.key, strict=True)), **_amounts(line)})
-                for line in report.lines
-            ],
-        )
+        return _usage_document(service, query, report)
 
     @app.get("/v1/usage/intervals", tags=[TAG], responses=responses(headers=False))
     def list_intervals(who: Who, wanted: Annotated[DayFilter, Query()]) -> IntervalDocument:
@@ -217,22 +206,37 @@ def install(app: FastAPI, service: AccountingService, others: OthersShown) -> No
         ]
         wanted = service.projects() if may(who.person, Verb.SEE_ACCOUNTS) else sorted(mine, key=lambda one: one[1])
         found = [status for id, name in wanted if (status := service.status(id, name)) is not None]
-        return BudgetDocument(
-            lines=[
-                BudgetLine(
-                    project=one.project,
-                    start=one.start,
-                    end=one.end,
-                    limit=round(one.limit),
-                    carried=round(one.carried),
-                    used=round(one.used),
-                    booked=round(one.ahead),
-                    left=round(one.left),
-                    percent=round(one.percent, 1),
-                )
-                for one in found
-            ]
-        )
+        return BudgetDocument(lines=[*map(_budget_line, found)])
+
+
+def _usage_document(service: AccountingService, query: UsageQuery, report: UsageReport) -> UsageDocument:
+    return UsageDocument(
+        start=query.first,
+        end=query.end,
+        until=report.until,
+        timezone=service.clock.zone.key,
+        currency=service.rules.currency,
+        charge=service.rules.charge,
+        total=UsageTotal.model_validate(_amounts(report.total)),
+        lines=[
+            UsageLine.model_validate({**dict(zip(query.by, line.key, strict=True)), **_amounts(line)})
+            for line in report.lines
+        ],
+    )
+
+
+def _budget_line(status: BudgetStatus) -> BudgetLine:
+    return BudgetLine(
+        project=status.project,
+        start=status.start,
+        end=status.end,
+        limit=round(status.limit),
+        carried=round(status.carried),
+        used=round(status.used),
+        booked=round(status.ahead),
+        left=round(status.left),
+        percent=round(status.percent, 1),
+    )
 
 
 def _amounts(one: UseAccount) -> dict[str, int | str]:
