@@ -25,6 +25,7 @@ from gpuyard.images.packages import bill_of_materials, installed_packages
 from gpuyard.images.planner import BuildPlan, Folders
 from gpuyard.images.programs import need_programs, run, run_logged
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
+from gpuyard.runtime.config_files import replace_file
 
 DIB = "disk-image-create"
 PROGRAMS = {DIB: "", "sudo": "sudo", "debootstrap": "debootstrap", "losetup": "mount", **disks.PROGRAMS}
@@ -74,7 +75,7 @@ def build_image(
             manifest = _describe(plan, tree, raw, image, seconds)
         finally:
             raw.unlink()
-        _write(done, manifest.text().encode())
+        replace_file(done, manifest.text().encode())
         tree.unlink()
     return manifest
 
@@ -144,7 +145,7 @@ def _describe(plan: BuildPlan, tree: Path, raw: Path, image: Path, seconds: dict
     if not packages:
         raise GpuyardError(f"{tree}: no package is installed in it, which cannot be; delete it and build again")
     bill = image.with_suffix(".cdx.json")
-    _write(bill, to_json(bill_of_materials(packages, plan.name, base.distribution, base.release, made)))
+    replace_file(bill, to_json(bill_of_materials(packages, plan.name, base.distribution, base.release, made)))
     return Manifest(
         format=FORMAT,
         name=str(plan.name),
@@ -173,12 +174,6 @@ def digest_of(path: Path) -> str:
         while part := file.read(CHUNK):
             whole.update(part)
     return whole.hexdigest()
-
-
-def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(content)
-    part.rename(path)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from gpuyard.model.errors import GpuyardError, UsageError
+from gpuyard.runtime.config_files import replace_file
 
 Entries = Mapping[str, Mapping[str, Any]]
 
@@ -29,18 +29,10 @@ def write_clouds(path: Path, entries: Entries, like: Path | None = None) -> None
     text = io.StringIO()
     path = path.resolve()  # a link stays a link
     YAML().dump(document, text)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.unlink(missing_ok=True)
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(text.getvalue())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        replace_file(path, text.getvalue().encode(), mode=0o600)
     except OSError as error:
         raise GpuyardError(f"{path} cannot be written: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _document(path: Path) -> Any:
