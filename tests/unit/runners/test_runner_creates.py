@@ -16,6 +16,7 @@ from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.openstack.servers import NovaServers, ServerError, ServerProblem, ServerWish
 from gpuyard.runners.controllers import runner_executor as runner_hands
 from gpuyard.runners.records import Cause
+from gpuyard_lab.github.faults import FaultRates
 from gpuyard_lab.github.records import JobOrder
 from tests.support.simulated_runners import SimulatedRunners, cirun_repository, hook
 from tests.unit.openstack.test_whose_images import Cloud
@@ -35,6 +36,19 @@ def with_job(folder: Path) -> tuple[SimulatedRunners, int]:
     hook(world)
     (job,) = world.github.forge.push("demo/science", [JobOrder(("cirun-gpu",), 60)]).jobs
     return world, job
+
+
+def test_a_name_that_github_has_already_costs_a_job_nothing(tmp_path: Path) -> None:
+    """It waited for 30 s, as after a failure of its own, while its GPU was free."""
+    world, _ = with_job(tmp_path)
+    faults = world.github.forge.faults
+    faults.rates = FaultRates(conflict=1.0)
+    world.until(lambda: "conflict" in faults.counts(), seconds=1)
+    faults.rates, began = FaultRates(), world.clock()
+    world.until(lambda: len(world.nova.posts) == 1, seconds=1)
+    assert (world.clock() - began).total_seconds() <= 5
+    (ours,) = world.store.jobs()
+    assert (ours.tries, ours.not_before) == (0, None)
 
 
 def refusing(world: SimulatedRunners) -> None:

@@ -468,7 +468,10 @@ class RunnerController:
         self.book.change(runner.for_job, again)
 
     def _github_limited(self, scope: str, error: GitHubError) -> None:
-        if error.kind in (GitHubTrouble.LIMITED, GitHubTrouble.UNAUTHORIZED, GitHubTrouble.RETRY):
+        # A conflict is a runner's name that GitHub has already, from an answer that was lost: the next has another one.
+        if error.kind in (
+            GitHubTrouble.LIMITED, GitHubTrouble.UNAUTHORIZED, GitHubTrouble.RETRY, GitHubTrouble.CONFLICT,
+        ):  # fmt: skip
             self._pauses.github_failed(scope, str(error), error.retry_at)
 
     def _blocked(self, choice: ServerChoice) -> str:
