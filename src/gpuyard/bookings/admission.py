@@ -1,7 +1,10 @@
-"""May this be booked? The one answer for people, admins and CI: yes with the lanes, or no with reasons and what else.
+"""Decides whether something can be booked: yes with lanes, or no with every reason and alternatives.
 
-The lanes of a pool and a timetable of what is on them go in. Nothing here looks at a clock, and the only thing that may
-read a database is `Pool.movable`, which whoever asks brings along.
+People, admins and CI get this one answer. It is made from the lanes of a pool and a timetable of what is on them, in
+this order: an ask that is malformed is refused, whatever an override says; then every broken rule is collected, which
+an override sets aside; then free lanes are looked for, and if there are none, lanes that become free when bookings that
+have not begun change theirs. No override gives a GPU twice. Nothing here reads a clock, and the only thing that may
+read a database is `PoolLanes.movable`, which the caller brings.
 """
 
 from __future__ import annotations
@@ -42,13 +45,13 @@ class Movable:
 
 
 def nobody(start: int, end: int) -> Sequence[Movable]:
-    """No booking may move."""
+    """Return no bookings: none may move."""
     return ()
 
 
 @dataclass(frozen=True)
 class PoolLanes:
-    """A pool as admission sees it."""
+    """The lanes and the timetable of one pool, as admission needs them."""
 
     lanes: Sequence[Lane]
     timetable: Timetable
@@ -57,11 +60,13 @@ class PoolLanes:
     troubled: Mapping[int, int] = field(default_factory=dict)
     """Lane -> until when (seconds) it is expected to be in trouble."""
     known_well: Sequence[Lane] | None = None
-    """`well`, for whoever has it already: with ten thousand lanes finding it takes longer than all the rest."""
+    """The value of `well` for a caller that has it already: with ten thousand lanes finding it takes longer than all
+    the rest."""
     avoid: frozenset[int] = frozenset()
-    """Lanes that whoever asks cannot have, while others can: he has as many bookings there as he may have."""
+    """Lanes that the person asking cannot have, while others can: they have as many bookings there as the rules
+    allow."""
     cost: Mapping[int, int] = field(default_factory=dict)
-    """What is lost when a lane is taken; nothing for one that is not named. The cheapest are taken."""
+    """Lane -> what is lost when it is taken; nothing for one that is not named. The cheapest are taken."""
 
     @cached_property
     def well(self) -> Sequence[Lane]:
@@ -94,10 +99,11 @@ def admit(
     keep: Sequence[int] = (),
     stay: bool = False,
 ) -> Answer:
-    """The answer. `keep`: lanes to take again when they are free, for a booking that changes and as its owner knows it;
-    with `stay` it must be these, because servers are on them.
+    """Return lanes for an ask, or every reason against it and what else would be possible.
 
-    `override` sets the rules aside, and only them: a GPU is never given twice.
+    `keep`: lanes to take again when they are free, for a booking that changes and as its owner knows it; with `stay` it
+    must be these, because servers are on them. `override` sets the rules aside, and only them: a GPU is never given
+    twice.
     """
     wrong = malformed(ask, now, facts.started)
     if wrong:
@@ -125,7 +131,7 @@ Placed = tuple[tuple[int, ...], Mapping[str, tuple[int, ...]]]
 
 
 def place(ask: Ask, pool: PoolLanes, keep: Sequence[int] = (), stay: bool = False) -> Placed | Reason:
-    """Lanes for it, whatever the rules say, or why there are none."""
+    """Return lanes for an ask, whatever the rules say, or the reason why there are none."""
     if stay and keep:
         return _stay(ask, pool, keep)
     suitable = _allowed(ask, pool)
@@ -136,7 +142,7 @@ def place(ask: Ask, pool: PoolLanes, keep: Sequence[int] = (), stay: bool = Fals
 
 
 def find_place(ask: Ask, pool: PoolLanes, keep: Sequence[int] = ()) -> Placed | None:
-    """As `place`, for whoever does not ask why not."""
+    """Return lanes as `place` does, or None, for callers that need no reason."""
     suitable = _allowed(ask, pool)
     return None if isinstance(suitable, Reason) else _find(ask, suitable, pool, keep)
 
@@ -189,7 +195,7 @@ def _stay(ask: Ask, pool: PoolLanes, keep: Sequence[int]) -> Placed | Reason:
 
 
 def nearest(ask: Ask, pool: PoolLanes, rules: Rules, now: datetime) -> Iterable[Alternative]:
-    """Other times and numbers that are possible in the same pool."""
+    """Yield other times and numbers that are possible in the same pool."""
     start, length = seconds(ask.start), seconds(ask.end) - seconds(ask.start)
     once_well = max([start, *(until for until in pool.troubled.values() if until < FOREVER_SECONDS)])
     suitable = _allowed(replace(ask, start=moment(once_well)), pool)
@@ -379,7 +385,7 @@ def _place_all(wanted: Sequence[Movable], pool: PoolLanes) -> dict[str, tuple[in
 
 
 def taken_by(booking: Movable) -> list[Taken]:
-    """What it has on the timetable."""
+    """Return the intervals that a booking has on the timetable."""
     return [(lane, seconds(booking.ask.start), seconds(booking.ask.end)) for lane in booking.lanes]
 
 

@@ -1,4 +1,4 @@
-"""How long answers to wishes for bookings took, since the process began, for metrics."""
+"""Measures how long answers to requests for bookings took since the process began, for metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuyard.model.errors import ForbiddenError
 
 
 class Admissions:
-    """Safe to use from several threads."""
+    """Durations of the ledger's answers, by outcome. Safe to use from several threads."""
 
     def __init__(self, steady: Callable[[], float] = monotonic) -> None:
         """`steady`: seconds by a clock that only goes forward."""
@@ -21,7 +21,7 @@ class Admissions:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """One answer: taken (booked, on the waitlist, or asked of an admin), if nothing is raised."""
+        """Measure one answer: taken (booked, on the waitlist, or waiting for approval) if nothing is raised."""
         began, outcome = self._steady(), "failed"
         try:
             yield
@@ -33,5 +33,5 @@ class Admissions:
             self._seconds[outcome].add(self._steady() - began)
 
     def seconds(self) -> Mapping[str, Durations]:
-        """By outcome: ``taken``, ``refused``; ``failed``: neither, as when the database is away."""
+        """Return durations by outcome: ``taken``, ``refused``; ``failed``: neither, as when the database is away."""
         return self._seconds

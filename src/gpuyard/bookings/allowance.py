@@ -1,4 +1,4 @@
-"""What a project may still book, said by whoever counts what it has used. Plain data; the ledger only asks."""
+"""The budget that the ledger asks before it books: an interface whose implementation counts what a project has used."""
 
 from __future__ import annotations
 

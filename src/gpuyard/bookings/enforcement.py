@@ -1,8 +1,13 @@
-"""What OpenStack must be told so that a GPU is for those who have booked it, now and in the next minutes. Pure.
+"""Plans the limits and holds that keep each GPU for those who have booked it, now and in the next minutes. Pure.
 
 Two means. A project's limit in Keystone says how many GPUs of a pool it may have, and Nova refuses the next one. A GPU
 whose provider is reserved in Placement is given to nobody: a hold. Limits do not know GPUs, and holds do not know
 projects; docs/adr/0014 says how one is made of both.
+
+The order of a plan is its safety: new holds are written down and placed, limits that must fall are lowered, then others
+are raised, and holds come off last. A GPU that is released for one project alone waits longer: until the limits of all
+others have been read back as down for SETTLE, and no earlier create is under way. In another order somebody else's
+server could land on it.
 
 A GPU that is used once is reserved by Nova after each use. When it is clean again it is released here, or becomes a
 hold of ours where somebody has booked it: it is never anybody's between the two.
@@ -29,13 +34,13 @@ SETTLE = timedelta(seconds=5)
 of servers by then, where it is waited for. One that Nova takes longer to list is refused by its conductor, so this is
 for the owner not to meet it there."""
 LATE = timedelta(seconds=1)
-"""When to look again for servers that Nova has on their way. Also how much later than now something may be that was
+"""When to observe servers again that Nova has on their way. Also how much later than now something may be that was
 written down before: more, and the clock has gone back."""
 
 
 @dataclass(frozen=True)
 class Remember:
-    """Write a word of the pool's memory into the store."""
+    """Write one value of the pool's memory into the store."""
 
     pool: str
     word: str
@@ -64,7 +69,7 @@ class PlaceHold:
 
 @dataclass(frozen=True)
 class ReleaseHold:
-    """Undo PlaceHold."""
+    """Release a provider that is reserved in Placement."""
 
     pool: str
     provider: str
@@ -104,14 +109,14 @@ class SeenProvider:
 
 @dataclass(frozen=True)
 class Controls:
-    """What enforcement turns in a pool, as it is now."""
+    """The limits and holds of a pool as they are now, which enforcement changes."""
 
     resources: tuple[str, ...]
     """Limits that count its GPUs, as Keystone names them: ``class:CUSTOM_GPU_V100_COUNT``."""
     limits: Mapping[tuple[str, str], int]
     """(project, resource) -> its own limit; without one it has none of these GPUs."""
     providers: Mapping[str, SeenProvider]
-    """Those that were looked at closely: at least the `unclear` ones."""
+    """Those that were read one by one: at least the `unclear` ones."""
     one_time_use: bool = False
 
 
@@ -119,21 +124,21 @@ class Controls:
 class PoolPlan:
     steps: tuple[EnforcementStep, ...] = ()
     waits: tuple[str, ...] = ()
-    """What could not be done yet, and what it waits for."""
+    """Work that could not be done yet, each with the reason why it waits."""
     kept: Mapping[int, str] = field(default_factory=dict)
     """Lanes that are to be held, each with why."""
     ready: frozenset[str] = frozenset()
     """Active bookings whose owner can start a server once the steps are done."""
     usable: frozenset[str] = frozenset()
-    """Those of them whose GPUs are released now: all but who has had a window that is over."""
+    """Those of `ready` whose GPUs are released now: all but bookings whose window is over."""
     again: datetime | None = None
-    """When to look again, where that is known to help."""
+    """When to observe and plan again, where that is known to help."""
     blocked: str = ""
     """Why trusted projects get nothing new at the moment; empty when they do."""
 
 
 def plan_pool(view: PoolView, controls: Controls, now: datetime) -> PoolPlan:
-    """What to do next. Carry it out, look again, and ask again until there are no steps."""
+    """Plan what to do next. Carry it out, observe again, and plan again until there are no steps."""
     if view.memory.lowered is not None and view.memory.lowered > now + LATE:  # the clock has gone back since
         view = replace(view, memory=replace(view.memory, lowered=None))
     closing = view.closing(now)
@@ -230,12 +235,13 @@ def _has(controls: Controls, step: SetLimit) -> float:
 def limit_targets(
     view: PoolView, controls: Controls, closing: Iterable[Booking], opened: frozenset[str]
 ) -> dict[str, int]:
-    """Project -> how many GPUs of the pool it may have at once.
+    """Return project -> how many GPUs of the pool it may have at once.
 
     As many as its bookings let in, and those of servers without a booking that it has already as long as a booking of
     its own still waits for a server: else they would use that one's place up. While a release is on or about to be,
-    nobody else gets anything new, not even in place of a server that is deleted: that could land on what is released.
-    A trusted project has its number all the time but then: whoever takes a lease need not wait for a look at the pool.
+    nobody else gets anything new, not even in place of a server that is deleted: that could land on what is released. A
+    trusted project has its number all the time but then: it can take a lease without waiting for an observation of the
+    pool.
     """
     closing = list(closing)
     projects = (
@@ -334,7 +340,7 @@ def _remember_windows(view: PoolView, opened: frozenset[str], now: datetime) -> 
 
 
 def kept_lanes(view: PoolView, now: datetime, opened: frozenset[str]) -> dict[int, str]:
-    """Lanes that nobody is to get, each with why."""
+    """Return lanes that nobody is to get, each with why."""
     kept: dict[int, str] = {}
     released: set[int] = set()
     for booking in view.bookings:
@@ -411,8 +417,8 @@ def _loans(view: PoolView) -> list[Booking]:
 
 
 def plan_kept_back(view: PoolView, controls: Controls) -> tuple[EnforcementStep, ...]:
-    """Only the holds of lanes that are kept back: they need not wait for the rest of a plan. What it finds held, it
-    leaves."""
+    """Plan only the holds of lanes that are kept back: they need not wait for the rest of a plan. Providers that are
+    held already stay as they are."""
     kept = {lane: why for lane, why in _out_of_use(view, view.memory.opened).items() if lane in view.providers}
     holding, _ = _hold_steps(view, controls, kept)
     held = dict(view.memory.holds) | {step.provider: step.generation + 1 for step in holding}
@@ -437,7 +443,7 @@ def _guarded(view: PoolView, now: datetime) -> Iterable[tuple[int, str]]:
 
 
 def unclear(view: PoolView, now: datetime) -> set[str]:
-    """Providers that must be looked at closely before a plan is made: those that may be held or released next."""
+    """Return providers that must be read one by one before a plan is made: those that may be held or released next."""
 
     def names(lanes: Iterable[int]) -> set[str]:
         return {name for lane in lanes for name in view.providers.get(lane, ())}
@@ -524,5 +530,5 @@ def lifted_text(leases: Iterable[str]) -> str | None:
 
 
 def holds_text(holds: Mapping[str, int]) -> str | None:
-    """As `read_memory` reads it: provider -> the generation that holding gives it."""
+    """Return the holds as text that `read_memory` reads: provider -> the generation that holding gives it."""
     return " ".join(f"{name}={number}" for name, number in sorted(holds.items())) or None

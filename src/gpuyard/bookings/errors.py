@@ -1,4 +1,4 @@
-"""Why the ledger says no."""
+"""The errors with which the ledger refuses a request or a change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpuyard.model.errors import BlockedError
 
 
 class RefusedError(BlockedError):
-    """The answer is no; it says why, and what would be possible."""
+    """The answer is no, with reasons and what would be possible."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__("; ".join(reason.text for reason in answer.reasons))
@@ -15,7 +15,7 @@ class RefusedError(BlockedError):
 
 
 class StaleError(BlockedError):
-    """Somebody else has changed the booking since it was read; `current` is what it is now."""
+    """Another person or process has changed the booking since it was read; `current` is what it is now."""
 
     def __init__(self, message: str, current: Booking) -> None:
         super().__init__(message)

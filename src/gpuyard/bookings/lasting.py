@@ -1,9 +1,9 @@
-"""How long servers that are started now could keep their GPUs: on a booking of their project until its end, else until
-bookings need so many GPUs that they would have to go. Pure.
+"""Forecasts how long servers that are started now could keep their GPUs. Pure.
 
-Whoever goes then is the newest server without a booking on a slot of the same size (shortage.py), so each server that
-is started now goes before those that are there. Where slots differ, or somebody has booked a certain GPU, Nova may put
-the server on the worst of them: that is what is told.
+A server on a booking of its project keeps them until that booking's end; any other until bookings need so many GPUs
+that it would have to go. The newest server without a booking on a slot of the same size goes first (shortage.py), so
+each server that is started now goes before those that are there. Where slots differ, or somebody has booked a certain
+GPU, Nova may put the server on the worst of them: that worst case is what is told.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AHEAD = timedelta(days=31)
 
 @dataclass(frozen=True)
 class Span:
-    """Some of the servers, and until when."""
+    """A number of the servers, and until when they keep their GPUs."""
 
     servers: int
     until: datetime | None
@@ -32,11 +32,11 @@ class Span:
 
 @dataclass(frozen=True)
 class PoolAhead:
-    """A pool, and who has which of it from now on."""
+    """A pool with its lanes, bookings and servers from now on."""
 
     lanes: Sequence[Lane]
     bookings: Sequence[Booking]
-    """Of every kind, those that take lanes now or begin within AHEAD."""
+    """Bookings, leases, holds and loans that take lanes now or begin within AHEAD."""
     hold: Callable[[str], timedelta]
     """Project's name -> how long before the start of its bookings their GPUs are kept free."""
     busy: Collection[int]
@@ -46,8 +46,8 @@ class PoolAhead:
 
 
 def spans(pool: PoolAhead, project_id: str, servers: int, gpus: int, whole: bool, now: datetime) -> tuple[Span, ...]:
-    """What becomes of so many servers with so many GPUs each, those that last longest first. `whole`: each takes a
-    whole slot of its size; else each of its GPUs may be in another one."""
+    """Return until when so many servers with so many GPUs each keep them, those that last longest first. `whole`: each
+    takes a whole slot of its size; else each of its GPUs may be in another one."""
     found: list[Span] = []
     each = 1 if whole else gpus
     own = [b for b in pool.bookings if b.kind is BookingKind.BOOKING and b.state is BookingState.ACTIVE]
@@ -132,7 +132,7 @@ def _peaks(changes: Iterable[tuple[datetime, int]]) -> tuple[list[int], list[dat
 
 
 def begins_next(bookings: Iterable[Booking], project_id: str) -> Booking | None:
-    """The next booking of a project that has its GPUs and has not begun."""
+    """Return the next booking of a project that has its GPUs and has not begun."""
     soon = (
         booking
         for booking in bookings

@@ -1,5 +1,8 @@
-"""Which server uses which booking: by Keystone's ids of user and project, or for a shared one of the project; and which
-one a lease is for, by its name and project. Pure."""
+"""Matches servers with bookings and leases, by their users, projects and names. Pure.
+
+A booking is for servers of its user and project, by Keystone's ids, a shared one for any server of its project; a lease
+is for the one server with its name and project.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from gpuyard.model.booking import Booking, BookingKind, BookingState
 from gpuyard.model.world import Server
 
 LET_IN = frozenset({BookingKind.BOOKING, BookingKind.LOAN})
-"""Kinds whose owners start servers themselves, as their project's limit lets them."""
+"""Kinds whose owners start servers themselves, as far as their project's limit allows."""
 EARLY = datetime.min.replace(tzinfo=UTC)
 
 
@@ -38,7 +41,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Matches:
-    """Servers of one pool beside its bookings."""
+    """Servers of one pool, matched with its bookings."""
 
     claims: Mapping[str, tuple[int, ...]]
     """Id of a booking -> lanes that servers of its owner are on; bookings without a server are not named."""
@@ -51,13 +54,13 @@ class Matches:
 
 
 def running(bookings: Iterable[Booking]) -> list[Booking]:
-    """Bookings whose time it is, and loans, in order of their start."""
+    """Return bookings and loans that are active, in order of their start."""
     active = [b for b in bookings if b.kind in LET_IN and b.state is BookingState.ACTIVE]
     return sorted(active, key=lambda b: (b.ask.start, b.id))
 
 
 def on_now(bookings: Iterable[Booking]) -> list[Booking]:
-    """Leases whose time it is, in order of their start."""
+    """Return leases that are active, in order of their start."""
     found = [b for b in bookings if b.kind is BookingKind.RUNNER and b.state is BookingState.ACTIVE]
     return sorted(found, key=lambda b: (b.ask.start, b.id))
 

@@ -1,4 +1,8 @@
-"""The rules of the site file, applied to what somebody asks. Each broken rule is a reason of its own."""
+"""Applies the rules of the site file to what somebody asks. Each broken rule is a reason of its own. Pure.
+
+Rules are about the person, the time, the amount, and quiet hours. A booking that has begun is not asked about its start
+any more. `malformed` is what no override sets aside.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ PATIENCE = timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class Usage:
-    """What the rules need to know besides the ask."""
+    """The facts that the rules need besides the ask."""
 
     active: int = 0
     """Bookings of the user in the pool that have not ended, without the one that is asked about."""
@@ -37,15 +41,15 @@ class Usage:
     """Lane -> bookings of the user that count on it (`bookings_per_gpu`), without this one. Empty where no rule limits
     them."""
     on_named_gpu: int = 0
-    """How many of them are on the GPU that the ask names."""
+    """How many bookings of the user are on the GPU that the ask names."""
     started: bool = False
-    """The booking is active already: its start cannot be too early or too late any more."""
+    """The booking is active already: its start can no longer be too early or too late."""
     over_budget: Sequence[str] = ()
     """Why it does not fit the project's budget, in sentences."""
 
 
 def broken_rules(ask: Ask, rules: Rules, who: Person, facts: Usage, zone: str, now: datetime) -> list[Reason]:
-    """Every rule that speaks against it."""
+    """Return a reason for every rule that speaks against an ask."""
     return [
         *_who(ask, rules, who),
         *([] if facts.started else _when(ask, rules, now)),
@@ -55,7 +59,7 @@ def broken_rules(ask: Ask, rules: Rules, who: Person, facts: Usage, zone: str, n
 
 
 def bookings_per_gpu(bookings: Iterable[Booking], lanes: Sequence[Lane]) -> dict[int, int]:
-    """Lane -> how many of these bookings are on it: those that name it, and those that have begun there.
+    """Return lane -> how many of these bookings are on it: those that name it, and those that have begun there.
 
     A booking of any GPU is on none before it begins: its lanes may still change.
     """
@@ -69,18 +73,19 @@ def bookings_per_gpu(bookings: Iterable[Booking], lanes: Sequence[Lane]) -> dict
 
 
 def at_limit(facts: Usage, rules: Rules) -> frozenset[int]:
-    """Lanes on which the user has as many bookings as the rules allow."""
+    """Return lanes on which the user has as many bookings as the rules allow."""
     most = rules.most_active_per_gpu
     return frozenset(lane for lane, count in facts.per_gpu.items() if most is not None and count >= most)
 
 
 def booking_owner(booking: Booking) -> Person:
-    """With the role that books: what became of it in Keystone since is no rule's doing."""
+    """Return the owner of a booking with the role that books: no rule is broken by what became of it in Keystone
+    since."""
     return Person(booking.user_id, booking.user, booking.project_id, booking.project, frozenset({"member"}))
 
 
 def malformed(ask: Ask, now: datetime, started: bool = False) -> list[Reason]:
-    """What no override sets aside."""
+    """Return reasons that no override sets aside."""
     found = []
     if ask.gpus < 1:
         found.append(Reason("no_gpus", f"{ask.gpus} GPUs are none; book 1 or more"))
@@ -98,7 +103,7 @@ def malformed(ask: Ask, now: datetime, started: bool = False) -> list[Reason]:
 
 
 def months(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
-    """The months (UTC) that a time touches: first moment of each, and first moment after it."""
+    """Yield the months (UTC) that a time touches: first moment of each, and first moment after it."""
     month = start.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     while month < end:
         following = (month + timedelta(days=32)).replace(day=1)
@@ -177,6 +182,6 @@ def _within(minute: int, quiet: QuietHours, ends: bool) -> bool:
 
 
 def spell(moment: datetime) -> str:
-    """A moment as reasons name it: ``Thu 2026-11-26 14:00 UTC``."""
+    """Return a moment as reasons name it: ``Thu 2026-11-26 14:00 UTC``."""
     seconds = f"{moment:%H:%M:%S}" if moment.second else f"{moment:%H:%M}"
     return f"{moment:%a %Y-%m-%d} {seconds} UTC"

@@ -1,4 +1,10 @@
-"""A pool as enforcement, shortage and reclaim see it: bookings beside servers, and what follows for each. Pure."""
+"""One pool as enforcement, shortage and reclaim see it: bookings matched with servers, and what follows for each. Pure.
+
+It decides which of a booking's lanes have no server yet, whether a lane can be had (`ready`), whether a booking's GPUs
+may be released only while nobody else is let in (`exclusive`), in which window they are released, and which exclusive
+bookings take turns (`closing`). Where others wait for the pool, a window is followed by a pause as long, in which they
+have it.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +24,8 @@ SOON = (BookingState.CONFIRMED, BookingState.OFFERED)
 
 @dataclass(frozen=True)
 class Memory:
-    """What enforcement must not forget of a pool when the process dies. Kept in the store, written before the call
-    that it speaks of."""
+    """The part of enforcement's state of a pool that must survive the process. Kept in the store, written before the
+    call that it speaks of."""
 
     holds: Mapping[str, int] = field(default_factory=dict)
     """Providers that we hold -> the generation that holding gave, or was to give them."""
@@ -34,7 +40,7 @@ class Memory:
 
 
 def read_memory(values: Mapping[str, str]) -> Memory:
-    """From the words in the store. Raises ValueError when they are not ours."""
+    """Read the memory from its values in the store. Raises ValueError when they are not ours."""
     holds = (item.rpartition("=") for item in values.get("holds", "").split())
     windows = (item.rpartition("=") for item in values.get("windows", "").split())
     lowered = values.get("lowered")
@@ -121,11 +127,11 @@ class PoolView:
         return frozenset(lane for holder in self.holders for lane in holder.lanes)
 
     def ready(self, lane: int) -> bool:
-        """Whether nothing but a hold of ours keeps a lane from being used."""
+        """Whether a lane can be used, once a hold of ours is off."""
         return self._idle(lane) and not self.lanes[lane].trouble and lane not in self.kept_back
 
     def lendable(self, lane: int) -> bool:
-        """Whether nothing keeps a lane from being used but a hold of ours, and what its GPU is kept back for."""
+        """Whether a lane can be lent: only a hold of ours is on it, or what its GPU is kept back for."""
         return self._idle(lane) and self.lanes[lane].trouble in ("", self.kept_back.get(lane, ""))
 
     def _idle(self, lane: int) -> bool:
@@ -134,8 +140,8 @@ class PoolView:
         return lane in self.lanes and lane in self.providers and not others and lane not in self.busy
 
     def room(self, booking: Booking) -> int:
-        """GPUs that servers of a booking can still get without taking those of another one. Who finds somebody else on
-        its GPU is not let in: that would only pass the trouble on."""
+        """Return how many GPUs servers of a booking can still get without taking those of another one. A booking with
+        somebody else on its GPU is not let in: that would only pass the trouble on."""
         can_be_had = self.lendable if booking.kind is BookingKind.LOAN else self.ready
         lanes = [lane for lane in self.missing(booking) if can_be_had(lane)]
         left = booking.ask.gpus - self.matches.gpus.get(booking.id, 0)
@@ -143,8 +149,8 @@ class PoolView:
 
     def exclusive(self, booking: Booking) -> bool:
         """Whether its GPUs may only be released while nobody else is let in: where servers without a booking are
-        allowed, for a whole slot of several GPUs where others might take one of them, and for a loan: nobody else is
-        to have what may be bad."""
+        allowed, for a whole slot of several GPUs where others might take one of them, and for a loan, since nobody else
+        is to have what may be bad."""
         lent = booking.kind is BookingKind.LOAN
         return lent or bool(self.unbooked) or (self.mixed and is_whole_group(booking))
 
@@ -154,8 +160,8 @@ class PoolView:
         return lease.state is BookingState.ACTIVE and is_whole_group(lease) and not asked
 
     def window(self, booking: Booking, now: datetime) -> tuple[datetime, datetime] | None:
-        """The time in which the GPUs of an exclusive booking are released, when that is on or still to come. A window
-        has its length from the moment that it was asked for; after it comes the pause, if there is one."""
+        """Return the time in which the GPUs of an exclusive booking are released, when that is on or still to come. A
+        window has its length from the moment that it was asked for; after it comes the pause, if there is one."""
         length, last = self.rules_of(booking).window, self.last_window(booking.id, now)
         started = booking.ask.start if last is None else min(booking.ask.start, last)
         asked = (booking.open_until or started + length).replace(microsecond=0)
@@ -174,12 +180,14 @@ class PoolView:
         return (begin, end) if now < end else None
 
     def last_window(self, id: str, now: datetime) -> datetime | None:
-        """When a booking's last window began; none began later than now, only the clock may have gone back since."""
+        """Return when a booking's last window began; none began later than now, only the clock may have gone back
+        since."""
         known = self.memory.windows.get(id)
         return None if known is None else min(known, now.replace(microsecond=0))
 
     def pause(self, booking: Booking, now: datetime) -> datetime:
-        """Before this there is no other window for bookings of its owner that had one: others have the pool as long."""
+        """Return the moment before which there is no other window for bookings of its owner that had one: others have
+        the pool as long."""
         mine = (self.last_window(one.id, now) for one in self.bookings if one.user_id == booking.user_id)
         return max(begin for begin in mine if begin is not None) + 2 * self.rules_of(booking).window
 
@@ -189,8 +197,8 @@ class PoolView:
         return bool((self.unbooked.keys() | self.trusted.keys() | booked) - {booking.project_id})
 
     def closing(self, now: datetime) -> list[Booking]:
-        """Exclusive bookings whose GPUs are released, or to be released now or in a moment. Those of which one's
-        server may land on the other's GPUs take turns: who is released stays so, then whole slots go first. A loan
+        """Return exclusive bookings whose GPUs are released, or to be released now or in a moment. Those of which one's
+        server may land on the other's GPUs take turns: one that is released stays so, then whole slots go first. A loan
         is alone."""
         found = [
             booking

@@ -1,7 +1,9 @@
-"""Servers that keep GPUs without a booking: warn, wait, then what the rule says. Pure.
+"""Decides what becomes of servers that keep GPUs without a booking: warn, wait, then what the rule says. Pure.
 
-A case is a server's story from the first sight to the end. What is decided here is only what follows from now; it is
-decided again at the next look, so whatever failed or was interrupted is done then.
+An overstay is one server's story from the first observation to the end: it is opened, its owner is warned and gets the
+rule's time of grace, the action is taken, and it is finished or, once there is no reason any more, cleared. Only the
+next step of each is decided here; it is decided again at the next run, so whatever failed or was interrupted is done
+then.
 """
 
 from __future__ import annotations
@@ -30,25 +32,25 @@ RULES = {
     YIELDS: "somebody has booked, and no other GPU is free",
     IDLE: "nothing has run on its GPUs for long",
 }
-"""The rule of a case -> what the server's owner is told."""
+"""The rule of an overstay -> the reason that the server's owner is given."""
 ASKED = "Nova was told: "
 REBUILDING = "REBUILD"
 """The status of a server that Nova rebuilds or evacuates (nova 34.0.0, nova/api/openstack/common.py, `_STATE_MAP`)."""
 
 
 class Do(StrEnum):
-    """What is to be done about a case, in this order when there are several."""
+    """The next step of an overstay; the members stand in the order of its life."""
 
     OPEN = "open"
-    """Write the case down."""
+    """Write the overstay down."""
     WARN = "warn"
     """Tell the owner, on the server and by an event, and write down when the time is up."""
     ACT = "act"
-    """Time is up."""
+    """Take the GPU back: time is up."""
     FINISH = "finish"
-    """The GPU is back by what was done: tell so."""
+    """Tell that the GPU is back by what was done."""
     CLEAR = "clear"
-    """There is no reason for the case any more: take the warning off."""
+    """Take the warning off: there is no reason for the overstay any more."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class CaseStep:
 
 
 def reasons(view: PoolView, ended: Mapping[tuple[str, str], datetime], yielding: Iterable[str]) -> dict[str, str]:
-    """Server -> the rule by which it must go. `ended`: (user, project) -> when a booking
-    of the pool that they could use was over last. Servers that Nova is still making are left for the next look."""
+    """Return server -> the rule by which it must go. `ended`: (user, project) -> when a booking of the pool that they
+    could use was over last. Servers that Nova is still making are left for the next run."""
     may_stay, must_yield = tolerated(view), set(yielding)
     found = {}
     for holder in view.strays:
@@ -81,8 +83,8 @@ def reasons(view: PoolView, ended: Mapping[tuple[str, str], datetime], yielding:
 
 
 def idle_ones(view: PoolView, idle: Collection[str]) -> dict[str, str]:
-    """Those of some servers that do nothing with GPUs of the pool, booked or not: server -> the rule by which it must
-    go. Servers that only gpuyard starts have their own ways."""
+    """Return those of some servers that do nothing with GPUs of the pool, booked or not: server -> the rule by which it
+    must go. Servers in trusted projects, where only gpuyard starts them, are left out."""
     return {
         holder.id: IDLE
         for holder in view.holders
@@ -99,8 +101,8 @@ def plan_cases(
     now: datetime,
     only_warn: Collection[str] = (),
 ) -> list[CaseStep]:
-    """What to do about the servers of a pool. `cases`: its open ones; `only_warn`: rules by which nothing follows but
-    a warning. A step at a time for each."""
+    """Plan the next step for each server of a pool. `cases`: its open overstays; `only_warn`: rules by which nothing
+    follows but a warning."""
     holders = {holder.id: holder for holder in view.holders if holder.lanes}
     steps = [_next(view, case, holders.get(case.server_id), why, dry_run, now, only_warn) for case in cases]
     known = {case.server_id for case in cases}
@@ -171,7 +173,7 @@ def asked(case: Overstay) -> bool:
 
 
 def warning(case: Overstay) -> str:
-    """What is written on the server: Nova takes 255 characters."""
+    """Return the text that is written on the server: Nova takes 255 characters."""
     assert case.due is not None
     until = minute_text(case.due)
     if case.rule == IDLE:

@@ -1,4 +1,4 @@
-"""What the ledger writes down besides bookings, and what may be asked of it. Plain data; times are UTC."""
+"""The records that the ledger keeps besides bookings, and the queries it answers. Plain data; times are UTC."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Occupied:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that somebody wants to be told of. It is written with the change that it tells of, in one transaction,
-    and delivered later: what happened is never lost, and told at least once."""
+    """An event that its owner or a channel is to be told of. It is written with the change that it tells of, in one
+    transaction, and delivered later: what happened is never lost, and told at least once."""
 
     kind: str
     """``booking.confirmed``, ``booking.started`` ...: model/events.py lists them."""
@@ -30,7 +30,7 @@ class Event:
     booking: str
     """Id; empty for what concerns a server without a booking."""
     user_id: str
-    """Whom it concerns."""
+    """The user whom it concerns."""
     email: str = ""
     details: Mapping[str, str] = field(default_factory=dict)
     id: int = 0
@@ -39,7 +39,7 @@ class Event:
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """Who did what by which rule."""
+    """An entry of the audit log: a person or gpuyard did something, by some rule."""
 
     at: datetime
     actor: str
@@ -47,7 +47,7 @@ class AuditEntry:
     action: str
     """``booking.create``, ``booking.override``, ``server.shelve``, ``limit.set`` ..."""
     target: str
-    """What it was done to: a booking's id, a server's."""
+    """The object of the action: a booking's id, a server's."""
     rule: str = ""
     """The rule of the site file that caused it, or was set aside: ``must_book``, ``longest`` ..."""
     text: str = ""
@@ -56,14 +56,14 @@ class AuditEntry:
 
 @dataclass(frozen=True)
 class Query:
-    """Which bookings to list: those that match every field that is given. In order of start, then id."""
+    """Filter for a list of bookings: those that match every field that is given. In order of start, then id."""
 
     pool: str = ""
     project_id: str = ""
     user_id: str = ""
     series: str = ""
     id: str = ""
-    """What the id begins with."""
+    """Beginning of the id."""
     kinds: frozenset[BookingKind] = frozenset()
     states: frozenset[BookingState] = frozenset()
     start: datetime | None = None
@@ -84,7 +84,7 @@ class Granted:
 
 @dataclass(frozen=True)
 class LiveBookings:
-    """How many bookings of a pool, a kind and a state there are; of states that are not over."""
+    """The number of bookings of a pool, a kind and a state; of states that are not over."""
 
     pool: str
     kind: BookingKind
@@ -97,14 +97,14 @@ class LiveBookings:
 
 @dataclass(frozen=True)
 class AuditQuery:
-    """Which entries of the audit log: those that match every field that is given."""
+    """Filter for entries of the audit log: those that match every field that is given."""
 
     user: str = ""
-    """Name: who did it, or whose booking it was."""
+    """Name of the user who did it, or whose booking it was."""
     target: str = ""
-    """What the id of the booking or server begins with."""
+    """Beginning of the id of the booking or server."""
     pool: str = ""
-    """Of the booking."""
+    """Pool of the booking."""
     project: str = ""
     """Name or id, of the booking."""
     start: datetime | None = None
@@ -113,7 +113,7 @@ class AuditQuery:
 
 @dataclass(frozen=True)
 class Overstay:
-    """A server that keeps GPUs that it has no booking for: from the first sight to the end."""
+    """A server that keeps GPUs that it has no booking for, from the first observation to the end."""
 
     server_id: str
     server: str
@@ -137,7 +137,7 @@ class Overstay:
 
 @dataclass(frozen=True)
 class LedgerSeen:
-    """What the ledger said of GPUs when the cloud was looked at."""
+    """The ledger's bookings and lanes as of one observation of the cloud."""
 
     bookings: Mapping[str, Booking] = field(default_factory=dict)
     """By id: those that have lanes."""

@@ -1,6 +1,7 @@
-"""Recurring bookings: an iCalendar rule (RFC 5545 RRULE) becomes single bookings of one series.
+"""Expands recurring bookings: an iCalendar rule (RFC 5545 RRULE) becomes single bookings of one series.
 
-The rule is reckoned in local time, so that "Mondays at nine" stays at nine when clocks change.
+The rule is reckoned in local time, so that "Mondays at nine" stays at nine when clocks change. It must end, names only
+the parts in PARTS, and makes at most MOST bookings, none later than REACH after the first.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ PARTS = {
     "BYMONTHDAY": re.compile(r"-?([1-9]|[12]\d|3[01])(,-?([1-9]|[12]\d|3[01])){0,30}"),
     "WKST": re.compile(r"MO|TU|WE|TH|FR|SA|SU"),
 }
-"""What a rule may have. More of iCalendar can keep a processor busy for ever, and nobody books by it."""
+"""The parts that a rule may have. More of iCalendar can keep a processor busy for ever, and nobody books by it."""
 
 
 def expand(ask: Ask, rule: str, zone: str) -> list[Ask] | Reason:
-    """One ask for each time that the rule names, the first one being the ask itself; or what is wrong with the rule.
+    """Return one ask for each time that the rule names, the first one being the ask itself; or what is wrong with the
+    rule.
 
     All last as long as the first one does on the clock: a night in which clocks change is an hour longer or shorter.
     """

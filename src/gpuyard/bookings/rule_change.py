@@ -1,4 +1,4 @@
-"""What changed rules would mean for bookings that are there. Pure."""
+"""Finds what bookings that are there would lose by changed rules of the site file. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SPANS = {
 def losses(
     booking: Booking, before: Rules, after: Rules | None, facts: Usage, zones: tuple[str, str]
 ) -> Iterator[Finding]:
-    """What a booking loses when `after` holds instead of `before`; None: its pool leaves the site file. `zones`: the
-    time zones of quiet hours, before and after.
+    """Yield what a booking loses when `after` holds instead of `before`; None: its pool leaves the site file. `zones`:
+    the time zones of quiet hours, before and after.
 
     It is judged as when it was made, and what the old rules forbid too is not told.
     """

@@ -1,4 +1,9 @@
-"""Bookings whose GPU is not free when it should be: which other one they could have, and who must make room. Pure."""
+"""Decides what happens when a booking's GPU is not free when it should be: it moves, or somebody makes room. Pure.
+
+Bookings are served in order of their start. Each keeps its GPU, or gets another free one like it; failing that, a lease
+ends, or a server without a booking must go: first one that may not be there anyway, then the newest. A booking of a
+certain GPU never moves. A server whose own booking ends in time, and one that gpuyard is deleting, is waited for.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +16,15 @@ from gpuyard.bookings.pool_view import SOON, PoolView
 from gpuyard.model.booking import Booking, BookingKind, BookingState, Lane
 
 LEAVING = timedelta(minutes=5)
-"""How long into a booking nobody is told that it waits for a runner's server, which is being deleted."""
+"""How long into a booking its owner is not told that it waits for a runner's server, which is being deleted."""
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """What comes of a look at all bookings that begin soon."""
+    """The moves, yields and delays that follow for all bookings that begin soon."""
 
     moves: dict[str, tuple[int, ...]]
-    """Booking -> lanes that it should rather have: all of its lanes, in order."""
+    """Booking -> lanes that it should have instead: all of its lanes, in order."""
     yielding: tuple[str, ...]
     """Ids of servers without a booking that must make room."""
     delayed: tuple[str, ...]
@@ -30,7 +35,8 @@ class Shortage:
 
 
 def shortage(view: PoolView, now: datetime) -> Shortage:
-    """Look at bookings in order of their start; each takes its GPU, or another free one like it, or is short of one."""
+    """Go through bookings in order of their start; each takes its GPU, or another free one like it, or is short of
+    one."""
     near = list(_near(view, now))
     loans = (one for one in running(view.bookings) if one.kind is BookingKind.LOAN)
     spoken_for = {lane for booking in (*near, *on_now(view.bookings), *loans) for lane in booking.lanes}
@@ -142,7 +148,7 @@ def _makes_room(view: PoolView, booking: Booking, lane: int, victims: Iterable[s
 
 
 def tolerated(view: PoolView) -> frozenset[str]:
-    """Servers without a booking that their project may have: its oldest ones, up to its number."""
+    """Return servers without a booking that their project may have: its oldest ones, up to its number."""
     left = dict(view.unbooked)
     found = []
     for holder in view.strays:

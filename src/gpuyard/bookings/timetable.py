@@ -1,6 +1,7 @@
-"""Which lanes of a pool are taken when, in memory, so that "is one free" takes microseconds among a million bookings.
+"""A timetable in memory of which lanes of a pool are taken when.
 
-Times are whole seconds since the epoch, UTC. What is here is only ever a copy of the store's, at one generation.
+"Is one free" takes microseconds among a million bookings. Times are whole seconds since the epoch, UTC. It is only ever
+a copy of the store's, at one generation.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Timetable:
             self.add(lane, start, end)
 
     def add(self, lane: int, start: int, end: int) -> None:
-        """Raises ValueError when the lane is not free then."""
+        """Add an interval. Raises ValueError when the lane is not free then."""
         if not self.is_free(lane, start, end):
             raise ValueError(f"lane {lane} is not free in [{start}, {end})")
         starts = self._starts.setdefault(lane, array("q"))
@@ -36,7 +37,7 @@ class Timetable:
         self._ends.setdefault(lane, array("q")).insert(place, end)
 
     def remove(self, lane: int, start: int, end: int) -> None:
-        """Raises ValueError when there is no such interval."""
+        """Remove an interval. Raises ValueError when there is no such interval."""
         starts = self._starts.get(lane, array("q"))
         place = bisect_left(starts, start)
         if place == len(starts) or starts[place] != start or self._ends[lane][place] != end:
@@ -45,7 +46,7 @@ class Timetable:
 
     @contextmanager
     def without(self, taken: Iterable[Taken]) -> Iterator[None]:
-        """As if these intervals were not there, for as long as the context lasts."""
+        """Take these intervals off the timetable for as long as the context lasts."""
         taken = list(taken)
         for one in taken:
             self.remove(*one)
@@ -64,11 +65,12 @@ class Timetable:
         return following == len(ends) or self._starts[lane][following] >= end
 
     def free(self, lanes: Iterable[int], start: int, end: int) -> Iterator[int]:
-        """Those of the lanes that are free throughout, in their order."""
+        """Return those of the lanes that are free throughout, in their order."""
         return (lane for lane in lanes if self.is_free(lane, start, end))
 
     def gap(self, lane: int, start: int, end: int) -> int:
-        """Seconds that would be left unused beside [start, end) on a lane that is free then: before it and after it."""
+        """Return the smaller of the two gaps, in seconds, that [start, end) leaves before and after it on a lane that
+        is free then."""
         ends = self._ends.get(lane)
         if not ends:
             return FOREVER
@@ -78,7 +80,7 @@ class Timetable:
         return min(before, after)
 
     def intervals(self, lane: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """What is on a lane in [start, end), in order of time."""
+        """Yield what is on a lane in [start, end), in order of time."""
         ends = self._ends.get(lane)
         if not ends:
             return
@@ -89,7 +91,7 @@ class Timetable:
             yield starts[place], ends[place]
 
     def peak(self, lanes: Iterable[int], start: int, end: int) -> int:
-        """The most of these lanes that are taken at one moment of [start, end)."""
+        """Return the most of these lanes that are taken at one moment of [start, end)."""
         changes: list[tuple[int, int]] = []
         for lane in lanes:
             for taken, free_again in self.intervals(lane, start, end):
@@ -112,7 +114,7 @@ class Timetable:
         until: int,
         not_before: Mapping[int, int] = MappingProxyType({}),
     ) -> int | None:
-        """The first moment from `start` on, and not after `until`, from which `count` of the lanes are free for
+        """Return the first moment from `start` on, and not after `until`, from which `count` of the lanes are free for
         `length` seconds. `not_before`: lane -> when it can be had first, where that is later."""
         wanted = [(lane, max(start, not_before.get(lane, start))) for lane in lanes]
         if count == 1:  # most of all questions, and no need to look beyond each lane's first chance
@@ -140,7 +142,7 @@ class Timetable:
             yield at, until
 
     def free_by_step(self, lanes: Iterable[int], start: int, end: int, step: int) -> list[int]:
-        """How many of the lanes are free throughout each step of [start, end)."""
+        """Count the lanes that are free throughout each step of [start, end)."""
         number = -(-(end - start) // step)
         lanes = list(lanes)
         change = [0] * (number + 1)

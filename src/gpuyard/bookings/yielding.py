@@ -1,4 +1,8 @@
-"""Which leases make way for a booking that finds no room. Pure."""
+"""Chooses the leases that end to make way for a booking that finds no room. Pure.
+
+First the booking is decided with all leases in place. Only when it is refused for want of room alone are leases taken
+off the timetable: as few as possible, and of those the ones that would end soonest.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,12 @@ from gpuyard.database.times import seconds
 from gpuyard.model.booking import Answer, Ask, Booking, Reason
 
 MADE_WAY = "a booking needs its GPU"
-"""Why such a lease has ended."""
+"""The reason that such a lease ends with."""
 
 
 @dataclass(frozen=True)
 class Placing:
-    """What is to be placed, as `admission.place` takes it."""
+    """A request to place, as `admission.place` takes it."""
 
     ask: Ask
     keep: Sequence[int] = ()
@@ -26,8 +30,8 @@ class Placing:
 def with_way_made(
     wish: Placing, pool: PoolLanes, decide: Callable[[PoolLanes], Answer], leases: Callable[[], Iterable[Booking]]
 ) -> Answer:
-    """What `decide` says; where it says no for want of room alone, what it says when leases end for it: as few as
-    possible, those first that would end soonest. `leases`: those that would. It is asked for only when it matters."""
+    """Return what `decide` says; where it says no for want of room alone, what it says when leases end for it: as few
+    as possible, those first that would end soonest. `leases`: returns those that would; called only when it matters."""
     answer = decide(pool)
     if answer.yes or any(reason.code not in NO_ROOM for reason in answer.reasons):
         return answer

@@ -1,1 +1,1 @@
-"""The booking loop, and what acts for it on OpenStack and on services outside."""
+"""The loop that reconciles bookings with the cloud, and what acts for it on OpenStack and on services outside."""

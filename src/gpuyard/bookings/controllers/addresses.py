@@ -1,4 +1,4 @@
-"""Where the owners of servers are told: by Keystone, or else by what they have booked."""
+"""Finds the mail addresses of servers' owners: in Keystone, or else in what they have booked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FRESH = timedelta(minutes=10)
 
 
 class Addresses:
-    """Mail addresses of users."""
+    """Mail addresses of users; what Keystone said is kept for FRESH."""
 
     def __init__(self, ask: Callable[[str], str], ledger: Ledger, now: Callable[[], datetime]) -> None:
         """`ask`: Keystone, by the id of a user; empty when it has none."""
@@ -22,7 +22,8 @@ class Addresses:
         """User -> when Keystone was asked, and what it said."""
 
     def of(self, user_id: str, pool: str) -> str:
-        """Empty when neither Keystone nor a booking of theirs in the pool has one. Raises CloudError."""
+        """Return a user's address; empty when neither Keystone nor a booking of theirs in the pool has one. Raises
+        CloudError."""
         now = self._now()
         asked, email = self._known.get(user_id, (now - FRESH, ""))
         if now - asked >= FRESH:

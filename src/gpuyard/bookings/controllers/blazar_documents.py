@@ -1,4 +1,4 @@
-"""Bookings in the words of Blazar's external enforcement service: what its filter posts. Pure.
+"""Writes bookings as the documents that Blazar's external enforcement filter posts. Pure.
 
 As Blazar's `enforcement.py` and `external_service_filter.py` have it, a body is a `context` and a `lease`, and for a
 change the `current_lease`; moments are UTC without a zone, as in ``2026-11-26T14:00:00``. GPUs are instances of a
@@ -18,7 +18,7 @@ from gpuyard.model.booking import Booking, Lane
 
 @dataclass(frozen=True)
 class LeaseWords:
-    """What documents need besides the booking."""
+    """The values that documents need besides the booking itself."""
 
     auth_url: str
     """Keystone's."""
@@ -31,11 +31,11 @@ class LeaseWords:
     """Pool -> its lanes by id."""
 
     def creating(self, booking: Booking) -> dict[str, Any]:
-        """The body of check-create, and of on-end."""
+        """Return the body of check-create, and of on-end."""
         return {"context": self._context(booking), "lease": self.lease(booking)}
 
     def changing(self, old: Booking, new: Booking) -> dict[str, Any]:
-        """The body of check-update."""
+        """Return the body of check-update."""
         return {"context": self._context(new), "current_lease": self.lease(old), "lease": self.lease(new)}
 
     def lease(self, booking: Booking) -> dict[str, Any]:

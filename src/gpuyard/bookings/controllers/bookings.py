@@ -1,8 +1,14 @@
-"""The loop that makes bookings true in OpenStack: limits and holds, and GPUs back from those who have not booked.
+"""The loop that makes bookings true in OpenStack: limits, holds, and GPUs taken back from servers without a booking.
 
-A run looks at everything again and changes what is not as it must be. What it must not forget when it is killed is in
-the store, written before the call that it speaks of. An error of one pool, even one that nobody has thought of, does
-not keep the others from being looked at; the run fails then, and is tried again.
+Each run observes the whole cloud again and changes what is not as it must be, in this order: the ledger's clock
+advances; the cloud is observed once for all pools; troubles of lanes and claims of servers are recorded, so that
+bookings move before anything is planned on them; then each pool is planned and applied, and its overstays are followed
+up; last it is recorded whose owners are let in. What must outlive a kill is in the store, written before the call that
+it speaks of. An error in one pool, even an unforeseen one, does not keep the others from being reconciled; the run
+fails then, and is tried again.
+
+Of several processes on one database only the leader reconciles, and it confirms its leadership before each step that
+must not be done twice.
 """
 
 from __future__ import annotations
@@ -76,11 +82,11 @@ class BookingsError(GpuyardError):
 
 
 class TurnLostError(BookingsError):
-    """Another process may be keeping the bookings by now."""
+    """Raised when another process may be the leader by now."""
 
 
 class BookingController:
-    """Keeps one site's bookings and its cloud together. One run at a time."""
+    """Reconciles one site's bookings with its cloud. One run at a time."""
 
     def __init__(
         self,
@@ -111,7 +117,7 @@ class BookingController:
         self.sight: CloudObservation | None = None
         """The cloud as the last run saw it."""
         self.on_look: Callable[[], None] = lambda: None
-        """Is called when `sight` is new."""
+        """Called when `sight` is new."""
         acceptance = site.health.acceptance if site.health else None
         self._own = {acceptance.project} if acceptance and acceptance.project else set()
         self._enforcer = Enforcer(api, bookings_mark(site.site))
@@ -127,7 +133,7 @@ class BookingController:
         self._known: set[str] = set()
         """Errors that nobody has thought of, of the last run."""
         self.waits: tuple[str, ...] = ()
-        """What could not be done yet, as of the last run."""
+        """Waits of the last run: work that could not be done yet, each with its reason."""
 
     def _require_its_database(self) -> None:
         """Raise BookingsError when the database has never been kept with this cloud, and the cloud has bookings'
@@ -145,17 +151,17 @@ class BookingController:
 
     @property
     def words(self) -> LedgerWords:
-        """What the ledger says of GPUs, as of the last run: for `gpu_statuses`."""
+        """The ledger's words about GPUs, as of the last run, for `gpu_statuses`."""
         return self._words
 
     def bookings_of(self, server_id: str) -> tuple[str, ...]:
-        """Ids of the bookings that a server draws on, as of the last run."""
+        """Return ids of the bookings that a server draws on, as of the last run."""
         return tuple(id for view in self._views.values() for id in view.matches.bookings_of.get(server_id, ()))
 
     def run(self) -> float | None:
-        """One look, and what follows from it. Raises what went wrong, after the rest was done. Of several processes on
-        one database one does this; another one goes on when that one ends. Returns in how many seconds another look
-        is known to help."""
+        """Observe the cloud, and apply what follows. Raises what went wrong, after the rest was done. Of several
+        processes on one database only the leader does this; another one takes over when that one ends. Returns in how
+        many seconds another run is known to help; None when that is not known."""
         with self._lock:
             if not self._upkeep.turns.take_turn(BOOKINGS):
                 self.waits = ("another process on this database keeps the bookings",)
@@ -433,8 +439,8 @@ class BookingController:
         raise BookingsError(f"after {ROUNDS} looks there is still something to change: {left}")
 
     def hold_at_once(self) -> None:
-        """Hold what has come to be kept back, by what the last run saw: without the look at the whole cloud that a run
-        begins with, and beside one that is on. What does not go now, the next run does."""
+        """Hold what has come to be kept back, by what the last run saw: without observing the whole cloud, with which a
+        run begins, and beside one that is under way. What does not succeed now, the next run does."""
         sight, back = self.sight, self._kept_back()
         if sight is None or not back or not self._upkeep.turns.has_turn(BOOKINGS):
             return
@@ -531,7 +537,7 @@ class BookingController:
 
 
 def lanes_back(lanes: Iterable[Lane], back: Mapping[tuple[str, str], str]) -> dict[int, str]:
-    """The slots of GPUs that are kept back, each with why, and which GPU it is where not all are alike."""
+    """Return the lanes whose GPUs are kept back, each with why, and which GPU it is where not all are alike."""
     found: dict[int, str] = {}
     for lane in lanes:
         wrong = [(address, back[lane.host, address]) for address in lane.addresses if (lane.host, address) in back]
@@ -544,22 +550,23 @@ def lanes_back(lanes: Iterable[Lane], back: Mapping[tuple[str, str], str]) -> di
 
 @dataclass(frozen=True)
 class CloudObservation:
-    """What a run saw."""
+    """The cloud and the ledger as one run saw them."""
 
     snapshot: Snapshot
     ours: frozenset[str]
     """Providers that are reserved by us."""
     ledger: LedgerSeen = field(default_factory=LedgerSeen)
-    """What the ledger said then."""
+    """The ledger's bookings and lanes at that time."""
     words: LedgerWords | None = None
-    """The same of GPUs, as of the run before: what that did is what was seen. None in the first run."""
+    """The ledger's words about GPUs, as of the run before: their effects are what was observed. None in the first
+    run."""
     began: float = field(default_factory=monotonic)
     """When the cloud was asked, in seconds by a clock that only goes forward; that of `snapshot.taken_at` may jump."""
 
 
 @dataclass
 class _Run:
-    """What comes together in one run."""
+    """Results that one run collects."""
 
     problems: RunProblems
     waits: list[str] = field(default_factory=list)
@@ -574,7 +581,7 @@ class _Run:
 
 
 def bookings_loop(keeper: BookingController, period: float) -> Loop:
-    """A loop named ``bookings`` that runs every `period` seconds, and at once when it is woken: a booking was made,
-    changed, ended or opened."""
+    """Return a loop named ``bookings`` that runs every `period` seconds, and at once when it is woken: a booking was
+    made, changed, ended or opened."""
     what = "Makes bookings true: limits, holds, and GPUs back from those who have not booked."
     return Loop("bookings", what, period, keeper.run, essential=True)

@@ -1,4 +1,9 @@
-"""What a message is, and what tells it: mail.py and webhooks.py are channels, messages.py carries events to them."""
+"""The interface of channels that deliver the ledger's events: messages, errors, and the `Channel` protocol.
+
+`notifications/mail.py`, `notifications/webhooks.py` and `enforcement_service.py` are channels;
+`notifications/messages.py` carries events to them. The error that a channel raises decides what becomes of a message:
+it is tried again (NotNowError), the whole channel waits (ChannelDownError), or the message is given up (NeverError).
+"""
 
 from __future__ import annotations
 
@@ -13,28 +18,28 @@ from gpuyard.model.booking import Booking
 from gpuyard.model.errors import GpuyardError
 
 PREFIX = "gpu."
-"""Before the kinds of the ledger's events, where programs get them beside those of others."""
+"""Prefix of the ledger's event kinds where programs get them beside those of other services."""
 
 
 GIVE_UP = timedelta(days=7)
-"""What could not be told to people for so long is not news any more."""
+"""An event that could not be delivered to people for so long is no news any more."""
 
 
 class NotNowError(GpuyardError):
-    """This message could not be told, and may be later."""
+    """Raised when this message could not be delivered now, and may be later."""
 
 
 class ChannelDownError(GpuyardError):
-    """Nothing can be told on this channel now."""
+    """Raised when nothing can be delivered on this channel now."""
 
 
 class NeverError(GpuyardError):
-    """This message cannot be told to this receiver, however often it is tried."""
+    """Raised when this message cannot be delivered to this receiver, however often it is tried."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """An event, with what there is to say about it."""
+    """An event with the booking and the GPUs that it concerns."""
 
     event: Event
     site: str
@@ -45,23 +50,23 @@ class Message:
 
 
 class Channel(Protocol):
-    """A way to tell. Methods are called by one thread at a time."""
+    """A way to deliver events. Methods are called by one thread at a time."""
 
     @property
     def name(self) -> str:
-        """What the store knows it by; has no secrets."""
+        """The name by which the store knows it; has no secrets."""
 
     @property
     def batch(self) -> int:
-        """How many messages it can surely try within a minute."""
+        """Number of messages that it can surely try within a minute."""
 
     @property
     def patience(self) -> timedelta | None:
-        """An event that could not be told for so long is given up; None: never."""
+        """Time for which an event is tried before it is given up; None: for ever."""
 
     def wants(self, event: Event) -> bool:
-        """Whether the event is for it; others count as told."""
+        """Whether the event is for it; others count as delivered."""
 
     def open(self) -> AbstractContextManager[Callable[[Message], None]]:
-        """A sender for some messages, which raises NotNowError, NeverError or ChannelDownError; the last one also
-        when it is opened."""
+        """Return a sender for some messages, which raises NotNowError, NeverError or ChannelDownError; the last one
+        also when it is opened."""

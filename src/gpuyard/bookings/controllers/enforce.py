@@ -1,6 +1,8 @@
-"""Carries enforcement out: limits in Keystone, holds in Placement, and what is to be known before that is planned.
+"""Applies enforcement: limits in Keystone and holds in Placement, and reads what its planning needs.
 
-A look takes 1 call for all limits, 1 for the names of projects, and 1 for each GPU that may be held or released next.
+It decides nothing. All limits are one call, the names of projects another; each GPU that may be held or released next
+costs one call, and each unit of a shared card up to three. A hold is written only if its provider still has the
+generation that the plan was made from; else OvertakenError says that a new plan is needed.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ from gpuyard.openstack.reader import compute_service, region_of
 
 PARALLEL = 4
 HOLD = "GPUYARD_HOLD"
-"""What a consumer that holds a unit is called in Placement."""
+"""Consumer type in Placement of a consumer that holds a unit."""
 NOT_FOUND = 404
 CONFLICT = 409
 
 
 class OvertakenError(CloudError):
-    """Something is not any more as it was when the step was planned; the next plan is made from what it is now."""
+    """Something is no longer as it was when the step was planned; the next plan is made from what it is now."""
 
 
 class Enforcer:
-    """Limits on GPU classes and holds of GPUs, of one cloud. It decides nothing."""
+    """Sets limits on GPU classes and places holds on GPUs, in one cloud. It decides nothing."""
 
     def __init__(self, api: CloudApi, mark: str) -> None:
         """`mark`: the description of every limit that is set."""
@@ -41,12 +43,12 @@ class Enforcer:
         self._where: tuple[str, str | None] | None = None
 
     def projects(self) -> dict[str, str]:
-        """Name -> id, of the default domain, which the projects of a site file are in."""
+        """Return name -> id of the projects of the default domain, which the projects of a site file are in."""
         rows = self._api.get("identity", "/projects", domain_id=DOMAIN)["projects"]
         return {shown(row["name"], {"id": DOMAIN}): row["id"] for row in rows}
 
     def limits(self, resources: Iterable[str]) -> dict[tuple[str, str], int]:
-        """(project's id, resource) -> limit: all that projects have of their own."""
+        """Return (project's id, resource) -> limit: all that projects have of their own."""
         service, region = self._catalogue()
         rows = self._api.get("identity", "/limits", service_id=service)["limits"]
         wanted = set(resources)
@@ -57,20 +59,20 @@ class Enforcer:
         return {(row["project_id"], row["resource_name"]): row["resource_limit"] for row in mine}
 
     def registered(self) -> frozenset[str]:
-        """Resources that have a default for every project; without one Keystone takes no project's limit."""
+        """Return resources that have a default for every project; without one Keystone takes no project's limit."""
         service, region = self._catalogue()
         rows = self._api.get("identity", "/registered_limits", service_id=service)["registered_limits"]
         return frozenset(row["resource_name"] for row in rows if row["region_id"] == region)
 
     def marked(self) -> list[str]:
-        """Ids of limits that carry our mark."""
+        """Return ids of limits that carry our mark."""
         service, _ = self._catalogue()
         rows = self._api.get("identity", "/limits", service_id=service)["limits"]
         return [row["id"] for row in rows if row.get("description") == self._mark]
 
     def carry_out(self, step: Call, provider: tuple[str, str] = ("", "")) -> None:
-        """`provider`: id and resource class of the one that a step holds or releases. Raises ChangedError when it is
-        not any more as it was when the step was planned."""
+        """Apply one step. `provider`: id and resource class of the one that a step holds or releases. Raises
+        OvertakenError when it is no longer as it was when the step was planned."""
         match step:
             case SetLimit():
                 self._set_limit(step.project, step.resource, step.value)
@@ -120,8 +122,8 @@ class Enforcer:
         return self._where
 
     def look(self, providers: Mapping[str, tuple[str, str]]) -> dict[str, SeenProvider]:
-        """Name -> (id, resource class) in, what is reserved out. Providers that are gone are left out, and units that
-        cannot be held now: all of their device are taken."""
+        """Read how providers are: takes name -> (id, resource class), and returns name -> what is reserved. Providers
+        that are gone are left out, and units that cannot be held now, because all of their device are taken."""
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="look") as pool:
             found = pool.map(carried(self._seen), providers, providers.values())
             return {name: seen for name, seen in zip(providers, found, strict=True) if seen is not None}
@@ -194,7 +196,7 @@ class Enforcer:
         return self._api.get("placement", f"/resource_providers/{provider}/inventories")
 
     def _reserve(self, provider: str, resource_class: str, reserved: bool, generation: int) -> None:
-        """Hold a GPU or let it go, if its provider is still in this generation. Raises ChangedError when not."""
+        """Hold a GPU or release it, if its provider is still in this generation. Raises OvertakenError when not."""
         answer = self._inventories(provider)
         inventory = answer["inventories"].get(resource_class)
         if inventory is None or answer["resource_provider_generation"] != generation:

@@ -1,5 +1,8 @@
-"""HTTP to a service that enforces use. What it answers is somebody else's: bounded in size and in time, and its words
-are cleaned before anybody reads them. Its token goes to that address alone: no redirect is followed, no proxy asked."""
+"""HTTP client of an external service that has a say in bookings.
+
+Its answers are not trusted: they are bounded in size and in time, and its words are cleaned before anybody reads them.
+Its token goes to that address alone: no redirect is followed, no proxy asked.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ from gpuyard.site.accounting_rules import ExternalEnforcement
 LONGEST_ANSWER = 64 * 1024
 LONGEST_TOKEN = 4096
 MOST_AT_ONCE = 8
-"""Questions; further ones wait. Who asks is a person's request, and there are only so many threads for these."""
+"""Questions under way at once; further ones wait. Each occupies the thread of a person's request, and there are only so
+many."""
 WORDS = 500
 """Characters of the service's reason that are shown."""
 TOKEN = re.compile(r"[\x21-\x7e]+")
@@ -43,7 +47,7 @@ class OutageError(GpuyardError):
 
 
 class EnforcementClient:
-    """Safe to use from several threads."""
+    """Posts documents to the service. Safe to use from several threads."""
 
     def __init__(self, rules: ExternalEnforcement, environment: Mapping[str, str]) -> None:
         """Raises UsageError without a token."""
@@ -57,7 +61,7 @@ class EnforcementClient:
         self._token()
 
     def post(self, path: str, document: Mapping[str, Any]) -> None:
-        """Returns when the answer is yes. `path`: ``check-create``. Raises DeniedError, OutageError."""
+        """Post a document; return when the answer is yes. `path`: ``check-create``. Raises DeniedError, OutageError."""
         timeout = self._rules.timeout
         if not self._turns.acquire(timeout=timeout):
             raise OutageError(f"{self.host} is too slow for all who ask: {MOST_AT_ONCE} questions wait for its answer")

@@ -1,11 +1,11 @@
-"""A service outside that has a say in bookings, by the protocol of Blazar's external service filter.
+"""Asks an external service before bookings are made or changed, by the protocol of Blazar's external service filter.
 
-It is asked before a booking is made or changed, outside of any transaction, and told of its end by a channel of the
-ledger's events: these are written with what they tell of, so an end is told however long the service is away.
+It is asked outside of any transaction, and told of a booking's end by a channel of the ledger's events: these are
+written with what they tell of, so an end is told however long the service is away.
 
-A yes may already be kept there as use. So before the question it is written down how to take it back; that is forgotten
-when what was asked for is done, and done when it is not: at once, or after a crash once it is old enough that nobody
-can be in the middle of it.
+The service may already count its yes as use. So before the question the way to take it back is written down; that
+record is removed when what was asked for is done, and carried out when it is not: at once, or after a crash once it is
+old enough that nobody can be in the middle of it.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ from gpuyard.site.encoding import pool_class
 
 LOG = logging.getLogger(__name__)
 MEMORY = "external enforcement"
-"""Where the ledger's records keep what may have to be taken back: id of the booking -> how."""
+"""Key of the ledger's records for what may have to be taken back: id of the booking -> how."""
 PERIOD = 5.0
 IN_THE_MIDDLE = timedelta(minutes=15)
-"""For so long whoever asked may still be about to book: many times what all questions of one request can take."""
+"""How long a process that asked may still be about to book: many times what all questions of one request can take."""
 ENDS = frozenset({"booking.ended", "booking.cancelled", "booking.expired", "booking.no_show"})
 MADE = frozenset({"booking.requested", "booking.waiting", "booking.confirmed", "booking.changed"})
 
 
 @dataclass(frozen=True)
 class TakingBack:
-    """How to take back what was asked for."""
+    """A record of how to take back what was asked for."""
 
     id: str
-    """Of the booking."""
+    """Id of the booking."""
     at: datetime
     path: str
     document: Mapping[str, Any]
     wanted: tuple[str, str, int] | None = None
     """Start, end and GPUs that a booking was to have, where it is a change."""
     failed: bool = False
-    """It was not done: for sure."""
+    """True: it is certain that it was not done."""
 
     def text(self) -> str:
         return json.dumps({**vars(self), "at": self.at.isoformat()})
@@ -88,7 +88,7 @@ class EnforcementService:
         self._ledger, self._records = ledger, ledger.upkeep.records
         self._now = now
         self.wake: Callable[[], None] = lambda: None
-        """Is called when there is something to take back."""
+        """Called when there is something to take back."""
 
     @contextmanager
     def making(self, bookings: Sequence[Booking], override: bool) -> Iterator[Sequence[Reason]]:
@@ -181,7 +181,7 @@ class EnforcementService:
         self._records.set_value(MEMORY, back.id, None)
 
     def take_back(self) -> None:
-        """Take back what was asked for and not done. Raises OutageError; it is tried again then."""
+        """Take back what was asked for and not done. Raises OutageError; the next run tries it again."""
         for text in self._records.values(MEMORY).values():
             back = TakingBack.read(text)
             if not back.failed and self._now() - back.at < IN_THE_MIDDLE:
@@ -210,7 +210,8 @@ def _wanted(booking: Booking) -> tuple[str, str, int]:
 
 
 class EnforcementChannel:
-    """Tells the service how bookings go on: that they ended, and coral-credits also that they were made and changed."""
+    """Channel that tells the service how bookings go on: that they ended, and coral-credits also that they were made
+    and changed."""
 
     patience: timedelta | None = None
     """An end is told however late."""
@@ -260,7 +261,7 @@ class EnforcementChannel:
 
 @dataclass(frozen=True)
 class OpenedEnforcement:
-    """What the serving process needs of it."""
+    """The parts of external enforcement that the serving process runs."""
 
     service: EnforcementService
     channel: EnforcementChannel
@@ -275,7 +276,8 @@ def open_enforcement(
     now: Callable[[], datetime],
     period: float = PERIOD,
 ) -> OpenedEnforcement | None:
-    """Make the site's service have its say in the ledger; None where it has none. Raises UsageError without a token."""
+    """Let the site's external service have its say in the ledger; None where the site has none. Raises UsageError
+    without a token."""
     accounting = compiled.site.accounting
     if accounting is None or accounting.external is None:
         return None
@@ -289,7 +291,8 @@ def open_enforcement(
 
 
 def lease_words(compiled: CompiledSite, ledger: Ledger, rules: ExternalEnforcement, auth_url: str) -> LeaseWords:
-    """What the site has of each pool."""
+    """Return what documents need of a site: the smallest flavor of each pool, and for coral-credits its resource
+    class."""
     flavors: dict[str, str] = {}
     for flavor in sorted(compiled.flavors, key=lambda one: (one.gpus, one.name), reverse=True):
         if flavor.pool and not flavor.variant_of:

@@ -1,4 +1,9 @@
-"""What one look at the cloud means for bookings: which servers are about to take a GPU, which lanes cannot be had."""
+"""Decides which servers are about to take a GPU and which lanes cannot be had, from one observation of the cloud.
+
+Most faults must last for PATIENCE before bookings leave a lane, so that a moment's trouble moves nobody. Three count at
+once: a nova-compute that Nova says is down, a host that gpuyard itself has closed, and a lane that was in trouble
+already. A host whose cell does not answer keeps the trouble that its lanes had: nothing is known of it.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +18,16 @@ from gpuyard.openstack.disabled_reason import tag_of
 from gpuyard.site.compile import CompiledSite
 
 PATIENCE = timedelta(minutes=5)
-"""How long something must be wrong with a lane before bookings leave it, but for a nova-compute that Nova says is
+"""How long something must be wrong with a lane before bookings leave it, except for a nova-compute that Nova says is
 down, and for a host that gpuyard itself has closed."""
 STUCK = timedelta(minutes=30)
-"""A server that Nova has been making for longer is not waited for."""
+"""A server that Nova has been building for longer is not waited for."""
 TAKING = frozenset({"resize_prep", "rebuild_spawning", "unshelving"})
-"""What Nova does before or while a server gets another GPU."""
+"""Task states in which a server is about to get another GPU, or is getting it."""
 
 
 class FaultDurations:
-    """Remembers since when what is wrong has been wrong; forgetting it costs PATIENCE."""
+    """Remembers since when each lane has had a fault; forgetting it costs PATIENCE."""
 
     def __init__(self, compiled: CompiledSite) -> None:
         self._gpus = compiled.gpus
@@ -30,7 +35,7 @@ class FaultDurations:
         self._since: dict[int, datetime] = {}
 
     def pool_of(self, flavor: str) -> str:
-        """The pool that servers of a flavor take GPUs of; empty when the site does not know the flavor."""
+        """Return the pool that servers of a flavor take GPUs of; empty when the site does not know the flavor."""
         return self._pools.get(flavor, "")
 
     @staticmethod
@@ -41,7 +46,7 @@ class FaultDurations:
         return (server.status == "BUILD" and not has_gpus) or server.task in TAKING
 
     def troubles(self, lanes: Iterable[Lane], snapshot: Snapshot, ours: Collection[str]) -> dict[int, str]:
-        """Lane -> what is wrong with it, lastingly. `ours`: providers that are reserved by enforcement itself."""
+        """Return lane -> what is lastingly wrong with it. `ours`: providers that are reserved by enforcement itself."""
         statuses = {(s.gpu.host, s.gpu.address): s for s in gpu_statuses(self._gpus, snapshot)}
         found: dict[int, str] = {}
         at_once: set[int] = set()
@@ -71,5 +76,5 @@ class FaultDurations:
 
 
 def is_closed_by_gpuyard(service: HostService) -> bool:
-    """True where a drain, an evacuation or a maintenance has disabled nova-compute: its reason carries our tag."""
+    """Whether a drain, an evacuation or a maintenance has disabled nova-compute: its reason carries our tag."""
     return not service.enabled and tag_of(service.disabled_reason) is not None

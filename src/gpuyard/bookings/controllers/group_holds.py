@@ -2,11 +2,11 @@
 
 Nova puts a server with one GPU on the leader of any group that it finds free. So a group that a runner has leased is
 held in Placement while the runner is registered at GitHub, and the hold comes off right before the create. The loop of
-bookings plans the same hold (`enforcement.kept_lanes`) but looks at the cloud every few seconds; this does it at once,
-in the same memory, and what it leaves half done the loop ends.
+bookings plans the same hold (`enforcement.kept_lanes`) but observes the cloud only every few seconds; this does it at
+once, in the same memory, and what it leaves half done the loop ends.
 
-A hold that has come off stays in the memory until the loop's next plan: a look at the cloud that is under way still
-shows the GPU as reserved, and what is reserved and not remembered counts as somebody else's.
+A hold that has come off stays in the memory until the loop's next plan: an observation of the cloud that is under way
+still shows the GPU as reserved, and what is reserved and not remembered counts as somebody else's.
 
 The loop may be about to place the very hold that is lifted. It writes down the hold, makes sure that the lease is not
 written down as lifted, and places it; here the lease is written down as lifted, and then each provider that is
@@ -38,7 +38,8 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class GroupHolds:
-    """Of one site. Safe to use from several threads, and in any process on the database."""
+    """Places and lifts holds of whole groups of one site. Safe to use from several threads, and in any process on the
+    database."""
 
     ledger: Ledger
     enforcer: Enforcer
@@ -49,15 +50,15 @@ class GroupHolds:
     """(host, address) of GPUs that nobody is to get, each with why."""
 
     def place(self, lease_id: str) -> None:
-        """Hold the group of a lease; nothing for one of single GPUs. Where that fails, the runner is made without it:
-        it may find that somebody else has got the group."""
+        """Hold the group of a lease; nothing for one of single GPUs. When that fails, the runner is made without it: it
+        may find that somebody else has got the group."""
         try:
             self._retried(self._place, self.ledger.get(lease_id))
         except CloudError as error:
             LOG.info("lease %s: its group is not held: %s", lease_id, error)
 
     def lift(self, lease_id: str) -> str:
-        """Take the hold off. Why no server may be started there, empty when one may."""
+        """Take the hold off. Returns why no server may be started there, empty when one may."""
         lease = self.ledger.get(lease_id)
         if not is_whole_group(lease):
             return ""

@@ -1,4 +1,9 @@
-"""Carries out what becomes of servers that keep GPUs without a booking: bookings/reclaim.py decides it."""
+"""Carries out what `bookings/reclaim.py` decides about servers that keep GPUs without a booking.
+
+Nothing is done by an observation that is more than STALE old, and right before a GPU is taken the reason is checked
+once more: somebody may have booked since. The action is written down before the call, so that after a kill it is known
+who took the GPU back.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +29,13 @@ from gpuyard.site.schema import Site
 
 LOG = logging.getLogger(__name__)
 STALE = timedelta(seconds=60)
-"""Nothing is done about a server that was seen longer ago."""
+"""Nothing is done about a server when it was observed longer ago than this."""
 OUTCOMES = ("done", "failed")
 OVER = frozenset({BookingState.ENDED, BookingState.NO_SHOW})
 
 
 class OverstayController:
-    """The cases of one site."""
+    """Plans and applies the overstays of one site."""
 
     def __init__(
         self,
@@ -50,14 +55,16 @@ class OverstayController:
         self.counted = Counts((do.value, rule, outcome) for do in Do for rule in RULES for outcome in OUTCOMES)
         """(step, rule, outcome) of what was tried."""
         self.idle: Callable[[], Collection[str]] = frozenset
-        """Servers that do nothing with their GPUs, as their guests say (health/controllers/agent_service.py)."""
+        """Returns servers that do nothing with their GPUs, as their guests report
+        (health/controllers/agent_service.py)."""
         rules = site.health.idle if site.health else None
         self._only_warn = frozenset({IDLE}) if rules is not None and rules.action == "warn" else frozenset()
         self.addresses = Addresses(reclaimer.address, ledger, now)
 
     def look(self, view_now: Callable[[], PoolView], taken_at: datetime) -> None:
-        """What is due for the servers of a pool, as they were seen at `taken_at`. `view_now`: with the bookings as they
-        are when it is called. An error with one server keeps nobody's case waiting; it is raised afterwards."""
+        """Do what is due for the servers of a pool, as they were observed at `taken_at`. `view_now`: returns the pool
+        with the bookings as they are when it is called. An error with one server keeps no other waiting; it is raised
+        afterwards as CloudError."""
         booking = self._site.booking
         assert booking is not None
         view = view_now()

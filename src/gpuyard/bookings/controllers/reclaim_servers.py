@@ -1,4 +1,7 @@
-"""Takes GPUs back from servers: warnings on them, and what follows. It decides nothing, and looks before it acts."""
+"""Takes GPUs back from servers: puts warnings on them, and shelves, stops, snapshots or deletes them.
+
+It decides nothing, and reads the server from Nova before it acts.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from gpuyard.model.booking import ReclaimAction
 from gpuyard.openstack.api import CloudApi, CloudError
 
 KEY = "gpuyard"
-"""The word in a server's metadata that carries the warning."""
+"""The key in a server's metadata that carries the warning."""
 NOT_FOUND = 404
 TOO_MANY = FORBIDDEN = 403
 BUSY = 409
@@ -34,7 +37,8 @@ class Reclaimer:
         self._try("DELETE", f"/servers/{server_id}/metadata/{KEY}", None, NOT_FOUND, BUSY)
 
     def address(self, user_id: str) -> str:
-        """A user's e-mail address, as Keystone has it; empty when it has none, or does not know or tell the user."""
+        """Return a user's e-mail address as Keystone has it; empty when it has none, or does not know or tell the
+        user."""
         try:
             user = self._api.get("identity", f"/users/{user_id}")["user"]
         except CloudError as error:
@@ -44,9 +48,9 @@ class Reclaimer:
         return str(user.get("email") or "")
 
     def act(self, case: Overstay, still: Callable[[], bool] = lambda: True) -> str:
-        """The next call that takes the GPU back. Returns what Nova was told, or why nothing could be said yet; empty
-        when it is at work or done. Nothing happens to a server that is not the case's any more. `still`: whether there
-        is reason for it, asked right before the call."""
+        """Make the next call that takes the GPU back. Returns what Nova was told, or why nothing could be said yet;
+        empty when it is at work or done. Nothing happens to a server that is not the overstay's any more. `still`:
+        whether there is reason for it, asked right before the call."""
         try:
             server = self._api.get("compute", f"/servers/{case.server_id}")["server"]
         except CloudError as error:
@@ -65,7 +69,7 @@ class Reclaimer:
             raise
 
     def hand_over(self, case: Overstay) -> None:
-        """Give the image that was made of the server to its project. Nova makes it for whoever asks, here the
+        """Give the image that was made of the server to its project. Nova makes it for the caller, here the
         administrator, and shares it: the project's users could not delete it, nor Nova when they unshelve."""
         if case.action is ReclaimAction.SHELVE:
             hand_over_shelved(self._api, case.server_id, case.server, case.project_id)
@@ -134,7 +138,7 @@ class Reclaimer:
 
 
 def hand_over_shelved(api: CloudApi, server_id: str, name: str, project: str) -> None:
-    """Give the image that shelving a server has made to the server's project, if it was we who had it shelved."""
+    """Give the image that shelving a server has made to the server's project, if gpuyard had it shelved."""
     for image in images_of_ours(api, instance_uuid=server_id, image_type="snapshot"):
         if image["name"] == f"{name}-shelved":
             _give(api, image, project)
@@ -147,8 +151,8 @@ def _said_of(case: Overstay) -> str:
 
 
 def images_of_ours(api: CloudApi, **wanted: str) -> list[dict[str, Any]]:
-    """Images with these properties that are our project's, as are those that Nova makes for us. An admin is shown those
-    of all projects, and their names and properties are whatever anybody wants."""
+    """Return images with these properties that are our project's, as are those that Nova makes for us. An admin is
+    shown those of all projects, and their names and properties are whatever anybody wants."""
     if api.project is None:
         return []
     return list(api.get("image", "/images", owner=api.project, limit=PAGE, **wanted)["images"])

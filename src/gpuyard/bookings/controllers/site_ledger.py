@@ -1,4 +1,4 @@
-"""The ledger of a site: its pools, lanes and rules from the site file, its records from a database."""
+"""Opens the ledger of a site: pools, lanes and rules from the site file, records from a database."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from gpuyard.site.objects import FlavorObject
 
 
 def open_ledger(compiled: CompiledSite, url: str, now: Callable[[], datetime]) -> Ledger:
-    """The ledger of a site that has bookings. `url` of the database, as SQLAlchemy spells it. Raises StoreError."""
+    """Open the ledger of a site that has bookings. `url` of the database, as SQLAlchemy spells it. Raises
+    StoreError."""
     store = Store.open(url)
     store.sync_lanes(site_lanes(compiled.gpus))
     return Ledger(store, book_of(compiled), now, lambda: str(uuid4()))
 
 
 def default_database(site: str, environment: Mapping[str, str]) -> str:
-    """An SQLite file: where systemd keeps the state of a service, or else in the user's own folder for such things."""
+    """Return the URL of an SQLite file: where systemd keeps the state of a service, or else in the user's own folder
+    for such things."""
     given = environment.get("STATE_DIRECTORY", "").partition(":")[0]
     home = environment.get("XDG_STATE_HOME") or str(
         Path(environment.get("HOME", "~")).expanduser() / ".local" / "state"
@@ -35,7 +37,7 @@ def default_database(site: str, environment: Mapping[str, str]) -> str:
 
 
 def book_of(compiled: CompiledSite) -> BookingSettings:
-    """What the site file says of bookings. A project that sees no flavor of a pool cannot book there; nor can one of
+    """Return the booking settings of a site. A project that sees no flavor of a pool cannot book there; nor can one of
     another domain anywhere, unless the site file names the one or the other."""
     site = compiled.site
     domains = {"", *(site.booking.domains if site.booking else ())}
@@ -65,7 +67,7 @@ def _seen_by(flavors: Sequence[FlavorObject], pool: str) -> frozenset[str] | Non
 
 
 def site_lanes(gpus: Sequence[Gpu]) -> list[tuple[str, str, tuple[str, ...]]]:
-    """The slots of a site for `Store.sync_lanes`: (pool, host, addresses), the leader's address first.
+    """Return the slots of a site for `Store.sync_lanes`: (pool, host, addresses), the leader's address first.
 
     GPUs that can never be offered are left out, as is what is blocked in a slot that has others.
     """
@@ -78,5 +80,5 @@ def site_lanes(gpus: Sequence[Gpu]) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def database_url(given: str, site: str, environment: Mapping[str, str]) -> str:
-    """Where a site keeps its bookings: as it was said, or in the state folder."""
+    """Return the URL of a site's database: the given one, or one in the state folder."""
     return given or default_database(site, environment)

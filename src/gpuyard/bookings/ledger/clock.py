@@ -1,4 +1,8 @@
-"""What the clock does to bookings: begins and ends them, reminds, expires, and offers to those who wait."""
+"""Applies the clock to bookings: begins and ends them, reminds, expires, and offers GPUs to those who wait.
+
+All within one transaction. What ends or expires comes first and offers after it, so that a GPU that becomes free is
+offered in the same pass.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ LONGEST_REMINDER = timedelta(days=366)
 
 
 def advance(transaction: PoolTransaction) -> int:
-    """Everything in the pool that is due. Returns how many bookings changed; done twice, the second time is 0."""
+    """Do everything in the pool that is due. Returns how many bookings changed; done twice, the second time is 0."""
     changed = 0
     for booking in transaction.look.due(transaction.now):
         for state, reason in _due(booking, transaction.now):
@@ -43,7 +47,7 @@ def _due(booking: Booking, now: datetime) -> Iterator[tuple[BookingState, str]]:
 
 
 def offer(transaction: PoolTransaction) -> int:
-    """Offer what is free to those who wait, in their order; returns to how many. Whoever finds no place leaves what is
+    """Offer free GPUs to those who wait, in their order; returns to how many. One who finds no place leaves what is
     there to the next: a GPU is not kept idle for one who waits for several."""
     offered = 0
     for booking in transaction.look.waiting():
@@ -93,7 +97,7 @@ def remind(transaction: PoolTransaction) -> None:
 
 
 READY = "ready"
-"""Told when a booking's owner was let in for the first time."""
+"""Marked as told when a booking's owner was let in for the first time."""
 
 
 def no_shows(transaction: PoolTransaction, ids: Collection[str], seen_for: timedelta) -> int:

@@ -1,8 +1,8 @@
-"""A host is closed for a time: whoever can be elsewhere then goes there, whoever cannot is told, and the rest is held.
+"""Closes a host for a time: bookings move elsewhere, owners of those that cannot are told, and the rest is held.
 
-Other than a hold that somebody asks for, it is not refused when a booking is in the way: that one keeps its lane, and
-what is left of the time is held around it. Done again it takes what has become free meanwhile, follows another end, and
-changes nothing when there is nothing to change. Its holds are one series.
+Unlike a hold that somebody asks for, a closing is not refused when a booking is in the way: that one keeps its lane,
+and what is left of the time is held around it. Closing the host again takes what has become free meanwhile, follows
+another end, and changes nothing when there is nothing to change. Its holds are one series.
 """
 
 from __future__ import annotations
@@ -32,39 +32,41 @@ class Closing:
     """A host that nobody is to use from `start` to `end`."""
 
     id: str
-    """Series of its holds."""
+    """Id of the series of its holds."""
     host: str
     start: datetime
     end: datetime
     why: str
     """For everybody to see."""
     by: str
-    """Name of who wants it."""
+    """Name of the person or controller that wants it."""
 
 
 @dataclass(frozen=True)
 class ClosingForecast:
-    """What would become of bookings if a host were closed."""
+    """The bookings that would move, and those that would stay, if a host were closed."""
 
     moves: tuple[Booking, ...]
-    """They would get other GPUs, which nobody would notice."""
+    """Bookings that would get other GPUs, which nobody would notice."""
     stays: tuple[Booking, ...]
-    """They, and leases, have begun or cannot be elsewhere; owners of bookings would be told."""
+    """Bookings and leases that have begun or cannot be elsewhere; owners of bookings would be told."""
 
 
 class _Undone(Exception):
-    """What was tried is not to be."""
+    """Raised to undo what was tried."""
 
 
 class Closings:
-    """Part of `Ledger`. Safe to use from several threads, and from several processes on one store."""
+    """The part of `Ledger` that closes and opens hosts. Safe to use from several threads, and from several processes on
+    one store."""
 
     def __init__(self, store: Store, transactions: PoolTransactions, new_id: Callable[[], str]) -> None:
         self._store, self._transactions, self._new_id = store, transactions, new_id
         self._seen: dict[tuple[str, str], object] = {}
 
     def close(self, closing: Closing) -> None:
-        """Bookings on the host move to others; holds take all of its time that is free."""
+        """Move bookings off the host, end leases that yield once its time has begun, and hold all of its time that is
+        free."""
         for pool in self._pools(closing.host):
             with self._transactions.look(pool) as transaction:
                 seen = (closing, closing.start <= transaction.now, transaction.look.generation)
@@ -80,8 +82,8 @@ class Closings:
         self._seen = {key: seen for key, seen in self._seen.items() if key[0] != id}
 
     def in_the_way(self, closing: Closing) -> list[Booking]:
-        """Bookings and leases that keep a lane of the host in its time: those that have begun, or cannot be elsewhere.
-        By start."""
+        """Return bookings and leases that keep a lane of the host in its time: those that have begun, or cannot be
+        elsewhere. By start."""
         found: dict[str, Booking] = {}
         for pool in self._pools(closing.host):
             with self._transactions.look(pool) as transaction:
@@ -89,7 +91,8 @@ class Closings:
         return sorted(found.values(), key=lambda one: (one.ask.start, one.id))
 
     def forecast(self, closing: Closing) -> ClosingForecast:
-        """It is done, and undone: so it says what would happen, whatever that depends on."""
+        """Return what closing the host would do to bookings. It is closed in transactions that are undone, so the
+        forecast depends on all that a closing depends on."""
         before: dict[str, Booking] = {}
         after: dict[str, Booking] = {}
         for pool in self._pools(closing.host):
@@ -213,7 +216,7 @@ def _open(ids: list[str], why: str, transaction: PoolTransaction) -> None:
 
 
 def gaps(time: Interval, taken: Iterable[Interval]) -> list[Interval]:
-    """What is left of [start, end) beside what is taken, in order."""
+    """Return what is left of [start, end) beside what is taken, in order."""
     found: list[Interval] = []
     begin, end = time
     for start, until in sorted(taken):

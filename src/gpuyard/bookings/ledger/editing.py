@@ -1,4 +1,9 @@
-"""Changes of a booking that is there: another time, another number, another comment. Within one transaction."""
+"""Changes a booking within one transaction: another time, another number of GPUs, another comment.
+
+A change that only gives back is allowed whatever the rules say by now, and keeps the lanes. Any other is admitted anew
+by the rules of the booking's owner, whoever makes it; where an admin approves bookings, one that is confirmed or active
+can be changed only by a person who may approve it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ from gpuyard.model.rights import Verb, may
 def edit(
     transaction: PoolTransaction, old: Booking, ask: Ask, who: Person, override: bool, new_id: Callable[[], str]
 ) -> Booking:
-    """The booking as it is then. Raises RefusedError."""
+    """Change a booking and return it as it is then. Raises RefusedError."""
     ask = replace(ask, end=ask.end.replace(microsecond=0))
     _require_possible(old, ask)
     moves: list[Booking] = []
@@ -86,25 +91,25 @@ def _given_back(transaction: PoolTransaction, old: Booking, new: Booking, id: st
 
 
 def only_less(old: Ask, new: Ask) -> bool:
-    """Whether a change only gives back: nothing that a rule could have against it."""
+    """Whether a change only gives back: nothing that a rule could object to."""
     return new == replace(old, end=new.end, gpus=new.gpus, comment=new.comment) and (
         new.end <= old.end and new.gpus <= old.gpus and (new.gpus == old.gpus or not old.same_group)
     )
 
 
 def owner(booking: Booking, who: Person) -> Person:
-    """Whose rules hold for a change: the owner's, also when an admin makes it."""
+    """Return the person whose rules hold for a change: the owner, also when an admin makes it."""
     roles = who.roles if who.user_id == booking.user_id else frozenset({"member"})
     return Person(booking.user_id, booking.user, booking.project_id, booking.project, roles, booking.email)
 
 
 def describe(ask: Ask) -> str:
-    """For the audit log."""
+    """Describe an ask, for the audit log."""
     what = f"GPU {ask.gpu}" if ask.gpu else f"{ask.gpus} of pool {ask.pool}"
     return f"{what} from {spell(ask.start)} until {spell(ask.end)}"
 
 
 def note_override(transaction: PoolTransaction, booking: Booking, who: Person, answer: Answer) -> None:
-    """Every rule that was set aside, in the audit log."""
+    """Write every rule that was set aside into the audit log."""
     for reason in answer.overridden:
         transaction.note(who.user, "booking.override", booking, reason.text, reason.code)

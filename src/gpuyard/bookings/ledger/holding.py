@@ -1,4 +1,4 @@
-"""Holds: operators keep GPUs out of use for a time. Within one transaction a pool."""
+"""Makes holds, with which operators keep GPUs out of use for a time. Within one transaction a pool."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gpuyard.model.booking_life import from_now
 
 
 def wanted_lanes(lanes: Sequence[Lane], gpus: Sequence[str], hosts: Sequence[str], pools: Sequence[str]) -> list[Lane]:
-    """The lanes of GPUs (``host/address``), of whole hosts and of whole pools, each once. Raises RefusedError for what
-    does not exist."""
+    """Return the lanes of GPUs (``host/address``), of whole hosts and of whole pools, each once. Raises RefusedError
+    for what does not exist."""
     by_gpu = {f"{lane.host}/{address}".lower(): lane for lane in lanes for address in lane.addresses}
     all_hosts, all_pools = sorted({lane.host for lane in lanes}), sorted({lane.pool for lane in lanes})
     wrong = [
@@ -34,14 +34,14 @@ def wanted_lanes(lanes: Sequence[Lane], gpus: Sequence[str], hosts: Sequence[str
 
 
 def whole(lane: Lane, start: datetime, end: datetime, comment: str) -> Ask:
-    """All of a slot."""
+    """Return an ask for all of a slot."""
     return Ask(lane.pool, start, end, lane.size, lane.size > 1, lane.size > 1, lane.name, comment)
 
 
 def hold_all(
     asks: Sequence[tuple[Lane, Ask]], who: Person, series: str, new_id: Callable[[], str], transaction: PoolTransaction
 ) -> list[Booking]:
-    """Holds for all of them. Raises RefusedError when a booking is in the way that cannot go elsewhere."""
+    """Make a hold for each lane and ask. Raises RefusedError when a booking is in the way that cannot go elsewhere."""
     return [_hold(transaction, lane, ask, who, series, new_id()) for lane, ask in asks]
 
 
@@ -71,7 +71,7 @@ def _hold(transaction: PoolTransaction, lane: Lane, ask: Ask, who: Person, serie
 
 
 def make_way(transaction: PoolTransaction, lane: Lane, start: datetime, end: datetime) -> None:
-    """Bookings of a lane in a time go elsewhere, and leases that yield end. Raises RefusedError when one cannot."""
+    """Move bookings of a lane in a time elsewhere, and end leases that yield. Raises RefusedError when one cannot."""
     in_the_way = [one for one in transaction.look.on_lanes([lane.id], start) if one.ask.start < end]
     leases = [one for one in in_the_way if one.yields]
     fixed = [one for one in in_the_way if not transaction.may_move(one) and not one.yields]

@@ -1,8 +1,8 @@
 """Leases: GPUs that gpuyard itself keeps for servers that run one GitHub job each.
 
 A lease is on the same lanes as bookings and is admitted by the same timetable, so no GPU is ever given twice, and one
-that ends before the next booking of its lane begins delays nobody. Rules of people do not hold for it: what jobs may
-have is for whoever takes leases to say. docs/adr/0021 says why it is so.
+that ends before the next booking of its lane begins delays nobody. Rules of people do not hold for it: the runners that
+take leases decide what jobs may have. docs/adr/0021 says why it is so.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Gaps = tuple[tuple[datetime, datetime], ...]
 
 @dataclass(frozen=True, slots=True)
 class LaneCapacity:
-    """When a lane could be leased."""
+    """The times in which a lane could be leased."""
 
     size: int
     """Number of GPUs."""
@@ -44,7 +44,7 @@ class LaneCapacity:
 
 @dataclass(frozen=True)
 class PoolCapacity:
-    """What could be leased of a pool."""
+    """The lanes of a pool that could be leased, with the times of each."""
 
     pool: str
     lanes: tuple[LaneCapacity, ...]
@@ -54,7 +54,8 @@ class PoolCapacity:
 
 
 class Leases:
-    """Part of `Ledger`. Safe to use from several threads, and from several processes on one store."""
+    """The part of `Ledger` that takes, extends and ends leases. Safe to use from several threads, and from several
+    processes on one store."""
 
     def __init__(self, store: Store, transactions: PoolTransactions, new_id: Callable[[], str]) -> None:
         self._store = store
@@ -74,8 +75,8 @@ class Leases:
         *,
         yields: bool,
     ) -> Booking:
-        """From now until `end`, for the one server `server` of a project; several GPUs are on one host. Raises
-        RefusedError. Bookings that have not begun may get other lanes for it; none is delayed.
+        """Lease GPUs from now until `end`, for the one server `server` of a project; several GPUs are on one host.
+        Raises RefusedError. Bookings that have not begun may get other lanes for it; none is delayed.
 
         Taken again for the same server, it is the lease that is there. `comment`: what everybody sees of it, as in
         ``runner gpuyard-v100-c3k8x2m9 of owner/name``. `yields`: a booking that needs its lanes may end it.
@@ -120,9 +121,9 @@ class Leases:
         return self._transactions.run(pool, take)
 
     def extend(self, id: str, end: datetime, *, yields: bool | None = None) -> Booking:
-        """Another end, later or earlier, on the same lanes; `yields`: whether it makes way from now on, which may end
-        it at once when somebody waits. Raises RefusedError when a booking is in the way or the lease is over: then
-        nothing changes."""
+        """Give a lease another end, later or earlier, on the same lanes. `yields`: whether it makes way from now on,
+        which may end it at once when somebody waits. Raises RefusedError when a booking is in the way or the lease is
+        over: then nothing changes."""
 
         def extend(transaction: PoolTransaction) -> Booking:
             old = _lease(transaction, id)
@@ -148,7 +149,7 @@ class Leases:
         return self._transactions.run(self._pool_of(id), extend)
 
     def end(self, id: str, reason: str) -> None:
-        """Now: its lanes are free for others. Nothing happens when it is over already."""
+        """End a lease now: its lanes are free for others. Nothing happens when it is over already."""
 
         def end(transaction: PoolTransaction) -> None:
             old = _lease(transaction, id)
@@ -159,7 +160,7 @@ class Leases:
         self._transactions.run(self._pool_of(id), end)
 
     def current(self) -> list[Booking]:
-        """Those that are on, by pool and start."""
+        """Return the leases that are on, by pool and start."""
         found: list[Booking] = []
         for pool in self._transactions.book.pools:
             with self._store.look(pool) as look:
@@ -167,7 +168,7 @@ class Leases:
         return found
 
     def rooms(self) -> Mapping[str, PoolCapacity]:
-        """Pool -> what could be leased now and later. Cheap: of the ledger's copy in memory."""
+        """Return pool -> what could be leased now and later. Cheap: read from the ledger's copy in memory."""
         return {pool: self._room(pool) for pool in self._transactions.book.pools}
 
     def _room(self, pool: str) -> PoolCapacity:
@@ -187,9 +188,9 @@ class Leases:
         return PoolCapacity(pool, lanes, blocked)
 
     def tell(self, pool: str, blocked: str, closed: Collection[int]) -> None:
-        """What only who looks at the cloud knows, for leases that are taken from now on. `blocked`: why no server may
-        be started in the pool. `closed`: lanes that no new server can have or is to have now: servers without a
-        booking are on them, or they are held."""
+        """Record what only an observation of the cloud shows, for leases that are taken from now on. `blocked`: why no
+        server may be started in the pool. `closed`: lanes that no new server can have or is to have now: servers
+        without a booking are on them, or they are held."""
         words = {_BLOCKED: blocked, _CLOSED: " ".join(map(str, sorted(closed)))}
         known = self._store.values(pool)
         for key, text in words.items():
@@ -197,13 +198,13 @@ class Leases:
                 self._store.set_value(pool, key, text or None)
 
     def tell_before(self, pool: str, blocked: str, closed: Collection[int]) -> None:
-        """What is about to become so, besides what was told: before limits go down and holds are placed, so that no
-        server is asked for that Nova would refuse then. `tell` says what has become of it."""
+        """Record what is about to become so, besides what was recorded: before limits go down and holds are placed, so
+        that no server is asked for that Nova would refuse then. `tell` records what has become of it."""
         before, known = self._told(pool)
         self.tell(pool, blocked or before, {*closed, *known})
 
     def blocked(self, pool: str) -> str:
-        """Why no server may be started in a pool at the moment; empty when one may."""
+        """Return why no server may be started in a pool at the moment; empty when one may."""
         return self._told(pool)[0]
 
     def _told(self, pool: str) -> tuple[str, list[int]]:

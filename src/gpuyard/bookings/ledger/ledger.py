@@ -1,7 +1,8 @@
 """The one record of who has which GPU when: every booking is made, changed and ended here, whoever asks.
 
-Each change is one transaction that has its pool to itself: look, decide (admission.py), write, with the events and the
-audit entries that belong to it. So two who ask at once are asked one after the other, in one process and in several.
+Each change is one transaction that has its pool to itself: it reads the pool, decides (admission.py) and writes, with
+the events and the audit entries that belong to it. So two requests at the same time are decided one after the other, in
+one process and in several. A service outside that has a say is asked before the transaction, never within it.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ MOST_POOLS = 3
 
 @dataclass(frozen=True)
 class _Order:
-    """Who books for whom, and how."""
+    """The people and options of one request to book."""
 
     who: Person
     """The owner."""
@@ -72,7 +73,7 @@ class _Order:
 
 
 class Ledger:
-    """What people do. Safe to use from several threads, and from several processes on one store."""
+    """The ledger as people use it. Safe to use from several threads, and from several processes on one store."""
 
     def __init__(
         self, store: Store, book: BookingSettings, now: Callable[[], datetime], new_id: Callable[[], str]
@@ -83,29 +84,29 @@ class Ledger:
         self._new_id = new_id
         self._transactions = PoolTransactions(store, book, now)
         self.admissions = Admissions()
-        """How long answers to wishes for bookings took."""
+        """How long answers to requests for bookings took."""
         self.upkeep = Upkeep(store, self._transactions)
-        """The keeper's side: what time and the cloud do to bookings."""
+        """The controller's side: what time and the cloud do to bookings."""
         self.leases = Leases(store, self._transactions, new_id)
-        """What runners for GitHub jobs have."""
+        """GPUs that runners for GitHub jobs have."""
         self.loans = Loans(store, self._transactions, new_id)
         """Certain GPUs for one project alone, although something may be wrong with them."""
         self.outside: Outside = NOBODY
-        """Who else must say yes before somebody's booking is made or changed."""
+        """The service that must say yes, too, before a person's booking is made or changed."""
         self.closings = Closings(store, self._transactions, new_id)
         """Hosts that are out of use for a time."""
 
     def allow(self, allowance: Callable[[str, str], Allowance | None]) -> None:
-        """Bookings must fit into these budgets from now on: `BookingSettings.allowance`."""
+        """Require bookings to fit into these budgets from now on: `BookingSettings.allowance`."""
         self.book = self._transactions.book = replace(self.book, allowance=allowance)
 
     def close(self) -> None:
-        """Give the database back, and the turns."""
+        """Close the database and give up leadership."""
         self._store.close()
 
     @property
     def database(self) -> Database:
-        """For others who keep something there."""
+        """The database, for others who keep something there."""
         return self._store.database
 
     # What people do. `who` has the roles of the project that it is about; rights.py says what they let them do.
@@ -132,14 +133,14 @@ class Ledger:
         shared: bool = False,
         by: Person | None = None,
     ) -> tuple[Booking, ...]:
-        """Book. Raises RefusedError, ForbiddenError.
+        """Book GPUs. Raises RefusedError, ForbiddenError.
 
         `wait`: go on the waitlist when there is no GPU free. `override`: an admin sets rules aside; never that a GPU is
         given twice. `key`: the same key of the same person gets the booking that was made, not another one; raises
         RefusedError (code ``key_reused``) when the ask differs. `repeat`: an iCalendar RRULE with COUNT or UNTIL,
         reckoned in `zone`; all of its bookings are made, or none. Several bookings are returned only for `repeat`.
-        `shared`: every member of the project may use it. `by`: who asks, where the booking is to be that of a
-        colleague, `who`, whose rules and limits hold.
+        `shared`: every member of the project may use it. `by`: the person who asks, where the booking is to be that of
+        a colleague, `who`, whose rules and limits hold.
         """
         order = _Order(who, by or who, wait, override, shared)
         if (shared or order.by != who) and not self.book.rules_of(ask.pool, who.project).for_others:
@@ -232,9 +233,9 @@ class Ledger:
         override: bool = False,
         series: bool = False,
     ) -> Booking:
-        """Another time, number or comment; also extends or shortens one that is active (its start stays). `version`:
-        raises StaleError when the booking has another one by now. `series`: the others of its series that have not
-        begun change alike. Raises RefusedError, and leaves all as it was."""
+        """Change a booking's time, number or comment; also extend or shorten one that is active (its start stays).
+        `version`: raises StaleError when the booking has another one by now. `series`: the others of its series that
+        have not begun change alike. Raises RefusedError, and leaves all as it was."""
         if override:
             require(who, Verb.OVERRIDE)
 
@@ -278,8 +279,8 @@ class Ledger:
     def cancel(
         self, id: str, who: Person, version: int | None = None, reason: str = "", *, series: bool = False
     ) -> Booking:
-        """Before it begins; also takes one off the waitlist, refuses an offer, declines a request, ends a hold.
-        `series`: and all others of its series that have not begun."""
+        """Cancel a booking before it begins; also take one off the waitlist, refuse an offer, decline a request, end a
+        hold. `series`: and all others of its series that have not begun."""
 
         def cancel_one(transaction: PoolTransaction, old: Booking) -> Booking:
             if old.kind is BookingKind.HOLD and old.state is BookingState.ACTIVE:
@@ -316,7 +317,8 @@ class Ledger:
         return self._change_one(id, who, Verb.END, version, lambda transaction, old: self._end(transaction, old, who))
 
     def approve(self, id: str, who: Person, version: int | None = None) -> Booking:
-        """Admins only. The GPUs are looked for now: raises RefusedError when they are gone."""
+        """Confirm a requested booking; admins only. Its GPUs are looked for now: raises RefusedError when they are
+        gone."""
 
         def change(transaction: PoolTransaction, old: Booking) -> Booking:
             require_state(old, BookingState.REQUESTED, "approved")
@@ -335,7 +337,7 @@ class Ledger:
         return self._change_one(id, who, Verb.APPROVE, version, change)
 
     def accept(self, id: str, who: Person, version: int | None = None) -> Booking:
-        """Take an offer."""
+        """Take an offer. Raises RefusedError when it is over, or a rule is against it by now."""
 
         def change(transaction: PoolTransaction, old: Booking) -> Booking:
             require_state(old, BookingState.OFFERED, "accepted")
@@ -349,7 +351,7 @@ class Ledger:
         return self._change_one(id, who, Verb.ACCEPT, version, change)
 
     def open(self, id: str, who: Person) -> Booking:
-        """In pools with unbooked use: release the GPUs of an active booking for its owner's server, for a while."""
+        """Release the GPUs of an active booking for its owner's server, for a while: in pools with unbooked use."""
 
         def change(transaction: PoolTransaction, old: Booking) -> Booking:
             if old.state is not BookingState.ACTIVE or old.kind is BookingKind.HOLD:
@@ -363,8 +365,8 @@ class Ledger:
         return self._change_one(id, who, Verb.OPEN, None, change)
 
     def expect_back(self, gpus: Sequence[str], back: datetime | None, who: Person) -> list[Lane]:
-        """Say when GPUs (``host/address``, or all of a host) that cannot be used now will be back, so that they can be
-        booked from then on; None: the rule `trouble` says it again. Admins only. Raises RefusedError."""
+        """Record when GPUs (``host/address``, or all of a host) that cannot be used now will be back, so that they can
+        be booked from then on; None: the rule `trouble` says it again. Admins only. Raises RefusedError."""
         require(who, Verb.HOLD)
         chosen: list[Lane] = []
         for name in gpus:
@@ -386,45 +388,45 @@ class Ledger:
     # What is shown.
 
     def get(self, id: str) -> Booking:
-        """Raises NoBookingError."""
+        """Return a booking. Raises NoBookingError."""
         found = self._store.get(id)
         if found is None:
             raise NoBookingError(f"there is no booking {id}")
         return found
 
     def find(self, query: Query, limit: int = 1000, marker: str = "") -> list[Booking]:
-        """In order of start, then id; `marker` is the id of the last one of the page before."""
+        """Return bookings in order of start, then id; `marker` is the id of the last one of the page before."""
         return self._store.find(query, limit, marker)
 
     def live(self) -> list[LiveBookings]:
-        """How many bookings, and what else takes GPUs, there are that are not over."""
+        """Count bookings, and what else takes GPUs, that are not over."""
         return self._store.live(self.book.pools, OPEN)
 
     def granted(self, since: datetime) -> list[Granted]:
-        """Bookings that got their GPUs since then."""
+        """Return bookings that got their GPUs since then."""
         return self._store.granted(since)
 
     def booked_ahead(self, project_id: str, since: datetime) -> list[BookedTime]:
-        """What a project has booked in all pools after a moment, also what has ended since."""
+        """Return what a project has booked in all pools after a moment, also what has ended since."""
         with self._transactions.look(self.book.pools[0]) as transaction:
             return transaction.look.booked_ahead(project_id, seconds(since))
 
     def lanes(self, pool: str = "") -> tuple[Lane, ...]:
-        """Rows of the calendar: by pool, host and address."""
+        """Return the rows of the calendar, by pool, host and address."""
         return self._store.lanes(pool)
 
     def cases(self, who: Person) -> list[Overstay]:
-        """Servers of somebody that must give their GPUs back, and have been warned; for an admin those of all."""
+        """Return a person's servers that must give their GPUs back, and have been warned; for an admin those of all."""
         cases = [case for case in self._store.open_cases() if case.warned is not None and case.due is not None]
         return [case for case in cases if who.admin or case.user_id == who.user_id]
 
     def occupied(self, pool: str, start: datetime, end: datetime) -> list[Occupied]:
-        """Every lane that is taken in a time, by whom."""
+        """Return every lane that is taken in a time, with the booking that takes it."""
         return self._store.occupied(pool, start, end)
 
     def free(self, pool: str, start: datetime, end: datetime, step: int) -> list[tuple[datetime, int]]:
-        """How many lanes are free throughout each `step` seconds of a time: (start of the step, lanes). Those of leases
-        that would make way for a booking are."""
+        """Return how many lanes are free throughout each `step` seconds of a time: (start of the step, lanes). Those of
+        leases that would make way for a booking are."""
         self._require_pool(pool)
         with self._transactions.look(pool) as transaction, transaction.with_way_made():
             first, until = seconds(start), transaction.troubled
@@ -437,8 +439,8 @@ class Ledger:
         return [(moment(first + number * step), count) for number, count in enumerate(counts)]
 
     def changed_rules(self, changed: Mapping[tuple[str, str], Rules | None], zone: str) -> list[Finding]:
-        """What open bookings would lose by other rules, by (pool, project) by name; None: the pool is gone. `zone` is
-        that of quiet hours then. Changes nothing."""
+        """Return what open bookings would lose by other rules, by (pool, project) by name; None: the pool is gone.
+        `zone` is that of quiet hours then. Changes nothing."""
         found: list[Finding] = []
         for pool in sorted({pool for pool, _ in changed}):
             bookings = [one for one in self._open(pool) if (pool, one.project) in changed]
@@ -459,11 +461,11 @@ class Ledger:
             page = self._store.find(query, marker=page[-1].id)
 
     def audit(self, limit: int = 100, before: int | None = None, query: AuditQuery | None = None) -> list[AuditEntry]:
-        """The newest first; `before`: only those with a smaller id."""
+        """Return audit entries, the newest first; `before`: only those with a smaller id."""
         return self._store.audit(limit, before, query)
 
     def note(self, who: Person, action: str, target: str, text: str) -> None:
-        """In the audit log, what is done to something else than a booking."""
+        """Write an audit entry about something that is not a booking."""
         self._store.write_audit(AuditEntry(self.now(), who.user, action, target, text=text))
 
     # How.

@@ -1,8 +1,9 @@
 """Loans: a certain GPU for one project alone, from now on until an end, although something may be wrong with it.
 
-Who accepts a GPU or repairs it must start a server on that very one, and nobody else may get it meanwhile. A loan is on
-the GPU's lane as a booking is, so it is never given twice; enforcement lets its project in while everybody else is kept
-out, and holds the GPU again below the server and after it. docs/adr/0032 says why it is so.
+An operator or check that accepts or repairs a GPU must start a server on that very one, and nobody else may get it
+meanwhile. A loan is on the GPU's lane as a booking is, so it is never given twice; enforcement lets its project in
+while everybody else is kept out, and holds the GPU again below the server and after it. docs/adr/0032 says why it is
+so.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ MOST = 10_000
 
 
 class Loans:
-    """Part of `Ledger`. Safe to use from several threads, and from several processes on one store. Whether somebody may
-    lend is for whoever asks to know (`rights.Verb.REPAIR`)."""
+    """The part of `Ledger` that lends GPUs. Safe to use from several threads, and from several processes on one store.
+    Callers check whether the person may lend (`rights.Verb.REPAIR`)."""
 
     def __init__(self, store: Store, transactions: PoolTransactions, new_id: Callable[[], str]) -> None:
         self._store = store
@@ -37,8 +38,8 @@ class Loans:
     def lend(
         self, gpu: str, project_id: str, project: str, until: datetime, comment: str, by: Person, *, server: str = ""
     ) -> Booking:
-        """The whole slot of a GPU (``host/address``), from now on. Any member of the project may start a server there
-        once the loan is `usable_since`; it is released for as long as the rule `window` says, and again when
+        """Lend the whole slot of a GPU (``host/address``), from now on. Any member of the project may start a server
+        there once the loan is `usable_since`; it is released for as long as the rule `window` says, and again when
         `Ledger.open` is asked. Bookings in its way go elsewhere. Raises RefusedError: for one that cannot, for a GPU
         that is held or lent already.
 
@@ -78,8 +79,8 @@ class Loans:
         return self._transactions.run(lane.pool, lend)
 
     def end(self, id: str, reason: str, by: str) -> None:
-        """Now: its GPU is held again at the next look, if it is still to be kept back. End it when its server is gone.
-        Nothing happens when it is over already. `by`: a name, for the audit log. Raises NoBookingError."""
+        """End a loan now: its GPU is held again at the next run, if it is still to be kept back. End it when its server
+        is gone. Nothing happens when it is over already. `by`: a name, for the audit log. Raises NoBookingError."""
         found = self._store.get(id)
         if found is None or found.kind is not BookingKind.LOAN:
             raise NoBookingError(f"there is no loan {id}")
@@ -95,13 +96,13 @@ class Loans:
         self._transactions.run(found.ask.pool, end)
 
     def current(self) -> list[Booking]:
-        """Those that are on, in order of their start."""
+        """Return the loans that are on, in order of their start."""
         return self._store.find(
             Query(kinds=frozenset({BookingKind.LOAN}), states=frozenset({BookingState.ACTIVE})), MOST
         )
 
     def of(self, gpu: str) -> Booking | None:
-        """The loan that a GPU (``host/address``) is in now."""
+        """Return the loan that a GPU (``host/address``) is in now."""
         lanes = {
             lane.id for lane in self._store.lanes() for address in lane.addresses if f"{lane.host}/{address}" == gpu
         }

@@ -1,4 +1,10 @@
-"""One pool at the desk: a transaction that has it to itself, and its timetable, which changes together with it."""
+"""A transaction that has one pool to itself, with the pool's timetable in memory, which changes together with it.
+
+Each process keeps a copy of the pool's lanes and timetable, as of one generation of the store, and brings it up to date
+when a transaction begins. What a transaction changes is in the copy at once, so that later decisions of the same
+transaction see it, and is undone with the transaction. When the store finds a conflict nevertheless, the copy is read
+anew and the work is done once more (docs/adr/0018).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BookingSettings:
-    """What the site says of bookings."""
+    """Pools, rules and budgets of a site, as the ledger needs them."""
 
     pools: Sequence[str]
     rules: Callable[[str, str], Rules]
@@ -38,18 +44,19 @@ class BookingSettings:
     zone: str
     """Time zone of quiet hours, as in ``Europe/Rome``."""
     knows: Callable[[str], bool] = lambda project: True
-    """Whether the site is for a project (name): its people are let in."""
+    """Whether the site is for a project (name), so that its people are let in."""
     allowance: Callable[[str, str], Allowance | None] = lambda project_id, project: None
     """The budget of a project (id, name), with what it has used; None: it has none. It is asked within transactions,
     and must answer at once."""
 
     def rules_of(self, pool: str, project: str) -> Rules:
-        """Also for pools that are no longer in the site file: nobody can book there, and what was booked ends."""
+        """Return the rules of a pool for a project; also for pools that are no longer in the site file: nobody can book
+        there, and what was booked ends."""
         return self.rules(pool, project) if pool in self.pools else Rules(may_book=False)
 
 
 class PoolCopy:
-    """A pool's lanes and timetable in memory, as of one generation of the store. Whoever uses it holds the lock."""
+    """A pool's lanes and timetable in memory, as of one generation of the store. Its user holds the lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -77,12 +84,12 @@ class PoolCopy:
         self.generation = look.generation
 
     def forget(self) -> None:
-        """The next look reads everything anew."""
+        """Make the next transaction read everything anew."""
         self.generation = -1
 
 
 class PoolTransaction:
-    """A pool within one transaction. What is done here is in the timetable at once, and undone with the transaction."""
+    """One pool within one transaction. Changes are in the timetable at once, and undone with the transaction."""
 
     def __init__(self, look: PoolReader, copy: PoolCopy, book: BookingSettings, now: datetime) -> None:
         self.look = look
@@ -96,7 +103,7 @@ class PoolTransaction:
 
     @property
     def change(self) -> PoolChange:
-        """For what writes. A desk that only looks has none."""
+        """The store's transaction, for writing. A transaction that only reads has none."""
         assert isinstance(self.look, PoolChange)
         return self.look
 
@@ -115,7 +122,7 @@ class PoolTransaction:
         return {id: until for id, until in found.items() if until is not None}
 
     def leave_out(self, lane: int) -> None:
-        """Give a lane to nobody in this transaction."""
+        """Give this lane to nobody in this transaction."""
         self.lanes = tuple(replace(one, trouble="held", back=FOREVER) if one.id == lane else one for one in self.lanes)
         self._well = well_lanes(self.lanes)
 
@@ -123,7 +130,7 @@ class PoolTransaction:
         return self.book.rules_of(self.look.pool, project)
 
     def admit(self, ask: Ask, who: Person, *, without: Booking | None = None, override: bool = False) -> Answer:
-        """The answer to what somebody asks. `without`: the booking that it is to replace."""
+        """Return the answer to an ask. `without`: the booking that it is to replace."""
         rules = self.rules(who.project)
         old = without.id if without else ""
         facts = self.facts(ask, who, without)
@@ -160,12 +167,12 @@ class PoolTransaction:
         return replace(self.pool, movable=lambda start, end: self._movable(start, end, without))
 
     def with_way_made(self) -> AbstractContextManager[None]:
-        """As if no lease that yields were there, for as long as the context lasts."""
+        """Take leases that yield off the timetable for as long as the context lasts."""
         return self.timetable.without([taken for one in self.look.yielding() for taken in taken_by(one)])
 
     @contextmanager
     def also_taken(self, lanes: Sequence[int]) -> Iterator[None]:
-        """As if these lanes were taken for the next moment, for as long as the context lasts; those that are free."""
+        """Count these lanes as taken for the next moment, for as long as the context lasts, where they are free."""
         start = seconds(self.now)
         known = {lane.id for lane in self.lanes}
         taken = [(lane, start, start + A_MOMENT) for lane in lanes if lane in known]
@@ -179,7 +186,7 @@ class PoolTransaction:
                 self.timetable.remove(*one)
 
     def facts(self, ask: Ask, who: Person, without: Booking | None, rules: Rules | None = None) -> Usage:
-        """What the rules need to know; those that hold, where no others are given."""
+        """Return what the rules need to know, by the rules that hold unless others are given."""
         rules = rules or self.rules(who.project)
         old = without.id if without else ""
         booked = {}
@@ -213,7 +220,7 @@ class PoolTransaction:
         return allowance.objections(BookedTime(seconds(ask.start), seconds(ask.end), ask.gpus), ahead)
 
     def broken(self, booking: Booking) -> list[Reason]:
-        """Rules that speak against a booking by now, but for those on when it is made."""
+        """Return rules that speak against a booking by now, except for those about the moment at which it is made."""
         who = booking_owner(booking)
         rules, facts = self.rules(booking.project), replace(self.facts(booking.ask, who, booking), started=True)
         return broken_rules(booking.ask, rules, who, facts, self.book.zone, self.now)
@@ -292,15 +299,16 @@ class PoolTransaction:
         return saved
 
     def move(self, moves: Answer) -> list[Booking]:
-        """Bookings of an answer's moves, with their new lanes; not saved yet. Leases that end for it have ended."""
+        """Return bookings of an answer's moves, with their new lanes; not saved yet. Leases that end for it have
+        ended."""
         for lease in self.look.get_many(list(moves.ends)).values():
             self.transition(replace(lease, reason=MADE_WAY), BookingState.ENDED, action="lease.end", note=MADE_WAY)
         known = self.look.get_many(list(moves.moves))
         return [replace(known[id], lanes=lanes) for id, lanes in moves.moves.items()]
 
     def find_place(self, booking: Booking) -> Answer | None:
-        """Lanes for one that has none, where its user may have another booking; None when there are none. The rules
-        about the booking itself are not asked."""
+        """Return lanes for a booking that has none, where its user may have another booking; None when there are none.
+        The rules about the booking itself are not asked."""
         rules = self.rules(booking.project)
         avoid: frozenset[int] = frozenset()
         if rules.most_active_per_gpu is not None and not booking.ask.gpu:
@@ -313,13 +321,13 @@ class PoolTransaction:
         return answer if answer.yes else None
 
     def place(self, booking: Booking, keep: Sequence[int] = ()) -> Answer:
-        """Other lanes for a booking, whatever the rules say of it."""
+        """Return other lanes for a booking, whatever the rules say of it."""
         wish = Placing(booking.ask, keep)
         with self.timetable.without(taken_by(booking)):
             return self._decided(wish, lambda pool: _placed(place(wish.ask, pool, keep)), booking.id)
 
     def place_lease(self, lease: Booking, ask: Ask, keep: Sequence[int] = ()) -> Answer:
-        """Lanes for a lease; `keep`: it must be these. No other lease ends for it."""
+        """Return lanes for a lease; `keep`: it must be these. No other lease ends for it."""
         start, end = seconds(ask.start), seconds(ask.end)
         with self.timetable.without(taken_by(lease)):
             if keep and all(self.timetable.is_free(lane, start, end) for lane in keep):
@@ -337,12 +345,12 @@ class PoolTransaction:
             (self.timetable.remove if taken else self.timetable.add)(*interval)
 
     def tell(self, kind: str, booking: Booking, **details: str) -> None:
-        """An event for the booking's owner."""
+        """Write an event for the booking's owner."""
         self.wrote = True
         self.change.event(Event(kind, self.now, booking.id, booking.user_id, booking.email, details))
 
     def note(self, actor: str, action: str, booking: Booking, text: str = "", rule: str = "") -> None:
-        """An entry in the audit log."""
+        """Write an entry into the audit log."""
         self.change.audit(AuditEntry(self.now, actor, action, booking.id, rule, text))
 
 
@@ -351,14 +359,14 @@ def _placed(found: Placed | Reason) -> Answer:
 
 
 def taken_by(booking: Booking) -> list[Taken]:
-    """What a booking has on the timetable."""
+    """Return the intervals that a booking has on the timetable."""
     if booking.state not in TAKES_LANES:
         return []
     return [(lane, seconds(booking.ask.start), seconds(booking.ask.end)) for lane in booking.lanes]
 
 
 class PoolTransactions:
-    """Opens pools, one at a time each."""
+    """Opens transactions of pools, one at a time for each pool."""
 
     def __init__(self, store: Store, book: BookingSettings, now: Callable[[], datetime]) -> None:
         self._store = store
@@ -367,7 +375,7 @@ class PoolTransactions:
         self._copies: dict[str, PoolCopy] = {}
         self._adding = threading.Lock()
         self.on_change: Callable[[], None] = lambda: None
-        """Called after every change, by whoever made it: to wake a loop."""
+        """Called after every change, whoever made it, to wake a loop."""
 
     def _copy(self, pool: str) -> PoolCopy:
         with self._adding:
@@ -375,7 +383,7 @@ class PoolTransactions:
 
     @contextmanager
     def change(self, pool: str) -> Iterator[PoolTransaction]:
-        """For writing: the pool is locked until the block ends, here and in the store."""
+        """Open a pool for writing: it is locked until the block ends, here and in the store."""
         copy = self._copy(pool)
         transaction = None
         with copy.lock:
@@ -393,7 +401,7 @@ class PoolTransactions:
 
     @contextmanager
     def look(self, pool: str) -> Iterator[PoolTransaction]:
-        """For reading."""
+        """Open a pool for reading."""
         copy = self._copy(pool)
         with copy.lock, self._store.look(pool) as look:
             now = self.now().replace(microsecond=0)
@@ -401,7 +409,7 @@ class PoolTransactions:
             yield PoolTransaction(look, copy, self.book, now)
 
     def run(self, pool: str, work: Callable[[PoolTransaction], T]) -> T:
-        """Work on a pool in a transaction; once more, with everything read anew, when the store saw a conflict."""
+        """Do work on a pool in a transaction; once more, with everything read anew, when the store saw a conflict."""
         try:
             with self.change(pool) as transaction:
                 result = work(transaction)

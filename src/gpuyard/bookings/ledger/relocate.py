@@ -1,4 +1,4 @@
-"""Lanes of bookings follow the world: a GPU goes bad, or Nova gives a server another one than was thought of."""
+"""Moves bookings to other lanes when a GPU goes bad, or when Nova gives a server another GPU than planned."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gpuyard.model.booking_life import TAKES_LANES
 
 
 def leave_bad_lanes(transaction: PoolTransaction) -> int:
-    """Bookings on lanes that are expected to be in trouble when they start, and that no server has taken yet, go to
-    others; owners of those that cannot are told once for each lane. Returns how many moved."""
+    """Move bookings off lanes that are expected to be in trouble when they start and that no server has taken yet; tell
+    owners of those that cannot move, once for each lane. Returns how many moved."""
     until = transaction.troubled
     bad = {lane.id: lane for lane in transaction.lanes if lane.id in until}
     moved = 0
@@ -59,7 +59,7 @@ def follow_claim(transaction: PoolTransaction, booking: Booking, chosen: Sequenc
 
 
 def change_lanes(transaction: PoolTransaction, booking: Booking, chosen: Sequence[int]) -> Booking:
-    """Give a booking other lanes; whoever was to have these later gets its old ones, where that can be."""
+    """Give a booking other lanes; those who were to have these later get its old ones, where that can be."""
     wanted = [lane for lane in chosen if lane not in booking.lanes]
     spare = [lane for lane in booking.lanes if lane not in chosen]
     for new, old in zip(wanted, spare, strict=False):

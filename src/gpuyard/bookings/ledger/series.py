@@ -1,4 +1,4 @@
-"""What is done to a recurring booking as a whole: to all of its bookings that can still change, or to none of them."""
+"""Changes a recurring booking as a whole: all of its bookings that can still change, or none of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ NOW = timedelta(0)
 
 
 def members(transaction: PoolTransaction, booking: Booking, verb: Verb) -> list[Booking]:
-    """The booking, and those of its series to which that can be done and which have not begun; by start, then id."""
+    """Return the booking, and those of its series to which that can be done and which have not begun; by start, then
+    id."""
     others = transaction.look.series(booking.series) if booking.series else [booking]
     return [
         one
@@ -29,8 +30,8 @@ def members(transaction: PoolTransaction, booking: Booking, verb: Verb) -> list[
 def edit_series(
     transaction: PoolTransaction, old: Booking, ask: Ask, who: Person, override: bool, new_id: Callable[[], str]
 ) -> Booking:
-    """Change one as `edit` does, and the others alike: their start and end move by as much, and of the rest they take
-    what is different now. Raises RefusedError that says on which day. Returns the one."""
+    """Change one booking as `edit` does, and the others alike: their start and end move by as much, and of the rest
+    they take what is different now. Raises RefusedError that says on which day. Returns the one."""
     changed = old
     for one, wish in wishes(transaction, old, ask):
         try:
@@ -43,7 +44,7 @@ def edit_series(
 
 
 def wishes(transaction: PoolTransaction, old: Booking, ask: Ask) -> list[tuple[Booking, Ask]]:
-    """The bookings of a series, each with what it is to be; in the order in which they can be changed."""
+    """Return the bookings of a series, each with what it is to be, in the order in which they can be changed."""
     later, end_later = ask.start - old.ask.start, ask.end - old.ask.end
     names = {field.name for field in fields(Ask)} - {"start", "end"}
     changes = {name: getattr(ask, name) for name in names if getattr(ask, name) != getattr(old.ask, name)}
@@ -60,6 +61,6 @@ def same_use(old: Ask, new: Ask) -> bool:
 
 
 def on_day(answer: Answer, ask: Ask) -> Answer:
-    """Reasons that say which booking of several they are about."""
+    """Return the answer with reasons that say which booking of several they are about."""
     reasons = tuple(Reason(reason.code, f"on {spell(ask.start)}: {reason.text}") for reason in answer.reasons)
     return replace(answer, reasons=reasons, alternatives=())

@@ -1,6 +1,7 @@
-"""The keeper's side of the ledger: what time and the cloud do to bookings, and what must outlive the process.
+"""The controller's side of the ledger: applies time and the cloud to bookings, and keeps what must outlive the process.
 
-What is written for a booking is one transaction that has its pool to itself, as on the people's side (ledger.py).
+Each change of a booking is one transaction that has its pool to itself, as on the people's side (ledger.py). Pools that
+have left the site file are kept up, too, until their bookings have ended.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ PAGE = 1000
 
 
 class Upkeep:
-    """Safe to use from several threads, and from several processes on one store."""
+    """The part of `Ledger` for controllers. Safe to use from several threads, and from several processes on one
+    store."""
 
     def __init__(self, store: Store, transactions: PoolTransactions) -> None:
         self._store = store
@@ -35,7 +37,7 @@ class Upkeep:
         self.turns: LeaderElection = store
         self.outbox: Outbox = store
         self.records: Records = store
-        """Reclaim cases, and what enforcement remembers."""
+        """Overstays, and what enforcement remembers."""
         self._reminded: set[tuple[str, datetime]] = set()
         self._pruned: datetime | None = None
         self._offers_tried: dict[str, int] = {}
@@ -48,12 +50,12 @@ class Upkeep:
         )
 
     def on_change(self, call: Callable[[], None]) -> None:
-        """Call this after every change, by whoever made it: to wake a loop."""
+        """Call this after every change, whoever made it, to wake a loop."""
         self._transactions.on_change = call
 
     def note_once(self, pool: str, subject: str, what: str, event: Event | None, *entries: AuditEntry) -> bool:
-        """Write an event and audit entries, unless `what` was written of the subject (a booking's id, a case) before.
-        False when it was."""
+        """Write an event and audit entries, unless `what` was written of the subject (a booking's id, an overstay)
+        before. False when it was."""
         with self._store.change(pool) as change:
             new = change.mark_told(subject, what, self._transactions.now())
             if new and event is not None:
@@ -63,8 +65,8 @@ class Upkeep:
         return new
 
     def advance(self) -> int:
-        """Everything that is due by the clock: starts, ends, reminders, expiries, offers. Returns how many bookings
-        changed. What is done twice is done once."""
+        """Do everything that is due by the clock: starts, ends, reminders, expiries, offers. Returns how many bookings
+        changed. Done twice, the second time changes nothing."""
         changed = 0
         for pool in self._pools:
             with self._transactions.look(pool) as transaction:
@@ -103,7 +105,7 @@ class Upkeep:
         return moved
 
     def expect_back(self, lanes: Collection[int], back: datetime | None) -> None:
-        """When lanes in trouble (ids) are expected to be well; None: the rule `trouble` says it again."""
+        """Record when lanes in trouble (ids) are expected to be well; None: the rule `trouble` says it again."""
         if self._store.set_back(lanes, back):
             self._transactions.on_change()
 

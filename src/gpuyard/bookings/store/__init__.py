@@ -1,4 +1,4 @@
-"""The ledger's database: SQLite or PostgreSQL. The only place with SQL on bookings.
+"""The ledger's tables in SQLite or PostgreSQL. The only place with SQL on bookings.
 
 Everything that concerns the bookings of a pool is changed in one transaction that has the pool to itself
 (`Store.change`). Behind it stands a constraint of the database: no lane is ever taken twice at a time.

@@ -1,4 +1,4 @@
-"""What the store keeps beside bookings: audit log, reclaim cases, enforcement's memory."""
+"""The store's records besides bookings: audit log, overstays, enforcement's memory."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def insert_audit(connection: Connection, entry: AuditEntry) -> None:
 
 
 class Records:
-    """Part of `Store`."""
+    """The part of `Store` that keeps the audit log, overstays and enforcement's memory."""
 
     _database: Database
 
     def audit(self, limit: int = 100, before: int | None = None, query: AuditQuery | None = None) -> list[AuditEntry]:
-        """The newest first; `before`: only those with a smaller id."""
+        """Return audit entries, the newest first; `before`: only those with a smaller id."""
         found = select(AUDIT).where(*_audited(query or AuditQuery())).order_by(AUDIT.c.id.desc()).limit(limit)
         if before is not None:
             found = found.where(AUDIT.c.id < before)
@@ -46,12 +46,12 @@ class Records:
             ]
 
     def write_audit(self, entry: AuditEntry) -> None:
-        """For what is not part of a change of bookings."""
+        """Write an audit entry that is not part of a change of bookings."""
         with self._database.writing() as connection:
             insert_audit(connection, entry)
 
     def put_case(self, case: Overstay) -> None:
-        """New, or in place of the one with its server and `seen`."""
+        """Write an overstay, new or in place of the one with its server and `seen`."""
         row = {
             "server_id": case.server_id,
             "seen": seconds(case.seen),
@@ -72,29 +72,29 @@ class Records:
             put(connection, CASES, row)
 
     def open_cases(self) -> list[Overstay]:
-        """Those that are not cleared, by `seen`."""
+        """Return overstays that are not cleared, by `seen`."""
         query = select(CASES).where(CASES.c.cleared.is_(None)).order_by(CASES.c.seen, CASES.c.server_id)
         with self._database.reading() as connection:
             return [_case(row) for row in connection.execute(query)]
 
     def cases(self, limit: int = 100) -> list[Overstay]:
-        """The newest first, also those that are over."""
+        """Return overstays, the newest first, also those that are over."""
         query = select(CASES).order_by(CASES.c.seen.desc(), CASES.c.server_id).limit(limit)
         with self._database.reading() as connection:
             return [_case(row) for row in connection.execute(query)]
 
     def value(self, pool: str, key: str) -> str | None:
-        """What enforcement remembers of a pool."""
+        """Return one value that enforcement remembers of a pool."""
         return self.values(pool).get(key)
 
     def values(self, pool: str) -> dict[str, str]:
-        """All that it remembers."""
+        """Return all values that enforcement remembers of a pool."""
         query = select(ENFORCEMENT.c.key, ENFORCEMENT.c.value).where(ENFORCEMENT.c.pool == pool)
         with self._database.reading() as connection:
             return {row.key: row.value for row in connection.execute(query)}
 
     def set_value(self, pool: str, key: str, value: str | None) -> None:
-        """None: forget it."""
+        """Remember a value; None forgets it."""
         with self._database.writing() as connection:
             if value is None:
                 one = (ENFORCEMENT.c.pool == pool, ENFORCEMENT.c.key == key)
@@ -116,8 +116,8 @@ class Records:
             return connection.execute(change.where(*was)).rowcount == 1
 
     def prune(self, before: datetime) -> None:
-        """Forget idempotency keys, and events that no channel has still to tell, of before that time. Bookings and the
-        audit log stay."""
+        """Forget idempotency keys, and events that no channel has still to deliver, of before that time. Bookings and
+        the audit log stay."""
         old = EVENTS.c.at < seconds(before)
         waits = exists().where(DELIVERIES.c.event == EVENTS.c.id, DELIVERIES.c.next_try.is_not(None))
         over = select(EVENTS.c.id).where(old, ~waits)

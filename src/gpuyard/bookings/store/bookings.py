@@ -1,4 +1,4 @@
-"""Lists of bookings, for people and calendars."""
+"""Lists and counts bookings, for people, calendars and metrics."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gpuyard.model.booking import Booking, BookingKind, BookingState
 from gpuyard.model.errors import UsageError
 
 GRANTS = ("booking.offered", "booking.approve", "booking.accept", "booking.confirmed")
-"""What the audit log says of one that got its GPUs later than it was made."""
+"""Actions in the audit log by which a booking got its GPUs later than it was made."""
 MOST_GRANTED = 500_000
 
 
 class Bookings:
-    """Part of `Store`."""
+    """The part of `Store` that lists and counts bookings."""
 
     _database: Database
 
@@ -32,8 +32,8 @@ class Bookings:
         return to_booking(row) if row else None
 
     def find(self, query: Query, limit: int = 1000, marker: str = "") -> list[Booking]:
-        """In order of start, then id; `marker` is the id of the last one of the page before. Raises UsageError when
-        there is no booking `marker`."""
+        """Return bookings in order of start, then id; `marker` is the id of the last one of the page before. Raises
+        UsageError when there is no booking `marker`."""
         with self._database.reading() as connection:
             conditions = _conditions(query)
             if marker:
@@ -46,7 +46,7 @@ class Bookings:
             return [to_booking(row) for row in connection.execute(found)]
 
     def live(self, pools: Sequence[str], states: Collection[BookingState]) -> list[LiveBookings]:
-        """What there is in these states, by pool, kind and state."""
+        """Count bookings in these states, by pool, kind and state."""
         columns = (BOOKINGS.c.pool, BOOKINGS.c.kind, BOOKINGS.c.state)
         query = (
             select(*columns, func.count(), func.sum(BOOKINGS.c.gpus), func.min(BOOKINGS.c.created))
@@ -61,8 +61,8 @@ class Bookings:
         ]
 
     def granted(self, since: datetime) -> list[Granted]:
-        """Bookings that got their GPUs since then, and were not cancelled before they began; in no order. When that was
-        is in the audit log, of those that had to wait."""
+        """Return bookings that got their GPUs since then, and were not cancelled before they began; in no order. When
+        those that had to wait got them is in the audit log."""
         later = (
             select(func.min(AUDIT.c.at))
             .where(AUDIT.c.target == BOOKINGS.c.id, AUDIT.c.action.in_(GRANTS))
@@ -79,7 +79,7 @@ class Bookings:
         return [one for one in found if one.granted >= since]
 
     def occupied(self, pool: str, start: datetime, end: datetime) -> list[Occupied]:
-        """Every lane that is, or in the past was, taken within [start, end); by lane and start."""
+        """Return every lane that is, or in the past was, taken within [start, end); by lane and start."""
         since, until = seconds(start), seconds(end)
         query = select(BOOKINGS.c.id, BOOKINGS.c.starts, BOOKINGS.c.ends, BOOKINGS.c.lanes).where(
             BOOKINGS.c.pool == pool,

@@ -1,4 +1,4 @@
-"""Lanes: which slots there are, and what is wrong with them."""
+"""Keeps the lanes: the slots of the site, and what is wrong with each."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ AnyRow = Row[Any]
 
 
 class Lanes:
-    """Part of `Store`."""
+    """The part of `Store` that keeps lanes and their troubles."""
 
     _database: Database
 
     def sync_lanes(self, wanted: Wanted) -> None:
-        """Tell all slots of the site: (pool, host, addresses). A slot that was there (the same pool, host and first
-        address) keeps its lane's number; one that is not named any more stays, with a trouble that says so, for its
-        bookings' sake. Raises ValueError when one is named twice."""
+        """Make the lanes those of the site's slots: (pool, host, addresses). A slot that was there (the same pool, host
+        and first address) keeps its lane's number; one that is not named any more stays, with a trouble that says so,
+        for its bookings' sake. Raises ValueError when one is named twice."""
         slots = {(pool, host, addresses[0]): " ".join(addresses) for pool, host, addresses in wanted}
         if len(slots) != len(wanted):
             raise ValueError("a slot is named twice")
@@ -52,14 +52,14 @@ class Lanes:
             _bump(connection, {row["pool"] for row in (*come, *change)})
 
     def set_troubles(self, troubles: Mapping[int, str], for_good: Collection[int] = ()) -> set[int]:
-        """What is wrong with lanes (id -> why), with some `for_good`; one that is not named is well. Returns ids of
-        those that changed."""
+        """Write down what is wrong with lanes (id -> why), with some `for_good`; one that is not named is well. Returns
+        ids of those that changed."""
         return self._change_lanes(
             lambda row: {"trouble": troubles.get(row.id, ""), "back": _back(row, troubles, for_good)}
         )
 
     def set_back(self, lanes: Collection[int], back: datetime | None) -> set[int]:
-        """When lanes in trouble are expected to be well again. Returns ids of those that changed."""
+        """Write down when lanes in trouble are expected to be well again. Returns ids of those that changed."""
         return self._change_lanes(lambda row: {"back": maybe_seconds(back)} if row.id in lanes and row.trouble else {})
 
     def _change_lanes(self, wanted: Callable[[AnyRow], Mapping[str, Any]]) -> set[int]:
@@ -81,7 +81,7 @@ class Lanes:
         return {row.id for row, _ in changed}
 
     def lanes(self, pool: str = "") -> tuple[Lane, ...]:
-        """By pool, host and address; also those that have left the site."""
+        """Return lanes by pool, host and address; also those that have left the site."""
         query = select(*LANE).order_by(LANES.c.pool, LANES.c.host, LANES.c.addresses)
         if pool:
             query = query.where(LANES.c.pool == pool)
@@ -89,7 +89,7 @@ class Lanes:
             return tuple(to_lane(row) for row in connection.execute(query))
 
     def pools(self) -> tuple[str, ...]:
-        """Names of all pools that ever had a lane."""
+        """Return names of all pools that ever had a lane."""
         with self._database.reading() as connection:
             return tuple(connection.execute(select(POOLS.c.name).order_by(POOLS.c.name)).scalars())
 

@@ -1,7 +1,7 @@
-"""Events that wait to be told, by channel.
+"""The outbox: events that wait to be delivered, by channel.
 
 An event is written with the change that it tells of. In the same transaction every channel gets a row that says that it
-has still to tell it, so nothing depends on the order in which transactions end.
+has still to deliver it, so nothing depends on the order in which transactions end.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WAIT = insert(DELIVERIES).from_select(
 
 @dataclass(frozen=True)
 class Delivery:
-    """An event that a channel has still to tell."""
+    """An event that a channel has still to deliver."""
 
     event: Event
     attempts: int
@@ -51,7 +51,7 @@ class Delivery:
 
 
 def insert_event(connection: Connection, event: Event) -> None:
-    """For every channel that there is."""
+    """Write an event, to be delivered by every channel that there is."""
     row = {
         "kind": event.kind,
         "at": seconds(event.at),
@@ -84,14 +84,14 @@ def _behind(channel: str, now: datetime) -> ColumnElement[bool]:
 
 
 class Outbox:
-    """Part of `Store`: events, told at least once per channel (``mail``, ``webhook https://...``). A channel gets what
-    happens after it was first asked for."""
+    """The part of `Store` that keeps events, each delivered at least once per channel (``mail``, ``webhook
+    https://...``). A channel gets what happens after it was first asked for."""
 
     _database: Database
 
     def take_undelivered(self, channel: str, now: datetime, limit: int = 100) -> list[Delivery]:
-        """Events that the channel has still to tell and that may be tried now, in order. Nobody else gets them for the
-        next minute, nor a later one of the same booking before they are told."""
+        """Return events that the channel has still to deliver and that may be tried now, in order. Nobody else gets
+        them for the next minute, nor a later one of the same booking before they are delivered."""
         waits = (DELIVERIES.c.channel == channel, DELIVERIES.c.next_try <= seconds(now))
         with self._database.reading() as connection:
             known = connection.execute(select(CHANNELS).where(CHANNELS.c.name == channel)).first()
@@ -121,7 +121,7 @@ class Outbox:
         ]
 
     def waiting(self) -> dict[str, tuple[int, datetime | None]]:
-        """By channel: how many events it has still to tell, and when the first of them happened."""
+        """Return by channel how many events it has still to deliver, and when the first of them happened."""
         query = (
             select(CHANNELS.c.name, func.count(EVENTS.c.id), func.min(EVENTS.c.at))
             .outerjoin(DELIVERIES, and_(DELIVERIES.c.channel == CHANNELS.c.name, DELIVERIES.c.next_try.is_not(None)))
@@ -132,15 +132,15 @@ class Outbox:
             return {name: (many, maybe_moment(first)) for name, many, first in connection.execute(query)}
 
     def mark_delivered(self, channel: str, id: int, at: datetime) -> None:
-        """It has been told."""
+        """Record that an event has been delivered."""
         self._set_delivery(channel, id, next_try=None, delivered=seconds(at))
 
     def put_off(self, channel: str, id: int, retry_at: datetime | None) -> None:
-        """It could not be told; try again then. None: never again."""
+        """Record that an event could not be delivered; it is tried again at `retry_at`. None: never again."""
         self._set_delivery(channel, id, next_try=maybe_seconds(retry_at), attempts=DELIVERIES.c.attempts + 1)
 
     def keep_channels(self, names: Sequence[str]) -> None:
-        """Forget all other channels, and what they have still to tell."""
+        """Forget all other channels, and what they have still to deliver."""
         with self._database.writing() as connection:
             connection.execute(delete(CHANNELS).where(CHANNELS.c.name.not_in(names)))
             connection.execute(delete(DELIVERIES).where(DELIVERIES.c.channel.not_in(names)))

@@ -1,4 +1,4 @@
-"""One pool as a transaction sees it: what is read."""
+"""Reads one pool within a transaction: lanes, occupancy, bookings, and the answers given to idempotency keys."""
 
 from __future__ import annotations
 
@@ -148,10 +148,10 @@ class LaneChange(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """What was answered to an idempotency key."""
+    """The answer that was given to an idempotency key."""
 
     digest: str
-    """Of what was asked."""
+    """Digest of what was asked."""
     bookings: tuple[str, ...]
     """Ids of the bookings that were made."""
 
@@ -177,18 +177,20 @@ class PoolReader:
         self._followed: int = row["followed"]
 
     def lanes(self) -> tuple[Lane, ...]:
-        """All lanes of the pool, by host and address; also those that have left the site (their trouble says so)."""
+        """Return all lanes of the pool, by host and address; also those that have left the site (their trouble says
+        so)."""
         return tuple(to_lane(row) for row in self._connection.execute(_LANES, {"pool": self.pool}))
 
     def occupancy(self, after: datetime) -> Iterator[Taken]:
-        """Everything that is taken and ends after this, by lane and start, streamed."""
+        """Stream everything that is taken and ends after this, by lane and start."""
         values = {"pool": self.pool, "moment": seconds(after)}
         with self._connection.execute(_TAKEN, values, execution_options={"yield_per": STREAM}) as rows:
             for part in rows.partitions():
                 yield from map(Taken._make, part)
 
     def changes_since(self, generation: int) -> list[LaneChange] | None:
-        """What brings a timetable of `generation` to this one, in order. None: it is too old, read `occupancy` anew."""
+        """Return what brings a timetable of `generation` to this one, in order. None: it is too old, read `occupancy`
+        anew."""
         if generation == self.generation:
             return []
         if not self._log_floor <= generation < self.generation:
@@ -197,11 +199,11 @@ class PoolReader:
         return [LaneChange._make(row) for row in self._connection.execute(_STEPS, values)]
 
     def get(self, id: str) -> Booking | None:
-        """A booking of this pool."""
+        """Return a booking of this pool."""
         return self.get_many([id]).get(id)
 
     def get_many(self, ids: Sequence[str]) -> dict[str, Booking]:
-        """Those bookings of this pool that there are."""
+        """Return those bookings of this pool that there are."""
         found: dict[str, Booking] = {}
         for first in range(0, len(ids), PORTION):
             some = self._bookings(_SOME, ids=list(ids[first : first + PORTION]))
@@ -209,36 +211,37 @@ class PoolReader:
         return found
 
     def waiting(self) -> list[Booking]:
-        """The waitlist: highest priority first, then who came first (`created`, `followed`)."""
+        """Return the waitlist: highest priority first, then who came first (`created`, `followed`)."""
         return self._bookings(_WAITING)
 
     def due(self, now: datetime) -> list[Booking]:
-        """Bookings and holds that the clock moves on: requested, waiting, offered and confirmed ones that should have
-        begun, offered ones whose offer is over, active ones whose end is over. By start, then id."""
+        """Return bookings and holds that the clock moves on: requested, waiting, offered and confirmed ones that should
+        have begun, offered ones whose offer is over, active ones whose end is over. By start, then id."""
         return self._bookings(_DUE, moment=seconds(now))
 
     def series(self, id: str) -> list[Booking]:
-        """All bookings of a recurring one. By start, then id."""
+        """Return all bookings of a recurring one. By start, then id."""
         return self._bookings(_SERIES, series=id)
 
     def ending(self, by: datetime) -> list[Booking]:
-        """Active bookings (no holds) that end by this, for reminders. By end, then id."""
+        """Return active bookings (no holds) that end by this, for reminders. By end, then id."""
         return self._bookings(_ENDING, moment=seconds(by))
 
     def leases(self) -> list[Booking]:
-        """Those that are on. By start, then id."""
+        """Return leases that are active. By start, then id."""
         return self._bookings(_LEASES)
 
     def lease_of(self, server: str, project_id: str) -> Booking | None:
-        """The one that is on for a server, by its name and project."""
+        """Return the lease or loan that is active for a server, by its name and project."""
         return next(iter(self._bookings(_LEASE, server=server, project_id=project_id)), None)
 
     def yielding(self) -> list[Booking]:
-        """Leases that are on and may be ended by a booking. By start, then id."""
+        """Return leases that are active and may be ended by a booking. By start, then id."""
         return self._bookings(_YIELDING)
 
     def on_lanes(self, lanes: Sequence[int], after: datetime, before: datetime | None = None) -> list[Booking]:
-        """Bookings and holds that take one of these lanes at any time after, and before, these. By start, then id."""
+        """Return bookings and holds that take one of these lanes at any time after, and before, these. By start, then
+        id."""
         bounds = [OCCUPANCY.c.pool == self.pool, OCCUPANCY.c.ends > seconds(after)]
         if before is not None:
             bounds.append(OCCUPANCY.c.starts < seconds(before))
@@ -249,40 +252,40 @@ class PoolReader:
         return sorted(self.get_many(sorted(ids)).values(), key=lambda booking: (booking.ask.start, booking.id))
 
     def told_at(self, booking: str, what: str) -> datetime | None:
-        """When something was told of a booking for the first time (`PoolChange.mark_told`)."""
+        """Return when something was told of a booking for the first time (`PoolChange.mark_told`)."""
         query = select(TOLD.c.at).where(TOLD.c.booking == booking, TOLD.c.what == what)
         found = self._connection.execute(query).scalar_one_or_none()
         return None if found is None else moment(found)
 
     def active_count(self, user_id: str, without: str = "") -> int:
-        """How many bookings of a user in this pool have not ended: requested, waiting, offered, confirmed, active.
-        Holds do not count, nor does the booking `without`."""
+        """Count the bookings of a user in this pool that have not ended: requested, waiting, offered, confirmed,
+        active. Holds do not count, nor does the booking `without`."""
         values = {"user_id": user_id, "pool": self.pool, "without": without}
         return self._connection.execute(_COUNT, values).scalar_one()
 
     def active_of(self, user_id: str, without: str = "") -> list[Booking]:
-        """The bookings that `active_count` counts. By start, then id."""
+        """Return the bookings that `active_count` counts. By start, then id."""
         return self._bookings(_OPEN, user_id=user_id, without=without)
 
     def booked_seconds(self, project_id: str, start: datetime, end: datetime, without: str = "") -> int:
-        """GPU-seconds of the project's bookings of this pool within [start, end): offered, confirmed, active, ended and
-        no-shows until their release. Holds do not count, nor does the booking `without`."""
+        """Return GPU-seconds of the project's bookings of this pool within [start, end): offered, confirmed, active,
+        ended and no-shows until their release. Holds do not count, nor does the booking `without`."""
         whose = {"project_id": project_id, "pool": self.pool, "without": without}
         values = {**whose, "since": seconds(start), "until": seconds(end)}
         booked: int = self._connection.execute(_BOOKED, values).scalar_one()
         return int(booked)  # PostgreSQL sums to a Decimal
 
     def booked_ahead(self, project_id: str, since: int, without: str = "") -> list[BookedTime]:
-        """What the project has booked in all pools after a moment (seconds): offered, confirmed and active bookings,
-        and those that ended since. Holds do not count, nor does the booking `without`. Of those who change bookings of
-        one project in different pools, one after the other gets to ask this."""
+        """Return what the project has booked in all pools after a moment (seconds): offered, confirmed and active
+        bookings, and those that ended since. Holds do not count, nor does the booking `without`. Transactions that
+        change bookings of one project in different pools get to ask this one after the other."""
         if self._changes:
             take_lock(self._connection, f"project {project_id}")
         values = {"project_id": project_id, "since": since, "without": without}
         return [BookedTime._make(row) for row in self._connection.execute(_AHEAD, values)]
 
     def key(self, user_id: str, key: str) -> Remembered | None:
-        """What was answered when this user sent this idempotency key."""
+        """Return the answer that this user's idempotency key got before."""
         row = self._connection.execute(_KEY, {"user_id": user_id, "key": key}).first()
         return Remembered(row.digest, tuple(row.bookings.split())) if row else None
 

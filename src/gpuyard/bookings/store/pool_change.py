@@ -1,4 +1,4 @@
-"""One pool as a transaction sees it: what is written."""
+"""Writes one pool within a transaction: bookings with their lanes, events, audit entries, and remembered answers."""
 
 from __future__ import annotations
 
@@ -84,18 +84,19 @@ class PoolChange(PoolReader):
         return stored
 
     def event(self, event: Event) -> None:
-        """To be told to every channel that there is (`Store.take_undelivered`)."""
+        """Write an event for every channel that there is (`Outbox.take_undelivered`)."""
         insert_event(self._connection, event)
 
     def audit(self, entry: AuditEntry) -> None:
         insert_audit(self._connection, entry)
 
     def mark_told(self, booking: str, what: str, at: datetime) -> bool:
-        """True the first time for a booking and a subject, and remembers it; later False."""
+        """Remember that something was told of a booking. True the first time for a booking and a subject; later
+        False."""
         return insert_new(self._connection, TOLD, {"booking": booking, "what": what, "at": seconds(at)})
 
     def remember_key(self, user_id: str, key: str, digest: str, bookings: tuple[str, ...], at: datetime) -> None:
-        """What `key` gives from now on. Raises ConflictError when it is there already."""
+        """Remember what `key` gives from now on. Raises ConflictError when it is there already."""
         values = {"user_id": user_id, "key": key, "digest": digest, "bookings": " ".join(bookings), "at": seconds(at)}
         self._connection.execute(insert(KEYS), values)
 

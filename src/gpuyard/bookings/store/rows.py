@@ -1,4 +1,4 @@
-"""Bookings and lanes as rows, and back. A row is a plain tuple in the order of `BOOKING` or `LANE`."""
+"""Turns bookings and lanes into rows, and back. A row is a plain tuple in the order of `BOOKING` or `LANE`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The tables. Times are whole seconds since 1970 (UTC), intervals are half-open: [starts, ends).
+"""The ledger's tables. Times are whole seconds since 1970 (UTC), intervals are half-open: [starts, ends).
 
-The migrations make them (migrations); a test holds both together. What is not here, because each database says
-it in its own way, is the constraint that no lane is taken twice at a time: see the first migration.
+The migrations make them (migrations); a test holds both together. What is not here, because each database says it in
+its own way, is the constraint that no lane is taken twice at a time: see the first migration.
 """
 
 from __future__ import annotations

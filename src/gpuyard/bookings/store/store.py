@@ -1,4 +1,4 @@
-"""The store, open."""
+"""The ledger's store: its parts joined into one class, on one open database."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gpuyard.database.migrate import migrate
 
 
 class Store(Bookings, Lanes, Records, Outbox, LeaderElection):
-    """Safe to use from several threads, and from several processes on one database. Every method raises StoreError when
-    the database cannot be used.
+    """The ledger's records in a database. Safe to use from several threads, and from several processes on one database.
+    Every method raises StoreError when the database cannot be used.
 
     `change` is for what belongs together; each other method that writes is a transaction of its own, and must not be
     called within a `change`: on SQLite it would wait for it.
@@ -32,19 +32,20 @@ class Store(Bookings, Lanes, Records, Outbox, LeaderElection):
 
     @classmethod
     def open(cls, url: str) -> Store:
-        """``sqlite:////var/lib/gpuyard/gpuyard.db`` or ``postgresql+psycopg://user:password@host/database``.
+        """Open ``sqlite:////var/lib/gpuyard/gpuyard.db`` or ``postgresql+psycopg://user:password@host/database``.
 
-        Raises StoreError."""
+        Raises StoreError.
+        """
         return cls(Database(url))
 
     def close(self) -> None:
-        """Give the connections back, and the turns."""
+        """Close the connections, and give up leadership."""
         self.end_turns()
         self._database.close()
 
     @property
     def database(self) -> Database:
-        """For others who keep something there."""
+        """The database, for others who keep something there."""
         return self._database
 
     @property
@@ -54,14 +55,15 @@ class Store(Bookings, Lanes, Records, Outbox, LeaderElection):
 
     @contextmanager
     def change(self, pool: str) -> Iterator[PoolChange]:
-        """A transaction that has the pool to itself; written when the block ends, undone when it raises.
+        """Open a transaction that has the pool to itself; written when the block ends, undone when it raises.
 
-        Errors of the database that come up in the block leave it as OverlapError, ConflictError or StoreError."""
+        Errors of the database that come up in the block leave it as OverlapError, ConflictError or StoreError.
+        """
         with self._database.writing() as connection:
             yield PoolChange(connection, pool)
 
     @contextmanager
     def look(self, pool: str) -> Iterator[PoolReader]:
-        """Read a pool; waits for nobody."""
+        """Open a pool for reading; waits for nobody."""
         with self._database.reading() as connection:
             yield PoolReader(connection, pool)

@@ -1,1 +1,1 @@
-"""The API, pages and feeds of bookings."""
+"""The API, pages and feeds of bookings in the portal."""

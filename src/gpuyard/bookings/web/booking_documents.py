@@ -1,4 +1,4 @@
-"""What programs and pages send and get about bookings: the JSON of /v1, from and to the types of model/booking.py."""
+"""The JSON documents of bookings in /v1, converted from and to the types of model/booking.py."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ class CaseList(BaseModel):
 
 
 def case_row(case: Overstay, person: Person) -> CaseRow:
-    """Of one that was warned."""
+    """Return the row of an overstay whose owner was warned."""
     assert case.warned is not None
     assert case.due is not None
     return CaseRow(
@@ -294,7 +294,7 @@ def check_result(answer: Answer) -> CheckResult:
 
 
 class BookingRows:
-    """Makes rows of bookings for those who look at them."""
+    """Makes rows of bookings, as the person who sees them may see them."""
 
     def __init__(
         self,
@@ -307,7 +307,7 @@ class BookingRows:
         self._letters = {(gpu.host, gpu.address): gpu.set_letter for gpu in gpus}
 
     def of(self, who: Visitor, pool: str = "") -> Callable[[Booking], BookingRow]:
-        """For the bookings of one pool, or of all."""
+        """Return a function that makes rows of the bookings of one pool, or of all."""
         lanes = self._ledger.lanes(pool)
         names = gpu_names(lanes)
         troubles = {lane.id: f"GPU {lane.name}: {lane.trouble}" for lane in lanes if lane.trouble}
@@ -317,7 +317,7 @@ class BookingRows:
         )  # fmt: skip
 
     def shows(self, who: Visitor, booking: Booking) -> bool:
-        """Whether somebody sees whose booking it is."""
+        """Whether a person sees whose booking it is."""
         return not hides(self._others, who) or is_near(booking, who.person.user_id, projects_of(who))
 
 
@@ -328,7 +328,8 @@ def booking_row(
     troubles: Mapping[int, str],
     flavors: Collection[FlavorObject],
 ) -> BookingRow:
-    """`names`: lane -> ``host/address`` of its GPUs; `troubles`: lane -> what is wrong with it now."""
+    """Return the row of a booking. `names`: lane -> ``host/address`` of its GPUs; `troubles`: lane -> what is wrong
+    with it now."""
     ask, mine = booking.ask, booking.user_id == who.person.user_id
     return BookingRow(
         id=booking.id,
@@ -367,12 +368,12 @@ def booking_row(
 
 
 def gpu_names(lanes: Iterable[Lane]) -> dict[int, list[str]]:
-    """Lane -> ``host/address`` of its GPUs, the leader's first."""
+    """Return lane -> ``host/address`` of its GPUs, the leader's first."""
     return {lane.id: [f"{lane.host}/{address}" for address in lane.addresses] for lane in lanes}
 
 
 def gpus_of(booking: Booking, names: Mapping[int, list[str]]) -> list[str]:
-    """``host/address`` of the GPUs that it has. `names`: as of `gpu_names`."""
+    """Return ``host/address`` of the GPUs that a booking has. `names`: as of `gpu_names`."""
     # One GPU of a group: its leader. The others are stranded by it, and not booked.
     most = None if booking.ask.same_group else 1
     return [name for lane in booking.lanes for name in names.get(lane, ())[:most]]

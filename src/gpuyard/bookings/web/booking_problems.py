@@ -1,4 +1,7 @@
-"""What the ledger, the cloud and the database refuse, as problem documents."""
+"""Answers refusals of the ledger, and failures of the cloud and the database, with problem documents.
+
+A visitor without a login who asks for a page is sent to the login instead.
+"""
 
 from __future__ import annotations
 

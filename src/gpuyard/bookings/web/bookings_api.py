@@ -1,4 +1,5 @@
-"""Bookings for programs and pages: list, make, change and end them. The ledger decides; this speaks HTTP."""
+"""The API of bookings, for programs and pages: list, make, change and end them. The ledger decides; this speaks
+HTTP."""
 
 from __future__ import annotations
 
@@ -77,13 +78,14 @@ class BookingFilter(BaseModel):
 
 
 OF_PEOPLE = frozenset({BookingKind.BOOKING, BookingKind.HOLD, BookingKind.LOAN})
-"""What is listed where nobody asks for runners: of these there may be thousands a day."""
+"""The kinds that are listed where nobody asks for runners: of these there may be thousands a day."""
 
 
 def install(
     app: FastAPI, ledger: Ledger, authenticator: Authenticator, rows: BookingRows, report: Report | None = None
 ) -> None:
-    """`report`: takes what somebody says is wrong with a GPU; None where nobody wants to know."""
+    """Add the routes. `report`: takes what a person says is wrong with a GPU; None where the site does not follow
+    health."""
 
     def shown(booking: Booking, who: Visitor, response: Response) -> BookingRow:
         response.headers["ETag"] = etag(booking.version)

@@ -1,4 +1,4 @@
-"""All that a calendar shows in one answer, and the rules that hold for who looks at it."""
+"""The API of the calendar: all that it shows in one answer, and the booking rules of a project in a pool."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpuyard.web.projects import acting_for
 
 MOST_DAYS = 100
 MOST_STEPS = 1000
-"""Of free capacity, in one answer for one pool."""
+"""Steps of free capacity, in one answer for one pool."""
 MOST_BOOKINGS = 2000
 SHOWN = frozenset(BookingState) - {BookingState.CANCELLED, BookingState.EXPIRED}
 

@@ -1,4 +1,4 @@
-"""The pages about bookings. They are frames: their scripts fill them from the API, as any program could."""
+"""The pages of bookings: frames that their scripts fill from the API, as any program could."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bookings add to the portal: their API, the calendar, feeds, and the pages of the calendar."""
+"""The part of the portal for bookings: their API, that of operators, the calendar, feeds, pages and error handlers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calendars for other programs: whoever knows the secret address of a feed can read it, without a login."""
+"""Calendar feeds for other programs: anyone with the secret address of a feed can read it, without a login."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ PAST, FUTURE = timedelta(days=60), timedelta(days=400)
 BEFORE_START, BEFORE_END = timedelta(minutes=15), timedelta(hours=1)
 """When a calendar program reminds of one's own bookings."""
 MOST_FEEDS = 50
-"""Of one person."""
+"""Feeds of one person, at most."""
 MOST_EVENTS = 1000
-"""When there are more, what is over goes first."""
+"""Most bookings in a feed; when there are more, those that are over are left out."""
 STATUS = {
     BookingState.REQUESTED: "TENTATIVE",
     BookingState.WAITING: "TENTATIVE",
@@ -202,7 +202,7 @@ def _lanes(ledger: Ledger, gpu: str) -> dict[int, str]:
 
 
 def feed_bookings(ledger: Ledger, feed: Feed, now: datetime) -> list[Booking]:
-    """What a feed shows, by start."""
+    """Return the bookings that a feed shows, by start."""
     since, until = now - PAST, now + FUTURE
 
     def find(query: Query) -> list[Booking]:
@@ -226,8 +226,8 @@ def feed_bookings(ledger: Ledger, feed: Feed, now: datetime) -> list[Booking]:
 
 
 def ical(bookings: Sequence[Booking], site: str, title: str, page: str = "") -> bytes:
-    """The same bytes for the same bookings, whenever it is asked. `page`: where their owner sees to them; with it come
-    reminders of start and end."""
+    """Return bookings as iCalendar: the same bytes for the same bookings, whenever it is asked. `page`: where their
+    owner sees to them; with it come reminders of start and end."""
     calendar = Calendar()
     calendar.add("prodid", "-//gpuyard//bookings//EN")
     calendar.add("version", "2.0")

@@ -1,4 +1,4 @@
-"""Which flavors start a server on a booking. Pure."""
+"""Finds the flavors that can start a server on a booking. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def fitting(
     letters: Mapping[tuple[str, str], str | None],
     flavors: Iterable[FlavorObject],
 ) -> list[FlavorObject]:
-    """Flavors that the booking's project may use and its GPUs have room for; the one that uses most of them first.
+    """Return flavors that the booking's project may use and its GPUs have room for; the one that uses most of them
+    first.
 
     `lanes` are all of the pool, `letters` says of the first GPU of each, (host, address), which set its group is.
     """
@@ -39,7 +40,8 @@ def fitting(
 
 
 def start_command(flavors: Collection[FlavorObject]) -> str:
-    """What starts a server with the first of them; empty when there is none. Words in capitals are to be replaced."""
+    """Return the command that starts a server with the first of the flavors; empty when there is none. Words in
+    capitals are to be replaced."""
     first = next(iter(flavors), None)
     if first is None:
         return ""

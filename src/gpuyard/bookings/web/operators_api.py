@@ -1,4 +1,4 @@
-"""For operators: holds, and who did what."""
+"""The API for operators: holds, troubles of GPUs, changed rules, and the audit log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see of bookings of others. `web/others.py` has the rule."""
+"""Hides from people what they may not see of bookings of others. `web/others.py` has the rule."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gpuyard.web.settings import OthersShown
 
 
 def is_near(booking: Booking, user_id: str, projects: Collection[str]) -> bool:
-    """Whether a booking is somebody's own, or of one of their projects (ids)."""
+    """Whether a booking is a person's own, or of one of their projects (ids)."""
     return booking.user_id == user_id or booking.project_id in projects
 
 
 def project_for(booking: Booking, others: OthersShown, who: Visitor) -> str:
-    """Of which project a booking is, as somebody sees it."""
+    """Return the project of a booking, as a person sees it."""
     known = booking.project_id in projects_of(who) or not hides(others, who)
     return booking.project if known else shown_project(booking.project, others)
 
 
 def hidden(booking: Booking, others: OthersShown) -> Booking:
-    """A booking of others: when and which GPUs, and not whose."""
+    """Return a booking of others without its owner: when and which GPUs, and not whose."""
     project = shown_project(booking.project, others)
     ask = replace(booking.ask, comment="")
     return replace(booking, user=SOMEBODY, project=project, email="", reason="", server="", ask=ask)
