@@ -1,6 +1,8 @@
-"""What GPUs were there for: every second of every GPU is of one use, and so all uses add up to all GPU time. Pure.
+"""Accounts for GPU time: every second of every GPU is of one use, and so all uses add up to all of it. Pure.
 
-The words here are those of reports, pages and metrics; docs/how-to/account-for-use.md says what each means.
+A use follows from the state of a GPU in an interval and from the kind of booking, lease or loan that it belonged to.
+Costs are summed exactly and rounded once for each line. The words here are those of reports, pages and metrics;
+docs/how-to/account-for-use.md says what each means.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ CENT, NOTHING = Decimal("0.01"), Decimal()
 
 
 class UseKind(StrEnum):
-    """What a GPU was there for."""
+    """The uses of a GPU: the purpose that it was there for."""
 
     BOOKED = "booked use"
     """A server had it on a booking of its project's."""
@@ -42,13 +44,13 @@ class UseKind(StrEnum):
     LOST = "lost"
     """It could not be used: gone, or blocked by its host."""
     UNSEEN = "unseen"
-    """Nobody looked, and Nova does not tell either."""
+    """Nobody observed it, and Nova does not tell either."""
 
 
 USED = frozenset({UseKind.BOOKED, UseKind.RUNNER, UseKind.UNBOOKED})
 """A server that Nova had launched had it, running or shut off."""
 CHARGED = {"used": USED, "booked": USED | {UseKind.BOOKED_UNUSED}}
-"""What counts against prices and budgets, by the site's choice."""
+"""Uses that count against prices and budgets, by the site's choice."""
 
 _BY_STATE = {
     TrackState.BOOKED: UseKind.BOOKED_UNUSED,
@@ -69,8 +71,8 @@ _CLAIMED = {
 
 @cache
 def use_of(state: str, kind: str = "") -> UseKind:
-    """Of a GPU in a state (`TrackState`), by the kind of what it belonged to (`BookingKind`; empty: nothing). Raises
-    ValueError for a state that there is not."""
+    """Return the use of a GPU in a state (`TrackState`), by the kind of what it belonged to (`BookingKind`; empty:
+    nothing). Raises ValueError for a state that there is not."""
     track = TrackState(state)
     if track is TrackState.CLAIMED:
         return _CLAIMED.get(kind, UseKind.UNBOOKED)
@@ -81,14 +83,14 @@ def use_of(state: str, kind: str = "") -> UseKind:
 
 @dataclass(frozen=True)
 class Prices:
-    """What is priced, and how."""
+    """The prices of GPU-hours, and the uses that are charged."""
 
     price: Callable[[str, str], Decimal | None] | None = None
-    """(pool, tariff) -> of a GPU-hour; None: no price. None where nothing has one."""
+    """(pool, tariff) -> price of a GPU-hour; None: no price. None instead of a function where nothing has one."""
     charged: frozenset[UseKind] = USED
 
     def cost(self, slice: Slice, seconds: int) -> Decimal:
-        """Exact, unrounded, times 3600: of an hour's price for each second."""
+        """Return the cost times 3600, exact and unrounded: an hour's price for each second."""
         if self.price is None or use_of(slice.state, slice.kind) not in self.charged:
             return NOTHING
         return (self.price(slice.pool, slice.tariff or STANDARD) or NOTHING) * seconds
@@ -96,16 +98,16 @@ class Prices:
 
 @dataclass
 class UseAccount:
-    """GPU-seconds of one line of a report."""
+    """One line of a report: GPU-seconds of each use, and their cost."""
 
     key: tuple[str, ...]
-    """What the report is by, as asked: ``("physics", "2026-11-03")``."""
+    """The values of what the report is by, in the order asked: ``("physics", "2026-11-03")``."""
     seconds: dict[UseKind, int] = field(default_factory=dict)
     _cost: Decimal = Decimal()
 
     @property
     def cost(self) -> Decimal:
-        """Rounded once, here, to hundredths; halves go up."""
+        """The cost, rounded once, here, to hundredths; halves go up."""
         return (self._cost / HOUR).quantize(CENT, ROUND_HALF_UP)
 
     @property
@@ -140,7 +142,7 @@ BY: Mapping[str, Callable[[Sum], str]] = {
     "day": lambda one: _day(one.period),
     "month": lambda one: _day(one.period)[:7],
 }
-"""What a report can be by: name -> what a sum has of it; empty is nobody's."""
+"""The columns that a report can be by: name -> the value that a sum has there; empty is nobody's."""
 OF_SOMEBODY = frozenset({"project", "user", "repository"})
 
 
@@ -149,8 +151,8 @@ def _day(day: date | None) -> str:
 
 
 def accounts(sums: Iterable[Sum], by: Sequence[str], prices: Prices = Prices()) -> list[UseAccount]:
-    """The lines of a report, by key. A sum without a project (idle GPUs ...) has a line with an empty one. Projects,
-    or users, that only have a name in common have lines of their own, with their ids."""
+    """Return the lines of a report, by key. A sum without a project (idle GPUs ...) has a line with an empty one.
+    Projects, or users, that only have a name in common have lines of their own, with their ids."""
     sums = list(sums)
     keys = [_apart(sums, name) for name in by]
     found: dict[tuple[str, ...], UseAccount] = {}
@@ -179,7 +181,7 @@ def _apart(sums: Sequence[Sum], by: str) -> Callable[[Sum], str]:
 
 
 def total(lines: Iterable[UseAccount]) -> UseAccount:
-    """All lines as one: its cost is that of the unrounded sum."""
+    """Return all lines as one: its cost is that of the unrounded sum."""
     whole = UseAccount(())
     for line in lines:
         whole.merge(line)

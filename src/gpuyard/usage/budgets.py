@@ -1,11 +1,11 @@
-"""What a project may have in a period, what it has had of it, and what that leaves. Pure.
+"""Reckons a project's budget: what it may have in a period, what it has used, and what that leaves. Pure.
 
 A budget is of GPU-hours of all pools together. With periods, what is left of one may be carried over into the next one
 when it is over, up to a bound; a booking for a later period cannot count on that. What is used beyond a budget (nobody
 stops a server that is there) is not taken off the next period. With a half-life there are no periods: what was used
 counts less and less, and at no moment may what counts be more than the budget.
 
-Use is known by days. That of one day counts as spread evenly over what was seen of it.
+Use is known by days. That of one day counts as spread evenly over the observed part of it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from gpuyard.site.tariffs import TariffClock
 HOUR = 3600
 A_DAY = timedelta(days=1)
 MOST_PERIODS = 4000
-"""Periods that are looked at for what was carried over: ten years of days. What is older carries nothing."""
+"""Periods that are gone through for what was carried over: ten years of days. What is older carries nothing."""
 A_LITTLE = 1e-3
-"""GPU-seconds by which what is reckoned in another order may differ."""
+"""GPU-seconds by which sums in another order may differ."""
 
 
 @dataclass(frozen=True)
 class BudgetStatus:
-    """Where a budget stands. Amounts are GPU-seconds."""
+    """The state of a budget: limit, use and bookings. Amounts are GPU-seconds."""
 
     project: str
     start: datetime | None
-    """Of the period; None with a half-life."""
+    """Start of the period; None with a half-life."""
     end: datetime | None
     """First moment of the next period."""
     limit: float
@@ -46,16 +46,16 @@ class BudgetStatus:
     used: float
     """With a half-life: what it counts for now."""
     ahead: float
-    """Booked from the last look at the cloud to the end of the period; with a half-life, ever."""
+    """Booked from the last observation of the cloud to the end of the period; with a half-life, ever."""
 
     @property
     def left(self) -> float:
-        """What can still be booked; never below nothing."""
+        """The GPU-seconds that can still be booked; never below nothing."""
         return max(0.0, self.limit - self.used - self.ahead)
 
     @property
     def percent(self) -> float:
-        """Used, of the limit. Of a budget of nothing: 100 from the first second on."""
+        """The part of the limit that is used, in percent. Of a budget of nothing: 100 from the first second on."""
         if self.limit > 0:
             return 100 * self.used / self.limit
         return 100.0 if self.used > 0 else 0.0
@@ -63,7 +63,7 @@ class BudgetStatus:
 
 @dataclass(frozen=True)
 class ProjectBudget:
-    """One project's budget, with what it has used: an `Allowance`."""
+    """The budget of one project, with what it has used: an `Allowance`."""
 
     project: str
     """Name."""
@@ -74,7 +74,7 @@ class ProjectBudget:
     first: date
     """The first day of the site's history."""
     until: datetime
-    """So far it is known what was used."""
+    """Moment until which it is known what was used."""
 
     @property
     def counted_until(self) -> int:
@@ -82,7 +82,7 @@ class ProjectBudget:
         return seconds(self.until)
 
     def status(self, now: datetime, ahead: Sequence[BookedTime] = ()) -> BudgetStatus:
-        """As of now, with all that the project has booked."""
+        """Return the budget's state as of now. `ahead`: all that the project has booked."""
         if self.rules.half_life is not None:
             booked = sum(_within(one, self.counted_until, None) for one in ahead)
             return BudgetStatus(self.project, None, None, self._limit, 0.0, self.decayed(seconds(now)), booked)
@@ -94,13 +94,13 @@ class ProjectBudget:
         return BudgetStatus(self.project, first, last, self._limit + carried, carried, used, booked)
 
     def objections(self, asked: BookedTime, ahead: Sequence[BookedTime]) -> list[str]:
-        """Why a booking does not fit: for each period, or for the half-life, with the numbers."""
+        """Return why a booking does not fit: for each period, or for the half-life, with the numbers."""
         if self.rules.half_life is not None:
             return self._too_much_at_once(asked, ahead)
         return list(self._too_much_in_periods(asked, ahead))
 
     def used_between(self, start: date, end: date) -> int:
-        """GPU-seconds on the days [start, end) that count."""
+        """Return GPU-seconds on the days [start, end) that count."""
         start = max(start, self.begins)
         return sum(count for day, count in self.used.items() if start <= day < end)
 
@@ -114,7 +114,7 @@ class ProjectBudget:
         return float(self.rules.gpu_hours * HOUR)
 
     def carried_into(self, start: date) -> float:
-        """What the period that begins on a day has from those before it, all of which are over."""
+        """Return what the period that begins on a day has from those before it, all of which are over."""
         most, carried = self.rules.carry_over * HOUR, 0.0
         if not most:
             return carried
@@ -148,7 +148,7 @@ class ProjectBudget:
             day = end
 
     def decayed(self, at: int) -> float:
-        """What all use until then counts for at a moment (seconds)."""
+        """Return what all use until then counts for at a moment (seconds), in GPU-seconds."""
         found = 0.0
         for day, count in self.used.items():
             if day >= self.begins:
@@ -195,12 +195,12 @@ def _within(window: BookedTime, start: int, end: int | None) -> int:
 
 
 def hours(gpu_seconds: float) -> str:
-    """``12.5``, for people."""
+    """Format GPU-seconds as GPU-hours for people: ``12.5``."""
     return f"{gpu_seconds / HOUR:.1f}"
 
 
 def period_of(day: date, every: str) -> tuple[date, date]:
-    """The period that a day is in: its first day, and that of the next one. Weeks begin on Monday."""
+    """Return the period that a day is in: its first day, and that of the next one. Weeks begin on Monday."""
     if every == "day":
         return day, day + A_DAY
     if every == "week":

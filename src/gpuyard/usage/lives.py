@@ -1,4 +1,4 @@
-"""When a server had its GPUs, and how many, by Nova's own records of it. Pure.
+"""Reconstructs when a server had its GPUs, and how many, from Nova's own records of it. Pure.
 
 `launched_at` is when a server was launched the last time: unshelving, resizing and rescuing move it. So the first one
 is no later than the end of the action that created it, and what was between is known by the times of the actions that
@@ -6,7 +6,7 @@ gave GPUs back and got others.
 
 Nova tells the flavor that a server has, and when it was resized; not the flavors that it had. So its life is cut into
 times of one flavor each, and how many GPUs each one had is taken from what is certain: the flavor it has now, what
-looks recorded, and that a revert, or a flavor of the same id, brings the same back. Of the rest nothing is said.
+observations recorded, and that a revert, or a flavor of the same id, brings the same back. The rest stays unknown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WITH_OLD_FLAVOR = frozenset({"resize_prep", "resize_migrating", "resize_migrated
 
 @dataclass(frozen=True)
 class Deed:
-    """One action of Nova's on a server."""
+    """One action that Nova took on a server."""
 
     action: str
     """Nova's name of it: ``create``, ``shelveOffload`` ..."""
@@ -39,7 +39,7 @@ class Deed:
     finished: datetime | None
     """None while it goes on. Of one of MOVES: when the server had its other GPUs."""
     failed: bool = False
-    """Some part of it did; the rest may have been done all the same, elsewhere. Of one of MOVES: it was not done."""
+    """Some part of it failed; the rest may have been done all the same, elsewhere. Of one of MOVES: it was not done."""
     offloaded: datetime | None = None
     """Of a ``shelve``: when that made the server give its GPUs back, where it did. Of a ``revertResize``, too: others
     may get them before the server is on its old ones again."""
@@ -61,7 +61,7 @@ class ServerLife:
 
     server: Server
     pool: str
-    """Of its flavor's GPUs; empty when they are of no pool of the site's, or there are none."""
+    """The pool of its flavor's GPUs; empty when they are of no pool of the site's, or there are none."""
     gpus: int
     deeds: tuple[Deed, ...] = ()
     terminated: datetime | None = None
@@ -74,7 +74,7 @@ class ServerLife:
 
 @dataclass(frozen=True)
 class FlavorSpan:
-    """[start, end) in which a server had one flavor."""
+    """A time [start, end) in which a server had one flavor."""
 
     start: datetime
     end: datetime | None
@@ -85,7 +85,7 @@ class FlavorSpan:
 
 
 def use_spans(life: ServerLife) -> list[Span]:
-    """The times that it had its GPUs and was launched, in order, in whole seconds."""
+    """Return the times in which a server had its GPUs and was launched, in order, in whole seconds."""
     turns = sorted(_turns(life), key=lambda turn: turn[0])  # of one second as they were done
     spans: list[Span] = []
     since: datetime | None = None
@@ -99,13 +99,13 @@ def use_spans(life: ServerLife) -> list[Span]:
 
 
 def moves(life: ServerLife) -> list[datetime]:
-    """When it went on with other GPUs, in order."""
+    """Return the moments at which a server went on with other GPUs, in order."""
     return sorted(whole(deed.finished) for deed in life.deeds if deed.finished is not None and deed.is_done_move)
 
 
 def flavor_spans(life: ServerLife, recorded: Iterable[tuple[datetime, datetime, str]] = ()) -> list[FlavorSpan]:
-    """The times that it had one flavor each, in order. `recorded`: of each of its GPUs that is known, [start, end) and
-    the pool."""
+    """Return the times in which a server had one flavor each, in order. `recorded`: of each of its GPUs that is known,
+    [start, end) and the pool."""
     changes = _flavor_changes(life)
     starts = [BEGINNING, *(time for time, _ in changes)]
     bounds = list(zip(starts, [*starts[1:], None], strict=True))
@@ -187,12 +187,12 @@ def _turns(life: ServerLife) -> Iterable[tuple[datetime, bool]]:
 
 
 def whole(time: datetime) -> datetime:
-    """Without its part of a second."""
+    """Return a time without its part of a second."""
     return time.replace(microsecond=0)
 
 
 def cut(spans: Iterable[Span], start: datetime, end: datetime) -> list[tuple[datetime, datetime]]:
-    """What is in [start, end)."""
+    """Return the parts of spans that are in [start, end)."""
     clipped = ((max(a, start), end if b is None else min(b, end)) for a, b in spans)
     return [(a, b) for a, b in clipped if a < b]
 
@@ -200,7 +200,7 @@ def cut(spans: Iterable[Span], start: datetime, end: datetime) -> list[tuple[dat
 def without(
     spans: Sequence[tuple[datetime, datetime]], others: Iterable[tuple[datetime, datetime]]
 ) -> list[tuple[datetime, datetime]]:
-    """The parts of spans that are in none of the others."""
+    """Return the parts of spans that are in none of the others."""
     left = list(spans)
     for low, high in others:
         left = [part for a, b in left for part in ((a, min(b, low)), (max(a, high), b)) if part[0] < part[1]]

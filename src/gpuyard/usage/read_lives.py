@@ -1,4 +1,4 @@
-"""What Nova remembers of servers: those that have changed, deleted ones too, and what was done with them.
+"""Reads what Nova remembers of servers: those that have changed, deleted ones too, and the actions on them.
 
 One call for all that have changed since a moment, one for the actions of each of them that has GPUs, and one more for
 each time that it was shelved, or two: only that tells whether it gave its GPUs back then. One more for each time that
@@ -27,8 +27,8 @@ from gpuyard.site.nova import alias
 from gpuyard.usage.lives import MOVES, OFFLOAD, RESIZE, SHELVE, UNSHELVE, Deed, ServerLife, whole
 
 SETTLED = timedelta(seconds=30)
-"""What Nova has not changed for so long is read once: its times are whole seconds, and it writes a server before the
-action that was done with it."""
+"""A server that Nova has not changed for so long is read once: its times are whole seconds, and it writes a server
+before the action that was done with it."""
 
 SHELVING, OFFLOADING = "compute_shelve_instance", "compute_shelve_offload_instance"
 UNSHELVING = "compute_unshelve_instance"
@@ -44,11 +44,11 @@ wraps as events (nova 34.0.0, compute/manager.py, `wrap_instance_event`)."""
 GIVES_BACK = frozenset({"compute_revert_resize", "compute_revert_snapshot_based_resize_at_dest"})
 """Parts of a revert, after which the GPUs of the new flavor are anybody's."""
 Parts = Callable[[str], Mapping[str, datetime | None]]
-"""Of a request on one server, as `Reader.parts` has them."""
+"""Returns the parts of a request on one server, as `Reader.parts` has them."""
 
 
 class LifeReader:
-    """Reads one cloud for one site, and remembers what cannot have changed since."""
+    """Reads servers of one cloud for one site, and remembers what cannot have changed since."""
 
     def __init__(self, api: CloudApi, pools: Mapping[str, str]) -> None:
         """`pools`: pool by alias, as `pools_by_alias` makes it."""
@@ -59,9 +59,9 @@ class LifeReader:
     def read(
         self, since: datetime, now: datetime, also: Collection[str] = (), by_id: Collection[str] = ()
     ) -> dict[str, ServerLife]:
-        """By id: servers that have changed since then and have GPUs of the site's pools by their flavor, or are among
-        `also`; and those of `by_id`, changed or not, one call each. Raises CloudError, and SilentCellError when the
-        cell of one of `by_id` does not answer."""
+        """Return by id servers that have changed since then and have GPUs of the site's pools by their flavor, or are
+        among `also`; and those of `by_id`, changed or not, one call each. Raises CloudError, and SilentCellError when
+        the cell of one of `by_id` does not answer."""
         with Reader(self._api) as cloud:
             changed = cloud.servers(**{"changes-since": iso_text(since)})
             wanted = {one.id: one for one in changed if one.id in also or self._gpus(one)[1]}
@@ -174,7 +174,7 @@ def _gave_back(parts: Parts, server: ServerRow, later: Iterable[ActionRow]) -> b
 
 
 def pools_by_alias(compiled: CompiledSite) -> dict[str, str]:
-    """Pool by every alias that a flavor can ask for its GPUs with, or by the class of its vGPUs."""
+    """Return pool by every alias that a flavor can ask for its GPUs with, or by the class of its vGPUs."""
     pools = compiled.site.pools
     found = {alias(compiled.site, name) if pool.counted_by_alias else pool_class(name): name
              for name, pool in pools.items()}  # fmt: skip

@@ -1,8 +1,8 @@
-"""What intervals amount to: GPU-seconds by slice and by hour. Pure.
+"""Adds intervals up to GPU-seconds by slice and by hour. Pure.
 
-Whoever was not seen on a certain GPU (an interval without an address) had one all the same. So that all of it adds up
-to the time that there was, such seconds are taken from those of a GPU of the same host and pool that nobody used then,
-first from what was not seen.
+A server that was not seen on a certain GPU (an interval without an address) had one all the same. So that all of it
+adds up to the time that there was, such seconds are taken from those of a GPU of the same host and pool that nobody
+used then, first from time in which it was not observed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuyard.usage.records import Extent, HourSum, Interval, Slice, TrackState
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 SETTLE = timedelta(minutes=10)
-"""Nova may tell this late what happened."""
+"""Delay after which Nova may still tell what happened."""
 UNUSED = (
     TrackState.UNSEEN,
     TrackState.FREE,
@@ -31,12 +31,12 @@ UNUSED = (
     TrackState.LOST,
     TrackState.STARTING,
 )
-"""From which seconds are taken for those who were not seen, the first ones first."""
+"""States from whose seconds those of servers on no certain GPU are taken, the first ones first."""
 _ORDER = {state: place for place, state in enumerate(UNUSED)}
 SOMEBODYS = frozenset({TrackState.CLAIMED, TrackState.STARTING, TrackState.BOOKED})
-"""States whose seconds are summed by whose they are."""
+"""States whose seconds are summed by user and project."""
 WITH_KIND = frozenset({TrackState.CLAIMED, TrackState.BOOKED})
-"""And by the kind of what they are of."""
+"""States whose seconds are also summed by the kind of booking."""
 
 Tariffs = Callable[[str, datetime, datetime], Iterable[tuple[str, datetime, datetime]]]
 """Splits [start, end) of a pool by the tariff of the time: parts without holes, in order, each with the name of its
@@ -44,7 +44,7 @@ tariff; empty where it is the usual one."""
 
 
 def one_tariff(pool: str, start: datetime, end: datetime) -> Iterable[tuple[str, datetime, datetime]]:
-    """Of a site without."""
+    """Return the whole time as one part: the tariffs of a site that states none."""
     return (("", start, end),)
 
 
@@ -54,11 +54,11 @@ class Reckoned:
 
     slices: Mapping[Slice, int]
     hours: tuple[HourSum, ...]
-    """Of hours from the span's start on."""
+    """Sums of hours from the span's start on."""
 
 
 def day_span(day: date, zone: str) -> tuple[datetime, datetime]:
-    """[start, end) of a local day in UTC: 23 or 25 hours when the clocks change."""
+    """Return [start, end) of a local day in UTC: 23 or 25 hours when the clocks change."""
     there = ZoneInfo(zone)
     begins, ends = (datetime.combine(one, time(), there).astimezone(UTC) for one in (day, day + DAY))
     return begins, ends
@@ -69,7 +69,8 @@ def local_day(moment: datetime, zone: str) -> date:
 
 
 def due_day(extent: Extent, zone: str) -> date | None:
-    """The next day to sum up: it is over, everything of it was seen, and Nova has nothing to add. None: none yet."""
+    """Return the next day to sum up: it is over, everything of it was observed, and Nova has nothing to add. None: none
+    yet."""
     day = extent.rolled + DAY if extent.rolled else local_day(extent.first, zone)
     return day if day_span(day, zone)[1] + SETTLE <= extent.settled else None
 
@@ -77,8 +78,8 @@ def due_day(extent: Extent, zone: str) -> date | None:
 def reckon(
     intervals: Sequence[Interval], start: datetime, end: datetime, tariffs: Tariffs = one_tariff, *, hours: bool = True
 ) -> Reckoned:
-    """What is in [start, end) of intervals that were read of it. `end`: no later than `Extent.until`. `hours`: whether
-    those are wanted, too."""
+    """Return the GPU-seconds in [start, end) of intervals that were read of it. `end`: no later than `Extent.until`.
+    `hours`: whether those are wanted, too."""
     slices: Counter[Slice] = Counter()
     by_hour: defaultdict[tuple[str, str, str], _Hours] = defaultdict(_Hours)
     for piece in laid_out([part for interval in intervals if (part := clipped(interval, start, end))]):
@@ -98,7 +99,7 @@ def reckon(
 
 
 def clipped(one: Interval, start: datetime, end: datetime) -> Interval | None:
-    """Its part in [start, end); None when it has none."""
+    """Return the part of an interval in [start, end); None when it has none."""
     first, last = max(one.start, start), end if one.end is None else min(one.end, end)
     if first >= last:
         return None
@@ -106,8 +107,8 @@ def clipped(one: Interval, start: datetime, end: datetime) -> Interval | None:
 
 
 def laid_out(intervals: Sequence[Interval]) -> list[Interval]:
-    """The same time with nothing counted twice: what is known without an address is taken from others' unused time.
-    All of them end."""
+    """Return the same time with nothing counted twice: what is known without an address is taken from others' unused
+    time. All of them end."""
     unknown = [interval for interval in intervals if not interval.address]
     if not unknown:
         return list(intervals)

@@ -1,13 +1,13 @@
-"""What a look at the cloud adds to history: which intervals end, and which begin. Pure.
+"""Plans what an observation of the cloud adds to history: which intervals end, and which begin. Pure.
 
-A look sees what is, and Nova's own records tell when it became so. Where they do not, a change is taken to have been
-when it was seen, as long as the look before was not long ago; else nothing is known of the time between, and that is
-what is written. A server's use goes by Nova's records alone: what of it is on no interval of a GPU is added without an
-address, as many times as the flavor that it had then has GPUs; nothing where nobody can tell which flavor that was.
-docs/adr/0034 says why it is so.
+An observation shows what is, and Nova's own records tell when it became so. Where they do not, a change is taken to
+have been when it was seen, as long as the observation before was not long ago; else nothing is known of the time
+between, and that is what is written. A server's use goes by Nova's records alone: what of it is on no interval of a GPU
+is added without an address, as many times as the flavor that it had then has GPUs; nothing where nobody can tell which
+flavor that was. docs/adr/0034 says why it is so.
 
 A server that Nova moves or resizes keeps what it had until that is done; what it is about to get is nobody's use. Of
-two moves since the last look the first one ends what it had then, and the last one begins what it has now.
+two moves since the last observation the first one ends what it had then, and the last one begins what it has now.
 
 A server that a lease is for draws on it until it is gone, also when the lease ends before: all of it is a runner's.
 """
@@ -26,50 +26,52 @@ from gpuyard.usage.lives import FlavorSpan, ServerLife, Span, cut, flavor_spans,
 from gpuyard.usage.records import NOBODY, Extent, Interval, Tenure, TrackState
 
 GAP = timedelta(seconds=60)
-"""Looks that are further apart than this leave time of which nothing is known but by Nova's records."""
+"""Observations that are further apart leave time of which nothing is known but by Nova's records."""
 LATE = timedelta(minutes=5)
-"""So late something may come to be known by Nova's records: what it takes to commit, and clocks that differ."""
+"""Delay with which something may come to be known by Nova's records: what it takes to commit, and clocks that
+differ."""
 WITH_SERVER = frozenset({TrackState.CLAIMED, TrackState.STARTING})
 HAD = frozenset({BookingState.CONFIRMED, BookingState.ACTIVE, BookingState.ENDED})
 RUNNER_OF = " of "
-"""Of the comment of a runner's lease, ``runner NAME of owner/name``."""
+"""Separates the repository in the comment of a runner's lease, ``runner NAME of owner/name``."""
 GpuKey = tuple[str, str, str]
 """Host, address and pool."""
 
 
 @dataclass(frozen=True)
 class Track:
-    """A GPU as one look saw it."""
+    """A GPU as one observation saw it."""
 
     state: TrackState
     tenure: Tenure = NOBODY
     launched: datetime | None = None
-    """Its server, the last time."""
+    """When its server was launched the last time."""
 
 
 @dataclass(frozen=True)
 class CloudSeen:
-    """One look, and what Nova remembers of the time before it."""
+    """One observation of the cloud, and what Nova remembers of the time before it."""
 
     taken: datetime
     tracks: Mapping[GpuKey, Track]
-    """Of every GPU of the site."""
+    """Tracks of every GPU of the site."""
     named: frozenset[str] = frozenset()
     """Ids of servers with GPUs that Nova lists."""
     lives: Mapping[str, ServerLife] = field(default_factory=dict)
-    """By id: servers that have changed since `LATE` before the last look that was whole, or that had no GPU then."""
+    """By id: servers that have changed since `LATE` before the last observation that was whole, or that had no GPU
+    then."""
     recorded: Mapping[str, Sequence[Interval]] = field(default_factory=dict)
-    """By id of a server in `lives`: intervals of it that have ended since then; of one that had no GPU at the last look
-    all of its intervals."""
+    """By id of a server in `lives`: intervals of it that have ended since then; of one that had no GPU at the last
+    observation all of its intervals."""
     bookings: Sequence[Booking] = ()
-    """Those that were on since the last look."""
+    """Bookings that were on since the last observation."""
     whole: bool = True
     """No cell of Nova was silent."""
 
 
 @dataclass(frozen=True)
 class HistoryWrites:
-    """For `HistoryStore.write`."""
+    """The writes of one observation, for `HistoryStore.write`."""
 
     settled: datetime
     ends: Mapping[GpuKey, tuple[datetime, bool]]
@@ -86,15 +88,15 @@ class _Mark:
 
 
 def plan_look(open: Iterable[Interval], extent: Extent | None, seen: CloudSeen) -> HistoryWrites | None:
-    """`open`: what goes on as of the last look. None when the look is no later than the last one: the clock has gone
-    back, or somebody else has written a later one."""
+    """Plan the writes of an observation. `open`: intervals that go on as of the last one. None when it is no later than
+    the last one: the clock has gone back, or another process has written a later one."""
     if extent is not None and whole(seen.taken) <= extent.until:
         return None
     return _Planner({(one.host, one.address, one.pool): one for one in open}, extent, seen).plan()
 
 
 def floor_of(extent: Extent) -> datetime:
-    """What was before this does not change any more."""
+    """Return the moment before which history does not change any more."""
     return max(extent.first, extent.settled - LATE)
 
 
@@ -423,7 +425,7 @@ def _may_be_for(life: ServerLife, pool: str, booking: Booking) -> bool:
 
 
 def with_booking(tenure: Tenure, booking: Booking) -> Tenure:
-    """A server's tenure that draws on a booking, lease or loan."""
+    """Return a server's tenure that draws on a booking, lease or loan."""
     return replace(tenure, booking=booking.id, kind=booking.kind.value, repository=repository_of(booking))
 
 
@@ -437,21 +439,21 @@ def unbooked(tenure: Tenure) -> Tenure:
 
 
 def end_of(booking: Booking) -> datetime:
-    """When it was over: its end, or before that when somebody ended it, or nobody came."""
+    """Return when a booking was over: its end, or before that when somebody ended it, or nobody came."""
     over = booking.state not in (BookingState.CONFIRMED, BookingState.ACTIVE)
     return whole(min(booking.ask.end, booking.changed) if over else booking.ask.end)
 
 
 def cut_open(spans: Sequence[Span], now: datetime) -> list[tuple[datetime, datetime]]:
-    """As they were at a moment: what came later is left out; what began in its very second is there, without a second
-    yet."""
+    """Return spans as they were at a moment: what came later is left out; what began in its very second is there,
+    without a second yet."""
     return [(start, now if end is None else min(end, now)) for start, end in spans if start <= now]
 
 
 def fewer_than(
     number: int, low: datetime, high: datetime, spans: Iterable[tuple[datetime, datetime]]
 ) -> list[tuple[datetime, datetime, int]]:
-    """The parts of [low, high) in which fewer than `number` of `spans` are, each with how many are missing."""
+    """Return the parts of [low, high) in which fewer than `number` of `spans` are, each with how many are missing."""
     inside = cut(spans, low, high)
     times = sorted({low, high, *(time for span in inside for time in span)})
     counts = [(a, b, number - sum(first <= a and b <= then for first, then in inside)) for a, b in pairwise(times)]

@@ -1,4 +1,4 @@
-"""The words of history: intervals of GPUs, and sums of them.
+"""The types of history: intervals of GPUs, tenures, and sums of them.
 
 All times are UTC and whole seconds, all spans of time half-open: [start, end).
 """
@@ -13,7 +13,7 @@ from gpuyard.model.gpu import GpuState
 
 
 class TrackState(StrEnum):
-    """What a GPU was in an interval: a state of `GpuState`, or one of the two that only a look back knows."""
+    """The state of a GPU in an interval: one of `GpuState`, or one of the two that only history knows."""
 
     FREE = GpuState.FREE.value
     CLAIMED = GpuState.CLAIMED.value
@@ -27,12 +27,12 @@ class TrackState(StrEnum):
     """It was allocated, but to no server that was launched on it: Nova was making one, or moving one there. Nobody's
     use."""
     UNSEEN = "unseen"
-    """Nobody looked, and Nova's own times do not tell either."""
+    """Nobody observed it, and Nova's own times do not tell either."""
 
 
 @dataclass(frozen=True)
 class Tenure:
-    """What somebody had a GPU for. Words are empty where there is nothing to say.
+    """The server, booking or hold that a GPU was kept or used for. Words are empty where there is nothing to say.
 
     Of a GPU that is claimed: the server, and the booking, lease or loan that it draws on. Of one that is booked or
     held: whose booking or hold it is, without a server.
@@ -43,9 +43,9 @@ class Tenure:
     booking: str = ""
     """Id of the booking, hold, lease or loan."""
     kind: str = ""
-    """What that is: a value of `BookingKind`. A claim without is unbooked use."""
+    """The kind of that: a value of `BookingKind`. A claim without is unbooked use."""
     server: str = ""
-    """Id. Of a consumer that is no server, too (a migration): then without a name."""
+    """Id; also of a consumer that is no server (a migration), which has no name."""
     server_name: str = ""
     user_id: str = ""
     user: str = ""
@@ -63,7 +63,7 @@ NOBODY = Tenure()
 @dataclass(frozen=True)
 class Interval:
     """One GPU in one state for one reason. Those of one GPU with a known address are a partition of the time from the
-    first look at it to the last one, as long as the site has it: no overlap and no hole."""
+    first observation of it to the last one, as long as the site has it: no overlap and no hole."""
 
     host: str
     address: str
@@ -73,37 +73,38 @@ class Interval:
     state: TrackState
     start: datetime
     end: datetime | None
-    """None: it goes on. What is known of it ends with the last look (`Extent.until`)."""
+    """None: it goes on. What is known of it ends with the last observation (`Extent.until`)."""
     tenure: Tenure = NOBODY
     exact_start: bool = False
-    """`start` is Nova's own time, or a booking's, and not that of the look that saw it first; so for the end."""
+    """`start` is Nova's own time, or a booking's, and not that of the observation that saw it first; so for the end."""
     exact_end: bool = False
 
     def seconds(self, start: datetime, end: datetime) -> int:
-        """How many of its seconds are in [start, end). One that goes on: pass an `end` no later than `Extent.until`."""
+        """Return how many of its seconds are in [start, end). One that goes on: pass an `end` no later than
+        `Extent.until`."""
         last = end if self.end is None else min(self.end, end)
         return max(0, int((last - max(self.start, start)).total_seconds()))
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How far the history of a site goes."""
+    """The span of time that the history of a site covers."""
 
     first: datetime
-    """The first look."""
+    """The first observation."""
     until: datetime
-    """The last look: later than this nothing is known."""
+    """The last observation: later than this nothing is known."""
     settled: datetime
-    """As of this look, Nova has answered wholly: for all its cells. What is older does not change any more, but for
-    `SETTLE` before it."""
+    """As of this observation, Nova has answered wholly: for all its cells. What is older does not change any more, but
+    for `LATE` before it."""
     rolled: date | None = None
     """The last day that has its sums; None when none has."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """What sums are kept by. A word is empty where it does not apply, and in the answer to a question that does not ask
-    by it."""
+    """The dimensions that sums are kept by. A word is empty where it does not apply, and in the answer to a question
+    that does not ask by it."""
 
     tariff: str = ""
     """Name of the time of day and week that has a price of its own, as the site's tariffs had it then; empty: the
@@ -136,7 +137,8 @@ class Sum:
 
 @dataclass(frozen=True)
 class HourSum:
-    """GPU-seconds of a pool in one hour of UTC (beginning at `start`) and one state: for charts, by no person."""
+    """GPU-seconds of a pool in one hour (beginning at `start`, counted from local midnight) and one state: for charts,
+    by no person."""
 
     start: datetime
     pool: str

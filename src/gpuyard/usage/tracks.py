@@ -1,4 +1,9 @@
-"""What one look at the cloud says of every GPU, in the words of history. Pure."""
+"""Translates one observation of the cloud into the state and tenure of every GPU, as history records them. Pure.
+
+A claim counts as use only once its server was launched on that GPU; before that, and while Nova moves it there, the GPU
+is starting. A GPU that is kept free for a booking still to come is stranded, not booked: booked time begins with the
+booking.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,7 @@ CHANGING = frozenset({"RESIZE", "REVERT_RESIZE"})
 
 
 def tracks_of(statuses: Iterable[GpuStatus], snapshot: Snapshot, ledger: LedgerSeen) -> dict[GpuKey, Track]:
-    """`statuses`: of `snapshot`."""
+    """Return the track of every GPU. `statuses`: of `snapshot`."""
     return {(s.gpu.host, s.gpu.address, s.gpu.pool): _track(s, snapshot, ledger) for s in statuses}
 
 

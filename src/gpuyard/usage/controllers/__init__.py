@@ -1,1 +1,1 @@
-"""What records, adds up and reads use."""
+"""The loops and services that record use, add it up, and read it for reports."""

@@ -1,6 +1,6 @@
-"""The accounts of a site: reports of what was used, budgets that bookings must fit into, and who is told of both.
+"""The accounts of a site: reports of use, budgets that bookings must fit into, and the warnings and mails about both.
 
-What projects have used is read again and again by a loop and kept in memory, so that a booking waits for no report.
+A loop reads again and again what projects have used and keeps it in memory, so that a booking waits for no report.
 Bookings count from the last reading on, so nothing is counted twice and nothing not at all.
 """
 
@@ -32,9 +32,9 @@ PERIOD = 60.0
 """Seconds between readings of what was used."""
 A_DAY = timedelta(days=1)
 HALF_LIVES = 40
-"""What was used so many of them ago counts for nothing: a GPU-year for 30 microseconds."""
+"""Half-lives after which use counts for nothing: a GPU-year for 30 microseconds."""
 MOST_PEOPLE = 200
-"""Of a project that are told of its budget."""
+"""People of a project that are told of its budget, at most."""
 MOST_TOLD = 100_000
 MONTH_LINES = 30
 """Projects in the mail about a month."""
@@ -54,7 +54,7 @@ class _Known:
 
 
 class AccountingService:
-    """Safe to use from several threads, and from several processes on one database."""
+    """Reports and budgets of one site. Safe to use from several threads, and from several processes on one database."""
 
     def __init__(self, site: Site, ledger: Ledger, history: History, now: Callable[[], datetime]) -> None:
         """Reads what was used once. Raises StoreError."""
@@ -68,10 +68,10 @@ class AccountingService:
         self._site, self._ledger, self.now = site, ledger, now
         self._past: tuple[tuple[date | None, date, date], list[Sum]] | None = None
         self._told: set[tuple[str, str]] = set()
-        """What the database knows to be told: else each run would keep others from booking to find that out."""
+        """Events that the database knows to be told: else each run would keep others from booking to find that out."""
         self._known = self._read()
         self.statuses: tuple[BudgetStatus, ...] = ()
-        """Of all budgets, as of the last run."""
+        """The state of all budgets, as of the last run."""
         if self._budgets:
             ledger.allow(self.allowance)
 
@@ -82,11 +82,11 @@ class AccountingService:
         return [one for one in stated if one is not None]
 
     def report(self, query: UsageQuery) -> UsageReport:
-        """Of everybody, and with everybody's name."""
+        """Return a report of everybody, and with everybody's name."""
         return usage(self.history, query, self.prices)
 
     def allowance(self, project_id: str, project: str) -> ProjectBudget | None:
-        """The budget of a project, with what it had used by the last reading. Waits for nothing."""
+        """Return the budget of a project, with what it had used by the last reading. Waits for nothing."""
         rules, known = self._site.budget(project), self._known
         if rules is None:
             return None
@@ -94,15 +94,15 @@ class AccountingService:
         return ProjectBudget(project, rules, self.clock, used, known.first, known.until)
 
     def status(self, project_id: str, project: str) -> BudgetStatus | None:
-        """None where it has no budget. Raises StoreError."""
+        """Return the state of a project's budget; None where it has none. Raises StoreError."""
         budget = self.allowance(project_id, project)
         if budget is None:
             return None
         return budget.status(self.now(), self._ledger.booked_ahead(project_id, budget.until))
 
     def projects(self) -> list[tuple[str, str]]:
-        """(id, name) of those that have a budget and have used or booked something, or are named in the site file; of
-        these the id is empty where it is not known. By name."""
+        """Return (id, name) of projects that have a budget and have used or booked something, or are named in the site
+        file; of these the id is empty where it is not known. By name."""
         found = dict(self._known.names)
         open_ones = Query(kinds=frozenset({BookingKind.BOOKING}), states=OPEN)
         found |= {one.project_id: one.project for one in self._ledger.find(open_ones, 10_000)}
@@ -111,7 +111,7 @@ class AccountingService:
         return sorted([*known, *(("", name) for name in unknown)], key=lambda one: (one[1], one[0]))
 
     def run(self) -> None:
-        """Read what was used, and tell those who want to know. Raises StoreError."""
+        """Read what was used, warn of budgets, and send the report of the last month. Raises StoreError."""
         self._known = self._read()
         found = [(id, status) for id, name in self.projects() if (status := self.status(id, name)) is not None]
         self.statuses = tuple(status for _, status in found)
@@ -215,13 +215,14 @@ class AccountingService:
 
 
 def site_clock(site: Site) -> TariffClock:
-    """The tariffs of a site on its clocks."""
+    """Return the tariffs of a site on its clocks."""
     zone = site.booking.zone if site.booking else ZoneInfo("UTC")
     return site.accounting.clock(zone) if site.accounting else TariffClock(zone)
 
 
 def days_needed(rules: BudgetRules, today: date) -> date | None:
-    """From which day on a budget must know the use of each day; before that months do. None: from the first day on."""
+    """Return the day from which on a budget must know the use of each day; before that months do. None: from the first
+    day on."""
     if rules.half_life is not None:
         return today - rules.half_life * HALF_LIVES - A_DAY
     start = period_of(today, rules.every)[0]
@@ -230,7 +231,7 @@ def days_needed(rules: BudgetRules, today: date) -> date | None:
 
 
 def budget_text(status: BudgetStatus) -> str:
-    """For people: what is used, booked and left."""
+    """Describe a budget for people: what is used, booked and left."""
     until = f" until {spell(status.end)}" if status.end else ""
     return (
         f"project {status.project} has used {hours(status.used)} of {hours(status.limit)} GPU-hours{until} "

@@ -1,8 +1,10 @@
-"""The loop of history: what the loop of bookings sees of the cloud, and what Nova remembers, become intervals; and
-days that are over become sums.
+"""The loop of history: turns observations of the cloud and Nova's records into intervals, and days that are over into
+sums.
 
-Each look is one transaction on what the last one left, and each day is one, so that a kill between any two steps loses
-nothing and counts nothing twice: the next run does what is missing.
+It takes the observation that the loop of bookings made. Each observation is one transaction on what the last one left,
+and each day is one, so that a kill between any two steps loses nothing and counts nothing twice: the next run does what
+is missing. An observation whose clock differs from the cloud's by more than LATE is not written, since history would be
+dated wrongly by it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from gpuyard.usage.tracks import tracks_of
 PAGE = 1000
 PRUNE_EVERY = timedelta(hours=1)
 DAYS_AT_ONCE = 7
-"""Days that one run sums up at most: looks must not wait for all of a year."""
+"""Days that one run sums up at most: observations must not wait for all of a year."""
 
 
 class HistoryError(GpuyardError):
@@ -46,8 +48,8 @@ class HistoryError(GpuyardError):
 
 
 class HistoryController:
-    """Keeps the history of one site. One run at a time; of several processes on one database the one does it that keeps
-    the bookings."""
+    """Records the history of one site. One run at a time; of several processes on one database the one that leads the
+    loop of bookings does it."""
 
     def __init__(
         self,
@@ -66,16 +68,17 @@ class HistoryController:
         self._zone = ledger.book.zone
         self._tariffs = site_clock(compiled.site).parts
         self.history = History(store, self._zone, self._tariffs)
-        """For those who show it."""
+        """The history, for those who show it."""
         self._open: tuple[datetime, dict[GpuKey, Interval]] | None = None
-        """What goes on, as of a look that was written; it need not be read again for the next one."""
+        """Intervals that go on, as of an observation that was written; they need not be read again for the next one."""
         self._unplaced: frozenset[str] = frozenset()
-        """Servers that used GPUs up to the last look, of which it is not known which: Nova is moving them."""
+        """Servers that used GPUs up to the last observation, of which it is not known which: Nova is moving them."""
         self._done: datetime | None = None
         self._pruned: datetime | None = None
 
     def run(self) -> None:
-        """One look, and what it makes due. Raises what went wrong; then nothing of that was written."""
+        """Write the latest observation, and do what it makes due. Raises what went wrong; then nothing of that was
+        written."""
         if not self._ledger.upkeep.turns.has_turn(BOOKINGS):
             return
         sight = self._bookings.sight
@@ -86,13 +89,13 @@ class HistoryController:
         self._prune()
 
     def seats(self) -> dict[str, str]:
-        """Who was on which unit at the last look: whoever looks first after a restart begins with it."""
+        """Return the server on each unit at the last observation: the first one after a restart begins with it."""
         held = [one for one in self._store.open() if one.state in WITH_SERVER and is_unit(one.address)]
         return {provider_name(one.host, one.address): one.tenure.server for one in held}
 
     def look(self, sight: CloudObservation) -> bool:
-        """Write what was seen. False when another process has written a later look. Raises HistoryError when the clock
-        has gone back, or the cloud shows another time."""
+        """Write what was observed. False when another process has written a later observation. Raises HistoryError when
+        the clock has gone back, or the cloud shows another time."""
         _same_time(sight.snapshot)
         extent, taken = self._store.seen(), whole(sight.snapshot.taken_at)
         if extent is not None and taken <= extent.until:
@@ -184,7 +187,7 @@ def _same_time(snapshot: Snapshot) -> None:
 
 
 def applied(open: dict[GpuKey, Interval], plan: HistoryWrites) -> dict[GpuKey, Interval]:
-    """What goes on after a plan was written."""
+    """Return the intervals that go on after a plan was written."""
     left = {key: one for key, one in open.items() if key not in plan.ends} if plan.ends else dict(open)
     return left | {(one.host, one.address, one.pool): one for one in plan.adds if one.end is None}
 
@@ -192,11 +195,11 @@ def applied(open: dict[GpuKey, Interval], plan: HistoryWrites) -> dict[GpuKey, I
 def open_history(
     compiled: CompiledSite, api: CloudApi, ledger: Ledger, bookings: BookingController, now: Callable[[], datetime]
 ) -> HistoryController:
-    """The history of a site that has bookings, in their database. Raises StoreError."""
+    """Open the history of a site that has bookings, in their database. Raises StoreError."""
     reader = LifeReader(api, pools_by_alias(compiled))
     return HistoryController(HistoryStore(ledger.database), reader, bookings, ledger, compiled, now)
 
 
 def history_loop(keeper: HistoryController, period: float) -> Loop:
-    """A loop named ``history``."""
+    """Return a loop named ``history`` that runs every `period` seconds."""
     return Loop("history", "Writes who has which GPU from when to when, and sums up days.", period, keeper.run)

@@ -1,4 +1,4 @@
-"""Takes back what a clock that was ahead wrote into the history of a site; for who looks after the machine."""
+"""Takes back what a clock that was ahead wrote into the history of a site, for the operator of the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACTION = "history.repair"
 
 @dataclass(frozen=True)
 class HistoryRepair:
-    """What would be done to one database."""
+    """The plan of a repair of one database, and its application."""
 
     store: HistoryStore
     zone: str
@@ -28,7 +28,7 @@ class HistoryRepair:
     plan: Repair | None
 
     def words(self) -> list[str]:
-        """For people: how far history goes, and what would go."""
+        """Describe for people how far history goes, and what would go."""
         plan, name, extent = self.plan, self.store.database.name, self.store.seen()
         if extent is None:
             return [f"{name} has no history: nobody has looked yet"]
@@ -51,8 +51,8 @@ class HistoryRepair:
         ]
 
     def carry_out(self, who: str) -> None:
-        """In one transaction, with an entry in the audit log. Raises BlockedError when history has gone on meanwhile,
-        and StoreError."""
+        """Apply the plan in one transaction, with an entry in the audit log. Raises BlockedError when history has gone
+        on meanwhile, and StoreError."""
         if self.plan is not None:
             entry = AuditEntry(self.now, who, ACTION, "history", "", "; ".join(self.words()))
             if not carry_out(self.store, self.zone, self.plan, entry):
@@ -61,7 +61,7 @@ class HistoryRepair:
 
 @contextmanager
 def prepared(compiled: CompiledSite, url: str, now: datetime) -> Iterator[HistoryRepair]:
-    """`url` of the database, as SQLAlchemy spells it. Raises StoreError."""
+    """Open the database and plan its repair. `url` of the database, as SQLAlchemy spells it. Raises StoreError."""
     opened = Store.open(url)
     try:
         store = HistoryStore(opened.database)

@@ -1,5 +1,8 @@
-"""The history of a site for those who show it and reckon with it: sums of days that are over from where they are kept,
-and of the time since from the intervals."""
+"""Reads the history of a site for pages, reports and budgets: intervals, and sums by day, month and hour.
+
+Sums of days that are over come from where they are kept, those of the time since from the intervals. Which days have
+sums is read again after the sums: a day that was added meanwhile would count twice.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,16 @@ Kept = TypeVar("Kept", Sum, HourSum)
 
 
 class UseSums(NamedTuple):
-    """Sums, and how far they go."""
+    """Sums, and the moment until which they go."""
 
     sums: list[Sum]
     until: datetime | None
-    """The last look that is in it; None when nobody has looked yet. Later time that was asked for is not in it."""
+    """The last observation that is in it; None before the first one. Later time that was asked for is not in it."""
 
 
 class History:
-    """Safe to use from several threads. Every method raises StoreError when the database cannot be used."""
+    """Reads intervals and sums of one site. Safe to use from several threads. Every method raises StoreError when the
+    database cannot be used."""
 
     def __init__(self, store: HistoryStore, zone: str, tariffs: Tariffs = one_tariff) -> None:
         """`zone`: of the days, the site's. `tariffs`: for days that have no sums yet."""
@@ -37,11 +41,12 @@ class History:
         self._recent: tuple[Extent, date, Reckoned] | None = None
 
     def extent(self) -> Extent | None:
-        """None before the first look."""
+        """Return how far history goes; None before the first observation."""
         return self.store.seen()
 
     def intervals(self, start: datetime, end: datetime, which: Which = ALL, limit: int | None = None) -> list[Interval]:
-        """`HistoryStore.intervals`: whole, by start. Those that go on are known until `Extent.until` only."""
+        """Return intervals as `HistoryStore.intervals` does: whole, by start. Those that go on are known until
+        `Extent.until` only."""
         return self.store.intervals(start, end, which, limit)
 
     def sums(
@@ -53,9 +58,9 @@ class History:
         where: Mapping[str, str] | None = None,
         most: int | None = None,
     ) -> UseSums:
-        """GPU-seconds of the local days in [first, end), until the last look. `by`: dimensions of `Slice`; the others
-        are summed up and empty. `period`: ``day`` or ``month`` for one sum of each, or empty. `where`: dimension -> its
-        value. `most`: rows that are read; raises TooManySumsError when there are more."""
+        """Return GPU-seconds of the local days in [first, end), until the last observation. `by`: dimensions of
+        `Slice`; the others are summed up and empty. `period`: ``day`` or ``month`` for one sum of each, or empty.
+        `where`: dimension -> its value. `most`: rows that are read; raises TooManySumsError when there are more."""
         extent, kept = self._kept(lambda: self._sums.sums(first, end, by, period, where, most))
         if extent is None:
             return UseSums([], None)
@@ -74,8 +79,8 @@ class History:
         return UseSums([Sum(label, piece, amount) for (label, piece), amount in order], extent.until)
 
     def hours(self, start: datetime, end: datetime, pool: str = "") -> list[HourSum]:
-        """GPU-seconds of the hours that begin in [start, end), until the last look, of a pool or of all, by time. Hours
-        are counted from local midnight."""
+        """Return GPU-seconds of the hours that begin in [start, end), until the last observation, of a pool or of all,
+        by time. Hours are counted from local midnight."""
         extent, found = self._kept(lambda: self._sums.hours(start, end, pool))
         if extent is None:
             return []
@@ -85,7 +90,8 @@ class History:
         return found
 
     def steps(self, start: datetime, end: datetime, step: timedelta, pool: str = "") -> list[HourSum]:
-        """`hours`, summed up to steps of several hours from `start` on; one that is not whole has what is in it."""
+        """Return `hours`, summed up to steps of several hours from `start` on; one that is not whole has what is in
+        it."""
         found: Counter[tuple[datetime, str, str, str]] = Counter()
         for hour in self.hours(start, end, pool):
             begins = start + step * ((hour.start - start) // step)

@@ -1,5 +1,8 @@
-"""Sums up days that are over, and forgets intervals that are old. Each day is one transaction: whoever is killed, or
-comes second, has written all of a day or nothing."""
+"""Sums up days that are over, and forgets intervals that are old.
+
+Each day is one transaction: a process that is killed, or comes second, has written all of a day or nothing. An interval
+is forgotten only when its days have their sums.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ LOG = logging.getLogger(__name__)
 
 
 def sum_up(store: HistoryStore, zone: str, tariffs: Tariffs, most: int) -> int:
-    """Write the sums of days that have none yet, `most` of them; how many were written. Raises StoreError."""
+    """Write the sums of days that have none yet, `most` of them; return how many were written. Raises StoreError."""
     sums = SumStore(store.database)
     for written in range(most):
         extent = store.seen()
@@ -29,7 +32,7 @@ def sum_up(store: HistoryStore, zone: str, tariffs: Tariffs, most: int) -> int:
 
 
 def forget(store: HistoryStore, zone: str, before: datetime) -> int:
-    """Take away intervals that ended before a moment, and no later than the last day that has its sums; how many.
+    """Delete intervals that ended before a moment, and no later than the last day that has its sums; return how many.
     Raises StoreError."""
     extent = store.seen()
     if extent is None:

@@ -1,4 +1,4 @@
-"""What a report asks of the history, and its lines."""
+"""Makes reports of use: asks the history for the sums that a report needs, and makes its lines of them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DIMENSIONS_OF = {
     "day": (),
     "month": (),
 }
-"""What a report is by -> what sums are asked by for it."""
+"""Column of a report -> the dimensions that sums are asked by for it."""
 USES, PRICED = frozenset({"state", "kind"}), frozenset({"pool", "tariff"})
-"""What uses are read from, and prices."""
+"""The dimensions that uses are read from, and those that prices are."""
 
 
 @dataclass(frozen=True)
 class UsageQuery:
-    """Which report."""
+    """The choice of a report: days, columns and filters."""
 
     first: date
     end: date
@@ -40,12 +40,12 @@ class UsageQuery:
 
 @dataclass(frozen=True)
 class UsageReport:
-    """Its lines add up to all GPU time of what was asked for."""
+    """A report, whose lines add up to all GPU time of what was asked for."""
 
     lines: Sequence[UseAccount]
     total: UseAccount
     until: datetime | None
-    """The last look at the cloud that is in it; later time is not. None: nobody has looked yet."""
+    """The last observation of the cloud that is in it; later time is not. None: there has been none yet."""
 
 
 def usage(
@@ -55,8 +55,8 @@ def usage(
     shown: Callable[[Slice], Slice] = lambda slice: slice,
     most: int | None = None,
 ) -> UsageReport:
-    """`shown`: what the reader sees of whose use it was; what is looked for is looked for in that. `most`: sums that
-    are read for it; raises TooManySumsError when there are more."""
+    """Return a report. `shown`: what the reader sees of whose use it was; filters apply to that. `most`: sums that are
+    read for it; raises TooManySumsError when there are more."""
     asked = (*query.by, *query.where)
     always = USES | PRICED if prices.price else USES
     dimensions = always.union(*(DIMENSIONS_OF[name] for name in asked), *_whose(asked))
@@ -81,7 +81,7 @@ def _is(slice: Slice, name: str, value: str) -> bool:
 
 
 def names(by: Sequence[str]) -> tuple[str, ...]:
-    """Raises ValueError for what a report cannot be by."""
+    """Return the columns of a report. Raises ValueError for what a report cannot be by."""
     wrong = [name for name in by if name not in BY]
     if wrong or len({*by}) != len(by):
         raise ValueError(f"a report is by some of {', '.join(BY)}, each once; not by {', '.join(by)}")

@@ -1,4 +1,4 @@
-"""What is kept of who had which GPU: intervals, and their sums by day, month and hour."""
+"""The tables of history: intervals, and their sums by day, month and hour."""
 
 from gpuyard.usage.store.store import HistoryStore, Which
 from gpuyard.usage.store.sums import SumStore

@@ -1,8 +1,8 @@
-"""Takes back what looks of a clock that was ahead wrote of a time that has not come.
+"""Takes back what observations of a clock that was ahead wrote of a time that has not come.
 
-Such a look has dated by its clock what it did not know by Nova's, and nothing is written any more until that time has
-come. From the last moment on that an honest look can have seen, history is cut: nothing is known of the time since, and
-the next look makes up for it by Nova's records, as after an outage.
+Such an observation has dated by its clock what it did not know by Nova's, and nothing is written any more until that
+time has come. From the last moment on that an honest observation can have seen, history is cut: nothing is known of the
+time since, and the next one makes up for it by Nova's records, as after an outage.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from gpuyard.usage.store.sums import take_back_days
 
 @dataclass(frozen=True)
 class Repair:
-    """What would be taken back."""
+    """The intervals and sums that a repair would take back."""
 
     extent: Extent
-    """As it is."""
+    """The extent as it is before the repair."""
     cut: datetime | None
-    """History goes until here then. None: no look is of a time that has come, and it begins anew."""
+    """The moment until which history goes then. None: no observation is of a time that has come, and it begins anew."""
     gone: int
     """Intervals that begin later, and go."""
     shortened: int
     """Those that have begun by then and have ended, or been changed, by a wrong clock: they go on."""
     days: tuple[date, ...]
-    """Whose sums go."""
+    """Days whose sums go."""
 
 
 def plan_repair(store: HistoryStore, zone: str, now: datetime) -> Repair | None:
-    """None when history goes no further than `now`. `zone`: of the days. Raises StoreError."""
+    """Plan a repair; None when history goes no further than `now`. `zone`: of the days. Raises StoreError."""
     extent = store.seen()
     if extent is None or extent.until <= now:
         return None
@@ -57,8 +57,8 @@ def plan_repair(store: HistoryStore, zone: str, now: datetime) -> Repair | None:
 
 
 def carry_out(store: HistoryStore, zone: str, plan: Repair, entry: AuditEntry) -> bool:
-    """All of it in one transaction, with its entry in the audit log. False, and nothing is written, when history has
-    gone on since it was planned. Raises StoreError."""
+    """Apply a repair in one transaction, with its entry in the audit log. False, and nothing is written, when history
+    has gone on since it was planned. Raises StoreError."""
     with store.database.writing() as connection:
         if not _set_back(connection, zone, plan):
             return False

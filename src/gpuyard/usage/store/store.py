@@ -1,7 +1,8 @@
-"""The store of intervals.
+"""The store of intervals: reads them, and writes what each observation of the cloud adds.
 
-One process at a time adds to it, and each look is one transaction that moves `Extent.until` on from where the look's
-planner found it: whoever comes second with the same writes, after a crash or beside another process, writes nothing.
+One process at a time adds to it, and each observation is one transaction that moves `Extent.until` on from where its
+planner found it: a process that comes second with the same writes, after a crash or beside another process, writes
+nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Which:
-    """Which intervals to read; empty is any. All of it must hold."""
+    """Filter for intervals; empty is any. All of it must hold."""
 
     host: str = ""
     address: str = ""
@@ -57,33 +58,33 @@ ALL = Which()
 
 
 class HistoryStore:
-    """Safe to use from several threads, and from several processes on one database. Every method is a transaction of
-    its own, and raises StoreError when the database cannot be used."""
+    """The intervals of one site. Safe to use from several threads, and from several processes on one database. Every
+    method is a transaction of its own, and raises StoreError when the database cannot be used."""
 
     def __init__(self, database: Database) -> None:
-        """Makes the tables, or brings older ones up to date. Whoever opened the database closes it. Raises
+        """Make the tables, or bring older ones up to date. The caller that opened the database closes it. Raises
         StoreError."""
         migrate(database.url, ROOM)
         self._database = database
 
     @property
     def database(self) -> Database:
-        """For others who keep something there."""
+        """The database, for others who keep something there."""
         return self._database
 
     def seen(self) -> Extent | None:
-        """None before the first look."""
+        """Return how far history goes; None before the first observation."""
         with self._database.reading() as connection:
             row = connection.execute(select(SEEN).where(SEEN.c.site == SITE)).first()
         return None if row is None else _seen(row)
 
     def open(self) -> list[Interval]:
-        """What every GPU was at the last look, by host and address."""
+        """Return the interval of every GPU that goes on as of the last observation, by host and address."""
         return self._read(_query().where(INTERVALS.c.ends == OPEN).order_by(GPUS.c.host, GPUS.c.address))
 
     def intervals(self, start: datetime, end: datetime, which: Which = ALL, limit: int | None = None) -> list[Interval]:
-        """Those that have a second in [start, end), whole and not cut to it, by start, host and address. `limit`: so
-        many of the latest at most."""
+        """Return intervals that have a second in [start, end), whole and not cut to it, by start, host and address.
+        `limit`: so many of the latest at most."""
         query = _query().where(INTERVALS.c.ends > seconds(start), INTERVALS.c.starts < seconds(end))
         query = _narrowed(query, which)
         if limit is not None:
@@ -100,9 +101,9 @@ class HistoryStore:
         ends: Mapping[GpuKey, tuple[datetime, bool]],
         adds: Sequence[Interval],
     ) -> bool:
-        """One look. `last`: `Extent.until` as it was planned from. `ends`: when what goes on of a GPU ended, and if
-        that is exact; where that is its start, it is taken away. `adds`: new intervals. False, and nothing is written,
-        when another look has been written since."""
+        """Write one observation. `last`: `Extent.until` as it was planned from. `ends`: when what goes on of a GPU
+        ended, and if that is exact; where that is its start, it is taken away. `adds`: new intervals. False, and
+        nothing is written, when another observation has been written since."""
         with self._database.writing() as connection:
             if not _moved(connection, last, look, settled):
                 return False
@@ -126,7 +127,7 @@ class HistoryStore:
             return True
 
     def forget(self, before: datetime) -> int:
-        """Take away intervals that ended before a moment, PRUNED at most, and what they alone were about; how many.
+        """Delete intervals that ended before a moment, PRUNED at most, and what they alone were about; return how many.
         Call it again until that is 0."""
         old = select(INTERVALS.c.id, INTERVALS.c.tenure).where(INTERVALS.c.ends < seconds(before)).limit(PRUNED)
         with self._database.writing() as connection:
@@ -165,7 +166,7 @@ class HistoryStore:
 
 
 def dictionary_ids(connection: Connection, table: Table, wanted: Mapping[Kept, Mapping[str, str]]) -> dict[Kept, int]:
-    """The numbers of what is kept once, by a digest of its words; what is not there yet is added."""
+    """Return the numbers of what is kept once, by a digest of its words; what is not there yet is added."""
     digests = {_digest(words): words for words in wanted.values()}
     found = _known(connection, table, digests)
     new = [{"digest": digest, **words} for digest, words in digests.items() if digest not in found]

@@ -1,4 +1,4 @@
-"""The store of sums: GPU-seconds by local day, local month, and hour of UTC, each written once when it is over."""
+"""The store of sums: GPU-seconds by local day, local month, and hour, each written once when it is over."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class TooManySumsError(GpuyardError):
 
 
 class SumStore:
-    """The tables are those of HistoryStore, which makes them. Every method is a transaction of its own, and raises
-    StoreError when the database cannot be used."""
+    """Reads and writes sums. The tables are those of HistoryStore, which makes them. Every method is a transaction of
+    its own, and raises StoreError when the database cannot be used."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def put_day(self, last: date | None, day: date, sums: Mapping[Slice, int], hours: Iterable[HourSum]) -> bool:
-        """The sums of a day that is over, and of its hours. `last`: `Extent.rolled` as it was then. False, and nothing
-        is written, when another day has been written since. The month's sums are those of its days."""
+        """Write the sums of a day that is over, and of its hours. `last`: `Extent.rolled` as it was then. False, and
+        nothing is written, when another day has been written since. The month's sums are those of its days."""
         rows = [hour for hour in hours if hour.seconds]
         with self._database.writing() as connection:
             before = SEEN.c.rolled.is_(None) if last is None else SEEN.c.rolled == day_number(last)
@@ -67,10 +67,10 @@ class SumStore:
         where: Mapping[str, str] | None = None,
         most: int | None = None,
     ) -> list[Sum]:
-        """Of the days in [first, end) that have sums. `by`: dimensions of `Slice`; the others are summed up and empty.
-        `period`: ``day`` or ``month`` for one sum of each, or empty. `where`: dimension -> its value. What has the
-        fewest rows is read, so that years are quick: whole months, sums without hosts, and without people. `most`: of
-        rows; raises TooManySumsError."""
+        """Return sums of the days in [first, end) that have some. `by`: dimensions of `Slice`; the others are summed up
+        and empty. `period`: ``day`` or ``month`` for one sum of each, or empty. `where`: dimension -> its value. The
+        tables with the fewest rows are read, so that years are quick: whole months, sums without hosts, and without
+        people. `most`: of rows; raises TooManySumsError."""
         words = [name for name in DIMENSIONS if name in by]
         found: dict[tuple[Any, ...], int] = {}
         for table, low, high in _parts(first, end, {*words, *(where or {})}, days=period == "day"):
@@ -121,7 +121,7 @@ class SumStore:
         return found
 
     def hours(self, start: datetime, end: datetime, pool: str = "") -> list[HourSum]:
-        """Those that begin in [start, end), of a pool or of all, by time."""
+        """Return sums of the hours that begin in [start, end), of a pool or of all, by time."""
         query = select(HOURS).where(HOURS.c.hour >= seconds(start), HOURS.c.hour < seconds(end))
         if pool:
             query = query.where(HOURS.c.pool == storable(pool))
@@ -131,7 +131,7 @@ class SumStore:
 
 
 def take_back_days(connection: Connection, days: Iterable[int]) -> None:
-    """As if they had never been summed up. `days`: their numbers."""
+    """Delete sums of days, as if they had never been summed up. `days`: their numbers."""
     numbers = sorted(days)
     for number in numbers:
         _put_totals(connection, number, {})

@@ -1,1 +1,1 @@
-"""The API, pages and metrics about usage."""
+"""The API, charts and metrics of usage in the portal."""

@@ -1,4 +1,4 @@
-"""What usage adds to the portal: who had which GPU, and what that amounts to."""
+"""The part of the portal for usage: the API of reports and budgets, and the metrics of history."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuyard.web.capability import Capability
 
 
 class UsageCapability(Capability):
-    """Of a site that keeps the history of its GPUs. Without `accounting` it only counts."""
+    """Usage in the portal of a site that keeps the history of its GPUs. Without `accounting` it only gives metrics."""
 
     def __init__(self, context: InventoryContext, history: History, accounting: AccountingService | None) -> None:
         self._context, self._history, self._accounting = context, history, accounting

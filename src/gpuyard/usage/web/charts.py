@@ -1,4 +1,4 @@
-"""Charts as SVG that the server draws: no script, and beside each one the same as a table (ADR 37). Pure.
+"""Draws charts as SVG on the server: no script, and beside each one the same as a table (ADR 37). Pure.
 
 A chart has no text in it: it is stretched to the width that there is. What its lines stand for is said beside it
 (`Scale`). Its colours and patterns are those of pages.css and patterns.html, one of each for every use of a GPU.
@@ -14,9 +14,9 @@ from datetime import datetime
 from gpuyard.usage.accounts import UseKind
 
 WIDTH, HEIGHT = 1000, 200
-"""Of a chart, in its own units."""
+"""Size of a chart, in its own units."""
 MOST_LINES = 5
-"""Of a scale, besides that at 0."""
+"""Lines of a scale at most, besides that at 0."""
 SLUGS = {
     UseKind.BOOKED: "booked", UseKind.RUNNER: "runner", UseKind.UNBOOKED: "unbooked", UseKind.STARTING: "starting",
     UseKind.BOOKED_UNUSED: "kept", UseKind.IDLE: "idle", UseKind.HELD: "held", UseKind.LOST: "lost",
@@ -48,7 +48,7 @@ class Column:
 
     @property
     def gpus(self) -> float:
-        """How many there were, on average."""
+        """Number of GPUs that there were, on average."""
         return sum(self.seconds.values()) / max(1.0, (self.end - self.start).total_seconds())
 
 
@@ -57,15 +57,16 @@ class Scale:
     """The axis of a stack: it begins at 0, and its lines are equally far from each other."""
 
     top: float
-    """What is as high as the chart; 0 where there is nothing to show."""
+    """Number of GPUs that is as high as the chart; 0 where there is nothing to show."""
     marks: Sequence[str]
-    """What its lines stand for, from the top to 0."""
+    """Labels of its lines, from the top to 0."""
     lines: str
-    """As the ``d`` of one path; with one in the middle of the time."""
+    """The lines as the ``d`` of one path; with one in the middle of the time."""
 
 
 def scale_of(columns: Sequence[Column]) -> Scale:
-    """So high that the highest column fits, with at most `MOST_LINES` lines at numbers that are easily read."""
+    """Return a scale on which the highest column fits, with at most `MOST_LINES` lines at numbers that are easily
+    read."""
     high = max((column.gpus for column in columns), default=0.0)
     if not high:
         return Scale(0.0, (), "")
@@ -83,7 +84,7 @@ def scale_of(columns: Sequence[Column]) -> Scale:
 
 
 def stack(columns: Sequence[Column], top: float) -> list[Layer]:
-    """Uses on each other, over time. `top`: GPUs that are as high as the chart; no column has more."""
+    """Stack uses on each other, over time. `top`: GPUs that are as high as the chart; no column has more."""
     if not top:
         return []
     begins, ends = columns[0].start, columns[-1].end
@@ -102,7 +103,7 @@ def stack(columns: Sequence[Column], top: float) -> list[Layer]:
 
 
 def strip(pieces: Sequence[tuple[datetime, datetime, UseKind]], start: datetime, end: datetime) -> list[Layer]:
-    """What one GPU was, over time: pieces of [start, end) in order."""
+    """Draw the uses of one GPU, over time: pieces of [start, end) in order."""
     areas: dict[UseKind, list[str]] = {}
     totals: dict[UseKind, int] = {}
     for first, last, use in pieces:
@@ -113,7 +114,7 @@ def strip(pieces: Sequence[tuple[datetime, datetime, UseKind]], start: datetime,
 
 
 def percent(part: float, whole: float) -> str:
-    """``41 %``, ``under 1 %``."""
+    """Format a share as percent: ``41 %``, ``under 1 %``."""
     if not whole or not part:
         return "0 %"
     share = 100 * part / whole

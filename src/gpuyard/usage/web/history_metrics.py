@@ -1,4 +1,4 @@
-"""Metrics of what was written down of GPUs: how far that goes, what they were there for, and where budgets stand."""
+"""Metrics of history: how far it goes, the uses of GPUs on the last day, and the budgets that projects have reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see of who has used which GPUs. `web/others.py` has the rule."""
+"""Hides from people what they may not see of who has used which GPUs. `web/others.py` has the rule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuyard.web.settings import OthersShown
 
 @dataclass(frozen=True)
 class UseVisibility:
-    """What somebody sees of who has used what, and when."""
+    """A person's view of the use of others: which names and projects they see."""
 
     others: OthersShown
     everything: bool
@@ -24,14 +24,14 @@ class UseVisibility:
     near: frozenset[str]
     """Ids of their projects."""
     led: frozenset[str]
-    """Ids of those of which they see each member's share."""
+    """Ids of those of their projects of which they see each member's share."""
 
     def sees(self, user_id: str, project_id: str) -> bool:
-        """Whether they see what this user (id) has used in that project (id)."""
+        """Whether the person sees what this user (id) has used in that project (id)."""
         return self.everything or user_id == self.user_id or project_id in self.led
 
     def slice(self, one: Slice) -> Slice:
-        """A sum: how much it was, and as much of whose as they see."""
+        """Return a sum as the person sees it: how much it was, and as much of whose as they see."""
         nobodys = not (one.user_id or one.project_id)
         if nobodys or self.sees(one.user_id, one.project_id):
             return one
@@ -41,7 +41,7 @@ class UseVisibility:
         return replace(shown, project=shown_project(one.project, self.others), project_id="", repository="")
 
     def interval(self, one: Interval) -> Interval:
-        """What a GPU was, and as much of for whom as they see."""
+        """Return an interval as the person sees it: what a GPU was, and as much of for whom as they see."""
         own = one.tenure
         somebodys = bool(own.user_id or own.user or own.server or own.project_id)
         open_to_all = self.others is OthersShown.NAMES and (one.state is TrackState.HELD or not somebodys)

@@ -1,5 +1,8 @@
-"""What GPUs were used for, and what is left of budgets. Sums add up to all GPU time for every reader: of what the site
-hides from somebody they see how much it was, and not whose."""
+"""The API of usage: reports of GPU time, intervals, and what is left of budgets.
+
+Sums add up to all GPU time for every reader: of what the site hides from somebody they see how much it was, and not
+whose.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ MOST_DAYS = 3700
 MOST_INTERVAL_DAYS = 31
 MOST_ROWS = 50_000
 MOST_SUMS = 500_000
-"""That are read for a report of fewer lines."""
+"""Sums that are read at most for a report of fewer lines."""
 EARLIEST, LATEST = date(2000, 1, 1), date(2200, 1, 1)
 USES = {use.value.replace(" ", "_"): use for use in UseKind}
 """Field of a document -> the use."""

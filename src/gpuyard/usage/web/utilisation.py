@@ -1,5 +1,7 @@
-"""What GPUs were there for, over time: by pool and step, and by hour of the week. Read now and then, not for each who
-looks."""
+"""Reckons the utilisation of GPUs over time: uses by pool and step, and by hour of the week.
+
+It is kept for AGAIN, and not read anew for each visitor.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ HOUR = timedelta(hours=1)
 SPANS = {1: HOUR, 7: 4 * HOUR, 30: DAY, 90: DAY, 365: 7 * DAY}
 """Days that are shown -> length of a step; of a day and longer they are local days."""
 WEEKS = 4
-"""Of which the hours of the week are the mean."""
+"""Weeks of which the hours of the week are the mean."""
 AGAIN = timedelta(seconds=60)
-"""So long the same answer is given."""
+"""Time for which the same answer is given."""
 
 Week: TypeAlias = Mapping[tuple[int, int], float]
 """(weekday from Monday on, local hour) -> share of the seen time that GPUs were used."""
@@ -31,29 +33,29 @@ Week: TypeAlias = Mapping[tuple[int, int], float]
 
 @dataclass(frozen=True)
 class Utilisation:
-    """Of the last days."""
+    """The use of GPUs in the last days, for charts."""
 
     extent: Extent | None
-    """None: nobody has looked yet."""
+    """None: there has been no observation yet."""
     pools: Mapping[str, Sequence[Column]]
-    """By name. Steps without any look are left out."""
+    """By name. Steps without any observation are left out."""
     weeks: Mapping[str, Week]
     """By pool; of all pools together with no name."""
 
 
 class UtilisationCache:
-    """Safe to use from several threads."""
+    """Keeps the utilisation that was read last. Safe to use from several threads."""
 
     def __init__(self, history: History, now: Callable[[], datetime]) -> None:
         self._shared: Shared[int, Utilisation] = Shared(lambda days, moment: read(history, days, moment), AGAIN, now)
 
     def of(self, days: int) -> Utilisation:
-        """`days`: one of SPANS. Raises StoreError."""
+        """Return the utilisation of the last days. `days`: one of SPANS. Raises StoreError."""
         return self._shared.of(days)
 
 
 def read(history: History, days: int, now: datetime) -> Utilisation:
-    """Raises StoreError."""
+    """Read the utilisation of the last `days` from history. Raises StoreError."""
     extent = history.extent()
     if extent is None:
         return Utilisation(None, {}, {})
@@ -107,7 +109,7 @@ def _columns(
 
 
 def weeks_of(hours: Iterable[HourSum], zone: ZoneInfo) -> dict[str, Week]:
-    """The mean week of each pool, and of all pools together with no name."""
+    """Return the mean week of each pool, and of all pools together with no name."""
     used: dict[str, Counter[tuple[int, int]]] = {}
     seen: dict[str, Counter[tuple[int, int]]] = {}
     for hour in hours:
@@ -125,7 +127,7 @@ def weeks_of(hours: Iterable[HourSum], zone: ZoneInfo) -> dict[str, Week]:
 
 
 def together(pools: Iterable[Sequence[Column]]) -> list[Column]:
-    """All pools as one."""
+    """Return the columns of all pools as those of one."""
     found: dict[tuple[datetime, datetime], dict[UseKind, int]] = {}
     for columns in pools:
         for column in columns:
@@ -136,7 +138,7 @@ def together(pools: Iterable[Sequence[Column]]) -> list[Column]:
 
 
 def coarse(columns: Sequence[Column], most: int) -> list[Column]:
-    """The same in `most` steps at most."""
+    """Return the same columns in `most` steps at most."""
     each = max(1, -(-len(columns) // most))
     groups = [columns[at : at + each] for at in range(0, len(columns), each)]
     return [
