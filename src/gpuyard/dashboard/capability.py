@@ -1,4 +1,4 @@
-"""What the dashboard adds to the portal: the pages that show several capabilities."""
+"""The part of the portal for pages that show several capabilities at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuyard.web.capability import Capability
 
 @dataclass(frozen=True)
 class BookedPages:
-    """What pages of a site with bookings show, beside their sources."""
+    """The services that pages of a site with bookings use, besides their sources."""
 
     ledger: Ledger
     authenticator: Authenticator
@@ -33,7 +33,7 @@ class DashboardCapability(Capability):
     def __init__(self, sources: Sources, booked: BookedPages | None) -> None:
         self._sources, self._booked = sources, booked
         self.feed = LiveFeed(sources)
-        """Whoever serves the app must close it to end open streams."""
+        """The live feed of the map. The server of the app must close it to end open streams."""
 
     def install(self, app: FastAPI) -> None:
         sources = self._sources

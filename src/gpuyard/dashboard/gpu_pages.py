@@ -35,14 +35,14 @@ from gpuyard.web.people import Visitor, find_visitor
 from gpuyard.web.problems import Refusal, no_data_yet
 
 LINES = 200
-"""Of a record on its page; the API has all."""
+"""Lines of a GPU's record on its page; the API has all."""
 AHEAD = timedelta(days=60)
 MOST_INTERVALS = 1000
-"""Of a timeline."""
+"""Intervals of a timeline, at most."""
 MOST_BOOKINGS = 50
-"""On the page of a GPU."""
+"""Bookings on the page of a GPU, at most."""
 MOST_MAINTENANCES = 20
-"""On the page of a host."""
+"""Maintenances on the page of a host, at most."""
 Name = Annotated[str, Query(max_length=300)]
 
 
@@ -54,7 +54,7 @@ class GpuSearch(GpuFilter):
 
 @dataclass(frozen=True)
 class HealthOfGpu:
-    """What stands on the page of a GPU whose health is followed."""
+    """The health section on the page of a GPU whose health is followed."""
 
     card: HealthCard
     lines: Sequence[RecordLine]
@@ -68,7 +68,8 @@ def install(
     book: HealthReader | None = None,
     uses: CardUses | None = None,
 ) -> None:
-    """`rows`: where GPUs can be booked; `book`: where their health is followed; `uses`: where people log in."""
+    """Add the pages. `rows`: where GPUs can be booked; `book`: where their health is followed; `uses`: where people log
+    in."""
     GpuPages(sources, rows, book, uses).install(app)
 
 

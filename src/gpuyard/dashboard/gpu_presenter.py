@@ -1,4 +1,4 @@
-"""From GPUs to what stands in the table of all of them, on the page of one, and on that of a host. Pure."""
+"""Prepares GPUs for the table of all of them, the page of one, and that of a host. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class GpuTable:
 
 
 def gpu_table(found: Sequence[GpuStatus], wanted: GpuFilter, page: int, now: datetime, marks: Marks | None) -> GpuTable:
-    """`found`: those that match, as who looks may see them. `page`: from 1 on."""
+    """Return one page of the table. `found`: GPUs that match, as the visitor may see them. `page`: from 1 on."""
     pages = max(1, -(-len(found) // PAGE))
     page = min(page, pages)
     shown = found[(page - 1) * PAGE : page * PAGE]
@@ -77,7 +77,7 @@ class SlotMate:
 
 @dataclass(frozen=True)
 class BookingLine:
-    """What keeps a GPU for a time."""
+    """A booking, hold, lease or loan that keeps a GPU for a time."""
 
     colour: str
     what: str
@@ -90,14 +90,14 @@ class BookingLine:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """What is known of a GPU without its health."""
+    """The facts of a GPU besides its health."""
 
     box: GpuBox
     host: str
     host_href: str
     pool: str
     meaning: str
-    """Of its state."""
+    """Meaning of its state."""
     facts: Sequence[tuple[str, str]]
     neighbours: Sequence[SlotMate]
     bookings: Sequence[BookingLine]
@@ -106,7 +106,8 @@ class GpuFacts:
 def gpu_facts(
     status: GpuStatus, slot: Iterable[GpuStatus], bookings: Sequence[BookingRow], now: datetime, marks: Marks | None
 ) -> GpuFacts:
-    """`slot`: the GPUs of its IOMMU group, as who looks may see them. `bookings`: of it, by start."""
+    """Return the facts of a GPU. `slot`: the GPUs of its IOMMU group, as the visitor may see them. `bookings`: of it,
+    by start."""
     gpu = status.gpu
     (box,) = gpu_boxes([status], now, marks)
     return GpuFacts(
@@ -154,7 +155,7 @@ def _booking(one: BookingRow, now: datetime) -> BookingLine:
 
 @dataclass(frozen=True)
 class GpuSeen:
-    """What a host said last of one of its GPUs."""
+    """The last report of a host about one of its GPUs."""
 
     address: str
     driver: str
@@ -163,12 +164,12 @@ class GpuSeen:
     errors: str
     card: str
     drift: Sequence[str]
-    """How it differs from what the site expects."""
+    """Differences from what the site expects."""
 
 
 @dataclass(frozen=True)
 class HostSaid:
-    """What a host said last, for operators."""
+    """The last report of a host, for operators."""
 
     heard: Since | None
     facts: Sequence[tuple[str, str]]
@@ -177,7 +178,8 @@ class HostSaid:
 
 
 def service_line(service: HostService | None, *, details: bool) -> tuple[str, str]:
-    """How its nova-compute is, and the state of a GPU whose colour that has. `details`: also why it is so."""
+    """Return the state of a host's nova-compute in words, and the state of a GPU whose colour that has. `details`: also
+    why it is so."""
     if service is None:
         return NOT_KNOWN, "lost"
     if service.silent:
@@ -189,7 +191,8 @@ def service_line(service: HostService | None, *, details: bool) -> tuple[str, st
 
 
 def host_seen(gpus: Sequence[Gpu], facts: HostFacts | None, word: HostContact | None, now: datetime) -> HostSaid:
-    """`facts`: as recorded for the site file; `word`: as the host said last."""
+    """Return the last report of a host, and how it differs from the site file. `facts`: as recorded for the site file;
+    `word`: the report."""
     look = json.loads(word.look) if word is not None and word.look else {}
     known: dict[str, str] = {name: str(look.get(name, "")) for name in ("kernel", "firmware", "qemu")}
     recorded = facts.kernel if facts else ""
@@ -250,12 +253,12 @@ SEVERITIES = {
     Severity.ALARM: "blocked", Severity.ERROR: "blocked", Severity.WARNING: "held", Severity.UNKNOWN: "lost",
     Severity.NOTE: "booked", Severity.OK: "free",
 }  # fmt: skip
-"""Of a finding -> state of a GPU whose colour it has."""
+"""Severity of a finding -> state of a GPU whose colour it has."""
 
 
 @dataclass(frozen=True)
 class CheckRow:
-    """What one check of a host says."""
+    """The result of one check of a host."""
 
     severity: str
     colour: str
@@ -269,5 +272,5 @@ def check_rows(found: Iterable[Finding]) -> list[CheckRow]:
 
 
 def free_of(statuses: Sequence[GpuStatus]) -> str:
-    """``3 free of 8``."""
+    """Count the free GPUs: ``3 free of 8``."""
     return f"{sum(one.state is GpuState.FREE for one in statuses)} free of {len(statuses)}"

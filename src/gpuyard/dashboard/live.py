@@ -1,8 +1,10 @@
-"""The live feed: one task looks at the yard for all open pages, and every page gets what differs from what it shows,
-never a queue.
+"""The live feed: one task watches the inventory for all open pages, and sends each page what differs from what it
+shows.
 
-Looking is a comparison of two numbers, so the feed polls: there is no callback between threads to get wrong, and a
-change that was missed is seen at the next look. The task runs only while pages are open.
+There is never a queue. Watching is a comparison of two numbers, so the feed polls: there is no callback between threads
+to get wrong, and a change that was missed is seen at the next poll. A page says which turn of the map it shows; from
+that it gets the GPUs that changed since, or the whole map when the map's shape changed or it is too far behind. The
+task runs only while pages are open.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from gpuyard.web.settings import OthersShown
 
 LOG = logging.getLogger(__name__)
 TURN = re.compile(r"([0-9a-f]{8})-([0-9]{1,15})")
-"""What a page shows: which feed it had it from, and the turn of its map."""
+"""The turn that a page shows: the feed that it had it from, and the number of the map's turn."""
 NOTHING = -1
 """The turn of a page that shows no map, or one that is too old to be told what differs: it gets the whole map."""
 MOST_BEHIND = 30
@@ -44,9 +46,9 @@ MOST_DRAWN = 6
 """Blocks of one map and turn that are drawn and kept, besides two that always are: the whole map, and what differs from
 the turn before. Pages that show yet another turn get the whole map: what they say of it, anybody can make up."""
 LOOK_EVERY = 0.25
-"""Seconds between looks at the yard."""
+"""Seconds between polls of the inventory."""
 MARKS_EVERY = 2.0
-"""Seconds between looks at how GPUs are, which the database has."""
+"""Seconds between reads of the health of GPUs, which the database has."""
 HEARTBEAT = 15.0
 """Seconds of silence after which a page is told that the line is alive. live.js gives up after three of them."""
 RETRY = 2000
@@ -62,7 +64,8 @@ MOST_OF_PLACE, MOST_OF_NETWORK = 150, 300
 
 
 class FeedResponse(EventSourceResponse):
-    """Ends its stream at once when the browser goes, also when it goes while something is being sent to it."""
+    """A response that ends its stream at once when the browser goes, also when it goes while something is being sent to
+    it."""
 
     async def stream_response(self, send: Send) -> None:
         assert isinstance(self.body_iterator, AsyncGenerator)
@@ -71,16 +74,17 @@ class FeedResponse(EventSourceResponse):
 
 
 class LiveFeed:
-    """Made once per app; everything but the constructor and `close` runs in the event loop."""
+    """Streams of events for open pages. Made once per app; everything but the constructor and `close` runs in the event
+    loop."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._name = secrets.token_hex(4)  # turns begin anew with every process
         self._maps = {hidden: LiveMap() for hidden in (False, True)}
-        """With all names, and with others hidden."""
+        """The map with all names, and that with others hidden."""
         self._drawn: dict[tuple[bool, int, int], bytes] = {}
-        """Whether others are hidden, the turn that a page shows, and the one that it is to show -> what it is told;
-        nothing when that could not be drawn. Only of the last turn, and of each map MOST_DRAWN and two."""
+        """(Whether others are hidden, the turn that a page shows, the turn that it is to show) -> the event that it
+        gets; nothing when that could not be drawn. Only of the last turn, and of each map MOST_DRAWN and two."""
         self._drawing = asyncio.Lock()
         self._changed = asyncio.Event()
         """Replaced by a new one after every change, so that setting it wakes whoever waits and nobody twice."""
@@ -94,12 +98,12 @@ class LiveFeed:
         self.streams = 0
         """Pages that are open now."""
         self._of: Counter[str] = Counter()
-        """The same, of each user, place and network."""
+        """Open pages of each user, place and network."""
         self.closed = False
 
     @property
     def turn(self) -> str:
-        """What a page shows that is made from now on, or something newer."""
+        """The turn that a page made from now on shows; it may show something newer."""
         return f"{self._name}-{self._maps[False].turn}"
 
     @property
@@ -107,7 +111,7 @@ class LiveFeed:
         return self.streams >= MOST_STREAMS
 
     def shares(self, address: str, user_id: str) -> dict[str, int]:
-        """Whom a page counts for, and how many each may have."""
+        """Return the user, place and network that a page counts for, and how many pages each may have."""
         shares = {f"user {user_id}": MOST_OF_USER} if user_id else {}
         if address not in self.gateways and not is_loopback(address):
             place, network = places(address)
@@ -115,7 +119,7 @@ class LiveFeed:
         return shares
 
     def exhausted(self, shares: Mapping[str, int]) -> int:
-        """How many pages somebody has who may have no more; 0 when nobody is."""
+        """Return how many pages a user, place or network has that may have no more; 0 when none is at its limit."""
         return max((most for who, most in shares.items() if self._of[who] >= most), default=0)
 
     def close(self) -> None:
@@ -126,9 +130,9 @@ class LiveFeed:
     async def stream(
         self, shares: Collection[str] = (), hidden: bool = False, known: str = ""
     ) -> AsyncGenerator[bytes, None]:
-        """Events for one page: what it does not show yet, then each change, then a heartbeat whenever it was quiet.
-        Before them nothing, at once: the page counts from then on. `hidden`: of the map that hides others; `known`: the
-        `turn` of what it shows, which anybody may have written."""
+        """Stream events for one page: what it does not show yet, then each change, then a heartbeat whenever it was
+        quiet. Before them an empty block, at once: the page counts from then on. `hidden`: of the map that hides
+        others; `known`: the `turn` of what it shows, which anybody may have written."""
         self.streams += 1
         self._of.update(list(shares))
         try:

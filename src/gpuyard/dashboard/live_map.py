@@ -1,4 +1,4 @@
-"""The map as it changes: a page that shows an older one is told what differs, and not the world again. Pure."""
+"""The map with its history of changes, so that a page that shows an older one gets only what differs. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHOLE, PARTS = "map", "parts"
 
 @dataclass(frozen=True)
 class LiveMap:
-    """The map in one turn, and since which turn each of its GPUs is as it is."""
+    """The map in one turn, with the turn since which each of its GPUs is as it is."""
 
     turn: int = 0
     """Rises with every change; 0: nothing has been seen yet."""
@@ -25,10 +25,11 @@ class LiveMap:
     view: InventoryView | None = None
     marks: Marks | None = None
     changed: tuple[int, ...] = ()
-    """Of each GPU of the view, in its order; 0 of one that is as it was when the shape was new."""
+    """The turn of the last change of each GPU of the view, in its order; 0 of one that is as it was when the shape was
+    new."""
 
     def after(self, view: InventoryView, marks: Marks | None) -> LiveMap:
-        """The map in the next turn; the same one when nothing differs."""
+        """Return the map in the next turn; the same one when nothing differs."""
         turn, old = self.turn + 1, self.view
         if old is None or (marks is None) != (self.marks is None) or not _same_gpus(old, view):
             return LiveMap(turn, turn, view, marks, (0,) * len(view.statuses))
@@ -42,7 +43,7 @@ class LiveMap:
         return LiveMap(turn, self.shape, view, marks, changed)
 
     def since(self, turn: int, now: datetime) -> tuple[str, str]:
-        """What to tell a page that shows the map of another turn: the kind of event, and HTML. `now` is what durations
+        """Return the event for a page that shows the map of another turn: its kind, and HTML. `now` is what durations
         are counted to."""
         if self.view is None:
             raise ValueError("nothing has been seen yet")

@@ -1,4 +1,4 @@
-"""The page of whoever looks: their servers and bookings, what ends when, and what is wrong with their GPUs."""
+"""The page of the visitor: their servers and bookings, what ends when, and what is wrong with their GPUs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_BOOKINGS = 200
 
 def install(app: FastAPI, sources: Sources, ledger: Ledger, rows: BookingRows, uses: CardUses,
             book: HealthReader | None) -> None:  # fmt: skip
-    """`book`: where the health of GPUs is followed."""
+    """Add the page. `book`: where the health of GPUs is followed."""
 
     @app.get("/mine", include_in_schema=False)
     def my_gpus(request: Request, q: Sought = "") -> HTMLResponse:

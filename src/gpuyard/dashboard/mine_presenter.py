@@ -1,4 +1,4 @@
-"""From the servers, bookings and GPUs of somebody to what stands on their page. Pure."""
+"""Prepares a person's servers, bookings and GPUs for their page. Pure."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class GpuLink:
     name: str
     href: str
     use: UseLine | None = None
-    """Where its server says what it does."""
+    """The GPU's activity, where its server reports it."""
 
 
 @dataclass(frozen=True)
 class ServerLine:
-    """A server of theirs that has GPUs."""
+    """A server of the person that has GPUs."""
 
     name: str
     id: str
@@ -47,9 +47,9 @@ class ServerLine:
     pool: str
     gpus: Sequence[GpuLink]
     until: str
-    """What is known of its end: ``booked until …``, ``without a booking``."""
+    """Its known end: ``booked until …``, ``without a booking of yours``."""
     warning: str
-    """Of one that is to give its GPUs back."""
+    """The warning of a server that is to give its GPUs back."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ class MineBooking:
     """``ends in 5 h``, ``begins in 2 d``."""
     gpus: Sequence[GpuLink]
     unused: bool
-    """It is on, and no server of theirs is there."""
+    """It is active, and no server has used it yet."""
     command: str
     trouble: str
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What is not as it should be with one of their GPUs."""
+    """A problem with one of the person's GPUs."""
 
     gpu: GpuLink
     state: str
@@ -99,8 +99,8 @@ def mine_page(
     now: datetime,
     uses: Mapping[str, UseLine] = NOTHING,
 ) -> MinePage:
-    """`statuses`: of GPUs that servers of theirs have. `bookings`: theirs that are open. `health`: of all GPUs that the
-    servers and the bookings have. `uses`: what GPUs do, as far as it is known."""
+    """Return the page. `statuses`: of GPUs that servers of theirs have. `bookings`: theirs that are open. `health`: of
+    all GPUs that the servers and the bookings have. `uses`: what GPUs do, as far as it is known."""
     servers = _servers(list(statuses), bookings, cases, now, uses)
     ends = sorted(booking.end for booking in bookings if booking.state is BookingState.ACTIVE)
     next_end = f"; the next booking ends in {duration((ends[0] - now).total_seconds())}" if ends else ""
@@ -194,7 +194,7 @@ def _link(name: str, use: UseLine | None = None) -> GpuLink:
 
 
 def is_theirs(status: GpuStatus, user_id: str, projects: Collection[str]) -> bool:
-    """Whether a server of somebody's has a GPU. `projects`: ids of theirs."""
+    """Whether a server of the person has a GPU. `projects`: ids of theirs."""
     claim = status.claim
     if status.state is not GpuState.CLAIMED or claim is None:
         return False
@@ -202,5 +202,5 @@ def is_theirs(status: GpuStatus, user_id: str, projects: Collection[str]) -> boo
 
 
 def servers_of(statuses: Iterable[GpuStatus]) -> set[str]:
-    """Ids of the servers that have these GPUs."""
+    """Return ids of the servers that have these GPUs."""
     return {status.claim.server_id for status in statuses if status.claim is not None}

@@ -1,4 +1,4 @@
-"""What browsers get: the map, its live feed, and the files that the page is made of."""
+"""The map, its live feed, and the static files of all pages."""
 
 from __future__ import annotations
 

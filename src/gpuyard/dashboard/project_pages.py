@@ -1,4 +1,4 @@
-"""The page of a project: what it has used, what it may have, and who of it has used how much."""
+"""The page of a project: what it has used, what it may have, and how much each member has used."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from gpuyard.web.search import Sought, matching
 BY = ("pool", "project_id", "project", "user_id", "user", "state", "kind", "tariff")
 MOST_BOOKINGS = 100
 MONTHS = 12
-"""That the page leads to."""
+"""Months that the page links to, at most."""
 
 
 def install(
@@ -138,5 +138,5 @@ def _next_month(day: date) -> date:
 
 
 def is_of(status: GpuStatus, person: Person) -> bool:
-    """Whether a server of the project that somebody acts for has a GPU."""
+    """Whether a server of a person's project has a GPU."""
     return status.claim is not None and status.claim.project_id == person.project_id

@@ -1,4 +1,4 @@
-"""From the use of a project to what stands on its page: how much, by day, pool and member, and what it may have."""
+"""Prepares the use of a project for its page: how much, by day, pool and member, and what it may have. Pure."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from gpuyard.usage.records import Sum
 from gpuyard.usage.web.charts import Column, Layer, Scale, percent, scale_of, stack
 
 SHOWN = (UseKind.BOOKED, UseKind.RUNNER, UseKind.UNBOOKED, UseKind.STARTING, UseKind.BOOKED_UNUSED)
-"""What is somebody's."""
+"""Uses that belong to somebody."""
 NO_PRICES = Prices()
 
 
 @dataclass(frozen=True)
 class ShareRow:
-    """GPU-hours of a pool, or of a member."""
+    """GPU-hours of one pool, or of one member."""
 
     name: str
     used: str
     cells: Sequence[str]
-    """Of each of `SHOWN`."""
+    """GPU-hours of each of `SHOWN`."""
     share: str
-    """Of what the project has used."""
+    """Share of what the project has used."""
     percent: int
 
 
@@ -56,11 +56,11 @@ class HeldLine:
     user: str
     since: Since | None
     use: UseLine | None
-    """Where its server says what it does."""
+    """The GPU's activity, where its server reports it."""
 
 
 def held_lines(statuses: Iterable[GpuStatus], uses: Mapping[str, UseLine], now: datetime) -> list[HeldLine]:
-    """Of GPUs that are claimed, those that do little first."""
+    """Return lines of GPUs that are claimed, those that do little first."""
     lines = [
         HeldLine(
             gpu=name,
@@ -82,9 +82,9 @@ class ProjectPage:
     name: str
     months: Sequence[SpanLink]
     others: Sequence[SpanLink]
-    """Pages of other projects of whoever looks."""
+    """Pages of other projects of the visitor."""
     choices: Sequence[str]
-    """What else those may choose who may see any; others nothing."""
+    """Other projects to choose from, for visitors who may see any; empty for others."""
     numbers: Sequence[tuple[str, str]]
     layers: Sequence[Layer]
     scale: Scale
@@ -94,26 +94,26 @@ class ProjectPage:
     pools: Sequence[ShareRow]
     members: Sequence[ShareRow]
     whose: str
-    """What `members` are: of all, or of who looks and of the others together."""
+    """Heading of `members`: all members, or the visitor and the others together."""
     limits: Sequence[PoolLimit]
     bookings: Sequence[MineBooking]
 
 
 @dataclass(frozen=True)
 class ShownDays:
-    """The days in [first, end) that a page is of."""
+    """The days in [first, end) that a page shows."""
 
     first: date
     end: date
     until: datetime | None
-    """Until when use is known; None: not at all."""
+    """The moment until which use is known; None: not at all."""
     span: Callable[[date], tuple[datetime, datetime]]
     """[start, end) of a local day."""
 
 
 @dataclass(frozen=True)
 class ProjectLinks:
-    """To other months of the project, and other projects: see ProjectPage."""
+    """Links to other months of the project, and to other projects: see ProjectPage."""
 
     months: Sequence[SpanLink]
     others: Sequence[SpanLink]
@@ -122,7 +122,7 @@ class ProjectLinks:
 
 @dataclass(frozen=True)
 class ProjectCosts:
-    """What use costs, and what is left of the budget. Nothing where nobody reckons."""
+    """The cost of use, and what is left of the budget. Empty where the site keeps no accounts."""
 
     budget: Sequence[tuple[str, str]] = ()
     prices: Prices = NO_PRICES
@@ -139,8 +139,8 @@ def project_page(
     links: ProjectLinks,
     costs: ProjectCosts,
 ) -> ProjectPage:
-    """`sums`: of the project, by day and tariff, of those days. `see`: whether who looks sees what a user (id) has
-    used."""
+    """Return the page. `sums`: of the project, by day and tariff, of those days. `see`: whether the visitor sees what a
+    user (id) has used."""
     whole = total(accounts(sums, ["pool"], costs.prices))
     cost = [(f"{whole.cost} {costs.currency}".rstrip(), "cost")] if costs.prices.price else []
     columns, first, end = _columns(sums, days), days.first, days.end
@@ -220,7 +220,7 @@ def _numbers(whole: UseAccount) -> list[tuple[str, str]]:
 
 
 def budget_numbers(budget: BudgetStatus | None) -> list[tuple[str, str]]:
-    """Where a project's budget stands now; nothing where it has none."""
+    """Return the state of a project's budget now, in numbers and words; nothing where it has none."""
     if budget is None:
         return []
     until = f" until {budget.end:%Y-%m-%d %H:%M} UTC" if budget.end else ""

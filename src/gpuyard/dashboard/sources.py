@@ -1,4 +1,4 @@
-"""What the portal of a site is made of: one of each capability, or None where the site does not have it."""
+"""The services behind a site's portal: one of each capability, or None where the site does not have it."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from gpuyard.web.store import PortalStore
 class Sources(InventoryContext):
     ledger: Ledger | None = None
     """None when the site has no bookings; then there is no login either, and all endpoints read only. With it all but
-    the addresses that web/access.py names need somebody whom `people` knows."""
+    the addresses that web/access.py names need a person whom `people` knows."""
     people: People | None = None
-    """Who may log in; with a ledger always there."""
+    """People who may log in; with a ledger always there."""
     sessions: PortalStore | None = None
-    """Who is logged in; with a ledger always there."""
+    """Sessions of people who are logged in; with a ledger always there."""
     flavors: Sequence[FlavorObject] = ()
-    """What servers on booked GPUs can have."""
+    """Flavors of servers on booked GPUs."""
     runners: RunnerSources | None = None
     """None when the site has none."""
     health: HealthService | None = None
     """None when the site does not follow it; with it there is a ledger."""
     agents: AgentService | None = None
-    """What guests report; None where they are not asked. With it there is a ledger."""
+    """Reports of guests; None where they are not asked. With it there is a ledger."""
     facts: Mapping[str, HostFacts] = field(default_factory=dict)
-    """Of hosts, by name, as they were recorded for the site file."""
+    """Facts of hosts, by name, as they were recorded for the site file."""
     bootable: CapacityService | None = None
     """Says what could be started now; None where no cloud can be asked."""
     history: History | None = None
-    """Who had which GPU when; None where that is not kept. With it there is a ledger."""
+    """History of GPUs; None where that is not kept. With it there is a ledger."""
     accounting: AccountingService | None = None
-    """With a ledger whose site follows what GPUs are used for."""
+    """Accounts of use and budgets; None where the site keeps none. With it there is a ledger."""
     checks: Callable[[str], Sequence[Finding]] | None = None
-    """What was found in the recording of a host, by name; None where there are no recordings."""
+    """Findings in the recording of a host, by name; None where there are no recordings."""

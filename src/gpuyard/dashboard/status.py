@@ -1,6 +1,8 @@
-"""What a site tells of itself: how much there is now, what is out of use, what is planned, and how old all that is.
+"""Reports the state of a site: how much there is now, what is out of use, what is planned, and how old all that is.
 
-Also for who has not logged in, who sees less: neither hosts nor what operators and loops have said (`details`).
+Visitors without a login get it, too, but see less: neither hosts nor what operators and loops have said (`details`).
+The state is UNKNOWN before the cloud was seen at all; STALE when the database does not answer or a loop is late,
+whatever else is true; then REDUCED when anything is out of use, else WELL.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from gpuyard.runtime.control_loops import LoopStatus
 from gpuyard.web.documents import Moment
 
 AHEAD = timedelta(days=30)
-"""So far ahead what is planned is told."""
+"""How far ahead plans are shown."""
 MOST_PLANNED = 100
 MOST_HOLDS = 1000
 NOBODYS = frozenset({GpuState.LOST, GpuState.BLOCKED})
-"""States in which a GPU is of no use, and of which no hold and no record of its health tells."""
+"""States in which a GPU is of no use, and that neither a hold nor a record of its health explains."""
 
 
 class SiteCondition(StrEnum):
@@ -100,7 +102,7 @@ class SiteStatus(BaseModel):
 
 @dataclass(frozen=True)
 class Withheld:
-    """What the database knows of GPUs that are out of use, or will be."""
+    """The database's records of GPUs that are out of use, or will be."""
 
     health: Sequence[GpuHealth] = ()
     maintenances: Sequence[Maintenance] = ()
@@ -109,7 +111,7 @@ class Withheld:
 
 
 def read_withheld(sources: Sources, now: datetime) -> Withheld:
-    """Raises StoreError."""
+    """Read the records of GPUs that are out of use, or will be. Raises StoreError."""
     ledger, service = sources.ledger, sources.health
     if ledger is None:
         return Withheld()
@@ -128,7 +130,8 @@ def read_withheld(sources: Sources, now: datetime) -> Withheld:
 
 
 def site_status(sources: Sources, *, details: bool, holds: bool = True) -> SiteStatus:
-    """Also when the cloud, the database or both do not answer. `holds`: whether who asks sees why GPUs are held."""
+    """Return the state of the site, also when the cloud, the database or both do not answer. `holds`: whether the
+    reader sees why GPUs are held."""
     now, view, loops = sources.now(), sources.inventory.latest(), sources.driver.statuses()
     try:
         kept, known = read_withheld(sources, now), True
@@ -160,7 +163,7 @@ def word_of(
 
 
 def incidents(view: InventoryView | None, health: Iterable[GpuHealth], *, details: bool) -> list[Incident]:
-    """Each GPU counts once: what is said of its health goes before what the cloud says."""
+    """Return GPUs that are out of use. Each counts once: a record of its health goes before what the cloud says."""
     found: dict[tuple[str, str], list[tuple[str, datetime | None]]] = {}
     bad = set()
     for one in health:
@@ -183,7 +186,7 @@ def incidents(view: InventoryView | None, health: Iterable[GpuHealth], *, detail
 
 
 def planned(kept: Withheld, gpus: Iterable[Gpu], now: datetime, *, details: bool, holds: bool = True) -> list[Planned]:
-    """Maintenances, and holds that are not made of one; those of one operator's word together."""
+    """Return maintenances, and holds that are not part of one; holds with the same times and comment together."""
     all_gpus = list(gpus)
     found = [
         _maintenance(maintenance, all_gpus, now) for maintenance in kept.maintenances if maintenance.start < now + AHEAD

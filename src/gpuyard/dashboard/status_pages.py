@@ -1,6 +1,7 @@
-"""The state of the site as a page and as a document: for everybody where the site says so, whatever does not answer.
+"""The state of the site as a page and as a document, for everybody where the site says so, even when parts of it are
+down.
 
-Who has not logged in gets what all others who have not get: it is made once a second, however many look.
+All visitors without a login get the same: it is made once a second, however many ask.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from gpuyard.web.shared import Shared
 PAGE, DOCUMENT = "/status", "/v1/status"
 LASTS = timedelta(seconds=1)
 FRESH = "public, max-age=1"
-"""For caches between us and who looks, of answers for everybody."""
+"""Cache-Control of answers for everybody, for caches between us and visitors."""
 BY_LOGIN = "Cookie, X-Auth-Token"
-"""Headers on which it depends who looks."""
+"""Headers that tell whether the visitor has a login."""
 
 
 @dataclass(frozen=True)
 class ForAll:
-    """What everybody gets who has not logged in."""
+    """A response for everybody who has not logged in."""
 
     body: str
     media_type: str

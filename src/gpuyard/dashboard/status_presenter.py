@@ -1,4 +1,4 @@
-"""From the state of a site to what stands on its page: words, cards, lines. Pure."""
+"""Prepares the state of a site for its page: words, cards, lines. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WHATS = {
 }
 
 OLD = 60
-"""Seconds from which the age of what is shown is said."""
+"""Seconds from which on the page says how old its data is."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class StatusPage:
     verdict: str
     seen: Since | None
     old: str
-    """How long ago that was, where it is worth saying."""
+    """The age of that, where it is worth saying."""
     notes: Sequence[str]
-    """What is not as it should be with what is shown."""
+    """Reasons not to trust what is shown."""
     pools: Sequence[PoolCard]
     incidents: Sequence[IncidentLine]
     planned: Sequence[PlannedLine]

@@ -1,4 +1,4 @@
-"""What GPUs were there for: the overview of the site, and the same as numbers."""
+"""The overview of the site: uses of its GPUs and waiting times over time, as a page and as numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gpuyard.web.problems import Refusal
 from gpuyard.web.search import matching
 
 MOST_WAITING = 100
-"""On the page."""
+"""Waiting bookings on the page, at most."""
 
 
 class SpanAsked(BaseModel):

@@ -1,4 +1,4 @@
-"""From the history of GPUs to what stands on pages: strips, charts, tables, shares. Pure."""
+"""Prepares the history of GPUs for pages: strips, charts, tables, shares. Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from gpuyard.usage.web.charts import SLUGS, Column, Layer, Scale, percent, scale
 from gpuyard.usage.web.utilisation import SPANS, Utilisation, Week, coarse, together
 
 MOST_ROWS = 100
-"""Of a GPU's timeline, in its table."""
+"""Rows of the table of a GPU's timeline, at most."""
 MOST_STEPS = 31
-"""Of a chart, in its table."""
+"""Rows of the table of a chart, at most."""
 MOST_WAITED = 100
-"""Steps of how long they waited."""
+"""Rows of the table of waiting times, at most."""
 MOST_CHARTS = 6
 """Pools with a chart of their own; of more than these only the one that is asked for."""
 WAITS = frozenset({BookingState.REQUESTED, BookingState.WAITING, BookingState.OFFERED})
@@ -53,7 +53,7 @@ class TimelineRow:
     server: str
     why: str
     about: bool
-    """It begins or ends some seconds beside what is said: that is when it was seen."""
+    """Its start or end is only when it was seen, which may be some seconds off."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def timeline(
     intervals: Sequence[Interval], extent: Extent | None, start: datetime, now: datetime, days: int, href: str,
     *, cut: bool,
 ) -> Timeline:  # fmt: skip
-    """Of one GPU since `start`. `intervals`: as who looks may see them, by start. `cut`: there were more before these.
-    `href`: of its page, to which the days are added."""
+    """Return the timeline of one GPU since `start`. `intervals`: as the visitor may see them, by start. `cut`: there
+    were more before these. `href`: of its page, to which the days are added."""
     links = [
         SpanLink(f"{one} day{'s' if one > 1 else ''}", f"{href}&days={one}", one == days) for one in SPANS if one < 365
     ]
@@ -165,7 +165,7 @@ class WaitLine:
 
 @dataclass(frozen=True)
 class WaitedRow:
-    """How long all of a pool waited, of one kind."""
+    """Waiting times of all bookings or jobs of a pool."""
 
     start: str
     pool: str
@@ -175,7 +175,7 @@ class WaitedRow:
     p50: str
     p90: str
     percent: int
-    """`p90` of the longest of the table."""
+    """`p90` in percent of the longest of the table."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class OverviewPage:
     seen: Since | None
     charts: Sequence[UseChart]
     pools: Sequence[SpanLink]
-    """Where there are too many for a chart of each."""
+    """Links to the pools; empty where there is only one."""
     heat: Sequence[HeatRow]
     heat_of: str
     heat_csv: str
@@ -204,7 +204,7 @@ class OverviewPage:
     waited_csv: str
     waiting: Sequence[WaitLine]
     waits: Sequence[tuple[str, str]]
-    """In short: who waits, and for how long."""
+    """Summary of who waits, and for how long."""
     csv: str
 
 
@@ -212,8 +212,8 @@ def overview(
     found: Utilisation, waits: Waits, days: int, pool: str, waiting: Sequence[BookingRow], jobs: Figures | None,
     queued: int | None, zone: str, now: datetime,
 ) -> OverviewPage:  # fmt: skip
-    """`pool`: empty for all. `waiting`: bookings that have no GPU yet, as who looks may see them. `jobs` and `queued`:
-    of GitHub's, where there are runners."""
+    """Return the page. `pool`: empty for all. `waiting`: bookings that have no GPU yet, as the visitor may see them.
+    `jobs` and `queued`: of GitHub's, where there are runners."""
     names = [pool] if pool else list(found.pools) if len(found.pools) <= MOST_CHARTS else []
     charts = [_chart("All pools", together(found.pools.values()), zone)] if not pool and len(found.pools) != 1 else []
     charts += [_chart(name, found.pools.get(name, ()), zone) for name in names]

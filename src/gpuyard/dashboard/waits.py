@@ -1,5 +1,8 @@
-"""How long bookings and jobs waited for their GPUs, by pool and over time: from what the ledger and the store of
-runners keep anyway. Read now and then, not for each who looks."""
+"""Reckons how long bookings and jobs waited for their GPUs, by pool and over time.
+
+It reads what the ledger and the store of runners keep anyway, and keeps the answer for AGAIN instead of reading anew
+for each visitor.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from gpuyard.usage.reckoning import DAY, day_span, local_day
 from gpuyard.web.shared import Shared
 
 AGAIN = timedelta(seconds=60)
-"""So long the same answer is given."""
+"""Time for which the same answer is given."""
 LONG = 30
 """Days up to which each day is a step; of more a week is."""
 
@@ -29,7 +32,7 @@ class Waiter(StrEnum):
 
 @dataclass(frozen=True)
 class Wait:
-    """Of one booking or job that got its GPUs."""
+    """The wait of one booking or job that got its GPUs."""
 
     pool: str
     of: Waiter
@@ -40,7 +43,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class WaitStep:
-    """All of a pool that got their GPUs within [start, end)."""
+    """Waits of all bookings or jobs of a pool that got their GPUs within [start, end)."""
 
     pool: str
     of: Waiter
@@ -48,7 +51,7 @@ class WaitStep:
     end: datetime
     count: int
     waited: int
-    """How many did not get them at once, within a second."""
+    """Number of those that did not get them at once, within a second."""
     p50: float
     p90: float
     """Seconds: half of them, and nine of ten, waited no longer."""
@@ -63,7 +66,7 @@ class Waits:
 
 
 class WaitCache:
-    """Safe to use from several threads."""
+    """Keeps the waits that were read last. Safe to use from several threads."""
 
     def __init__(self, ledger: Ledger, runners: RunnerStore | None, zone: str, now: Callable[[], datetime]) -> None:
         """`zone`: of the days."""
@@ -71,7 +74,7 @@ class WaitCache:
         self._shared: Shared[int, Waits] = Shared(self._read, AGAIN, now)
 
     def of(self, days: int) -> Waits:
-        """Of so many local days, the last is today. Raises StoreError."""
+        """Return waits of so many local days, of which the last is today. Raises StoreError."""
         return self._shared.of(days)
 
     def _read(self, days: int, now: datetime) -> Waits:
@@ -91,7 +94,7 @@ class WaitCache:
 
 
 def waits(found: Iterable[Wait], first: date, end: date, each: int, zone: str) -> Waits:
-    """Of the local days in [first, end), in steps of `each` days."""
+    """Sum waits up over the local days in [first, end), in steps of `each` days."""
     begins = [first + step * DAY for step in range(0, (end - first).days, each)]
     spans = {day: (day_span(day, zone)[0], day_span(min(day + each * DAY, end), zone)[0]) for day in begins}
     by_step: dict[tuple[date, str, Waiter], list[float]] = {}

@@ -24,7 +24,7 @@ CENT, NOTHING = Decimal("0.01"), Decimal()
 
 
 class UseKind(StrEnum):
-    """The uses of a GPU: the purpose that it was there for."""
+    """What a GPU was there for."""
 
     BOOKED = "booked use"
     """A server had it on a booking of its project's."""
