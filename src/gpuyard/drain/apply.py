@@ -1,8 +1,9 @@
-"""Empties a host: one server after the other, each step read back.
+"""Empties a host: moves one server after the other, and reads back each step.
 
-Nothing is kept but the tag on the host's nova-compute. Whoever is killed at any step and runs again looks at Nova,
-which has the rest: a server that is under way is followed, one that has arrived is confirmed, one that has left is not
-there.
+Nothing is remembered but the tag on the host's nova-compute. A run that is killed at any step and started again reads
+the rest from Nova: a server that is under way is followed, one that has arrived is confirmed, one that has left is not
+there. A migration is confirmed only once Placement has the server's GPUs on its new host; else others could be given
+the same. The next server moves only when the one before has arrived.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ ACTIONS = {
     MoveWay.EVACUATE: "evacuate",
 }
 LETTING_GO = timedelta(minutes=2)
-"""In which Nova gives back what a server had, once it says that it is done with it."""
+"""Time in which Nova gives back what a server had, once it says that it is done with it."""
 QUIET = timedelta(minutes=5)
-"""A migration that Nova has under way, of a server that it does nothing with, has been forgotten after that."""
+"""Time after which a migration under way, of a server that Nova does nothing with, counts as forgotten by Nova."""
 
 
 def utc_now() -> datetime:
@@ -42,16 +43,16 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True)
 class Pace:
-    """How long is waited for what."""
+    """The time between two polls of a server, and the longest wait for one."""
 
     poll: float = 2.0
-    """Seconds between looks at a server."""
+    """Seconds between polls of a server."""
     patience: timedelta = timedelta(hours=2)
-    """For one server: its disks are copied."""
+    """Longest wait for one server: its disks are copied."""
 
 
 class HostMover:
-    """One run for one host."""
+    """Moves the servers of one host in one run."""
 
     def __init__(
         self,
@@ -65,17 +66,18 @@ class HostMover:
         self._api, self._read, self._rules = api, read, rules
         self._report, self._pace, self._now = report, pace or Pace(), now
         self._followed: dict[str, float] = {}
-        """Since when, by server."""
+        """Server -> since when its move is followed, in seconds of `monotonic`."""
 
     def plan(self, host: str, fenced: bool = False) -> MovePlan:
-        """What would be done now; nothing is changed. Raises as `run`."""
+        """Return what would be done now; nothing is changed. Raises as `run`."""
         ComputeService(self._api, host).require(self._rules.purpose, fenced)
         tag = ComputeService(self._api, host).tag
         return self._plan(replace(self._rules, since=tag.since if tag else None))
 
     def run(self, host: str, fenced: bool = False) -> MovePlan:
-        """Until there is nothing left that would be done; what keeps the host from being empty is in the plan. Raises
-        BlockedError at the first server with which it does not go as planned, and CloudError."""
+        """Move servers until nothing is left that would be done; what keeps the host from being empty is in the plan
+        that is returned. Raises BlockedError at the first server with which it does not go as planned, and
+        CloudError."""
         tag = ComputeService(self._api, host).close(self._rules.purpose, fenced)
         self._report(f"{host}: closed for new servers ({tag})")
         rules = replace(self._rules, since=tag.since)
@@ -85,7 +87,7 @@ class HostMover:
                 return plan
 
     def step(self, host: str) -> MovePlan:
-        """As `run` of a host that is closed, but for one server: the plan by which it was chosen."""
+        """Move one server as `run` does, of a host that is closed; return the plan by which it was chosen."""
         tag = ComputeService(self._api, host).close(self._rules.purpose)
         return self._one(replace(self._rules, since=tag.since))
 

@@ -1,4 +1,4 @@
-"""What moves are planned from: one host, its servers, what is left elsewhere, and who has booked it."""
+"""The facts that moves are planned from: a host, its servers, capacity elsewhere, and what bookings and holds keep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuyard.nova.server_states import MigrationSeen, is_settled
 
 @dataclass(frozen=True)
 class KeptTime:
-    """A time in which GPUs are somebody's, or out of use, by the ledger."""
+    """A time in which the ledger keeps GPUs for somebody, or out of use."""
 
     id: str
     kind: BookingKind
@@ -32,7 +32,7 @@ class KeptTime:
 
     @property
     def fixed(self) -> bool:
-        """Whether the ledger cannot have it on another GPU as well."""
+        """Whether the ledger cannot move it to another GPU."""
         return self.pinned or self.kind is BookingKind.HOLD
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class GuestServer:
 
 @dataclass(frozen=True)
 class MovesFacts:
-    """One look."""
+    """The facts of one observation."""
 
     now: datetime
     host: str
@@ -80,7 +80,7 @@ class MovesFacts:
     """Its nova-compute."""
     servers: tuple[GuestServer, ...]
     migrations: tuple[MigrationSeen, ...]
-    """Those that began on the host."""
+    """Migrations that began on the host."""
     room: CloudResources
     statuses: Statuses
     kept: tuple[KeptTime, ...] | None = ()

@@ -1,4 +1,9 @@
-"""Gives a host back that was emptied: what carries our tag is undone, once nothing is left behind."""
+"""Gives an emptied host back: undoes what carries gpuyard's tag, once nothing is left behind.
+
+The order is its safety: a host that was evacuated is believed again only after its nova-compute has restarted and
+removed what is left of those servers; then it must be up; then leftovers are looked for once more; only then does Nova
+use it again.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +29,8 @@ def give_back(
     patience: float = HEARD_WITHIN,
     poll: float = 1.0,
 ) -> None:
-    """`in_the_way`: what else keeps it closed; `ours`: consumers that keep GPUs there on purpose. Raises BlockedError
-    with all that keeps it closed, and CloudError."""
+    """Open a host. `in_the_way`: what else keeps it closed; `ours`: consumers that keep GPUs there on purpose. Raises
+    BlockedError with all that keeps it closed, and CloudError."""
     door = ComputeService(api, host)
     service, tag = door.look(), door.tag
     if service.enabled and not service.forced_down:

@@ -1,4 +1,4 @@
-"""Bookings and holds of the ledger as times in which GPUs are kept."""
+"""Turns the ledger's bookings and holds into times in which GPUs are kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuyard.model.gpu import provider_name
 
 
 def kept_of(bookings: Iterable[Booking], lanes: Iterable[Lane]) -> tuple[KeptTime, ...]:
-    """Of those that take lanes, or will."""
+    """Return the times of bookings that take lanes, or will."""
     names = {lane.id: [provider_name(lane.host, address) for address in lane.addresses] for lane in lanes}
     return tuple(
         KeptTime(

@@ -1,6 +1,6 @@
-"""What moved servers leave behind on a host: allocations in Placement, and records of Nova's. Pure.
+"""Finds what moved servers leave behind on a host: allocations in Placement, and records of Nova's. Pure.
 
-What is safe to take away carries a step; the rest says who does it, and when.
+A finding that is safe to clean carries a step; the others say who cleans it, and when.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ STEP = "step"
 
 @dataclass(frozen=True)
 class Consumer:
-    """Somebody who has something of a host in Placement: a server, or a migration of one."""
+    """A consumer that has something of a host in Placement: a server, or a migration of one."""
 
     id: str
     amounts: Mapping[str, Mapping[str, int]]
     """Name of a provider of the host -> class -> amount."""
     status: str | None = None
-    """Of a server; None where Nova has no server of that id."""
+    """Status of a server; None where Nova has no server of that id."""
     name: str = ""
     task: str = ""
     host: str | None = None
@@ -42,36 +42,36 @@ class Consumer:
 
 @dataclass(frozen=True)
 class LeftoverFacts:
-    """One look at a host."""
+    """The facts of one observation of a host."""
 
     host: str
     service: HostService | None
     consumers: tuple[Consumer, ...]
     migrations: Mapping[str, MigrationSeen]
-    """By id, those that began or ended on the host."""
+    """Migrations by id: those that began or ended on the host."""
     movers: Mapping[str, Consumer] = field(default_factory=dict)
     """Servers of those migrations, by id."""
 
     @property
     def has_restarted(self) -> bool:
-        """Whether its nova-compute has seen what was evacuated from it."""
+        """Whether the host's nova-compute has started since servers were evacuated from it."""
         mine = (migration for migration in self.migrations.values() if migration.source == self.host)
         return not any(one.kind == EVACUATION and one.status == DONE for one in mine)
 
 
 @dataclass(frozen=True)
 class TakeAway:
-    """Have a consumer no longer have anything of a host."""
+    """A step that removes all that a consumer has of a host."""
 
     consumer: str
     host: str
     providers: tuple[str, ...]
-    """Names."""
+    """Names of the providers."""
 
 
 @dataclass(frozen=True)
 class Recount:
-    """Have nova-compute count a server's devices on its host again."""
+    """A step that has nova-compute count a server's devices on its host again."""
 
     consumer: str
     host: str
@@ -82,13 +82,13 @@ class Recount:
 
 
 def find_leftovers(facts: LeftoverFacts) -> list[Finding]:
-    """Those that can be cleaned first, and what is only worth knowing last."""
+    """Return leftovers as findings: errors first, and what is only worth knowing last."""
     found = [*_allocations(facts), *_moves(facts)]
     return sorted(found, key=lambda one: (one.severity.rank, one.code, one.object))
 
 
 def keeps_closed(found: Iterable[Finding]) -> list[Finding]:
-    """Those without which a host may be given back."""
+    """Return findings that keep a host from being given back."""
     return [one for one in found if one.severity.rank <= Severity.WARNING.rank]
 
 

@@ -1,4 +1,4 @@
-"""Reads what is left behind on a host, and takes away what nobody needs, each after another look."""
+"""Reads what is left behind on a host, and cleans what nobody needs, each after reading it once more."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ POLL = 1.0
 
 
 def own_holds(loaded: LoadedSite, host: str) -> frozenset[str]:
-    """Consumers that are gpuyard's own holds of shares of the host's GPUs."""
+    """Return consumers that are gpuyard's own holds of shares of the host's GPUs."""
     return frozenset(hold_of(gpu.provider_name) for gpu in loaded.compiled.gpus if gpu.is_unit and gpu.host == host)
 
 
 def read_leftovers(api: CloudApi, host: str, ours: Collection[str] = ()) -> LeftoverFacts:
-    """One look. `ours`: consumers that keep GPUs there on purpose. Raises CloudError, and BlockedError when Placement
-    has no such host, or when a cell of Nova does not answer that could say what is there."""
+    """Read the leftovers of a host. `ours`: consumers that keep GPUs there on purpose. Raises CloudError, and
+    BlockedError when Placement has no such host, or when a cell of Nova does not answer that could say what is
+    there."""
     with Reader(api) as cloud:
         tree = _tree(cloud, host)
         names = {one.id: one.name for one in tree}
@@ -61,8 +62,8 @@ def read_leftovers(api: CloudApi, host: str, ours: Collection[str] = ()) -> Left
 def clean_leftovers(
     api: CloudApi, host: str, wanted: Iterable[TakeAway | Recount], patience: float = COUNTED_WITHIN
 ) -> list[str]:
-    """What was done about each, in words. What is not left over any more is left alone. `patience`: seconds in which
-    nova-compute has to count again."""
+    """Apply the steps; return what was done about each, in words. What is not left over any more is left alone.
+    `patience`: seconds in which nova-compute has to count again."""
     return [f"{step.consumer}: {_attempts(api, host, step, patience)}" for step in wanted]
 
 

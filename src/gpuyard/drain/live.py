@@ -1,8 +1,8 @@
-"""Whether servers with GPUs can be migrated while they run.
+"""Decides whether servers with GPUs can be migrated while they run.
 
-Nova does since 31 (2025.1), for devices that device_spec and alias both call ``live_migratable``. It believes what it
-is told. Whether the card's driver on the host can move its state is up to whoever writes the site file, and is held
-here against the driver that was recorded: vfio-pci itself cannot.
+Nova can since 31 (2025.1), for devices that device_spec and alias both call ``live_migratable``. It believes what it is
+told. Whether the card's driver on the host can move its state is up to the author of the site file, and is held here
+against the driver that was recorded: vfio-pci itself cannot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpuyard.nova.alias_spec import asked_devices
 from gpuyard.nova.device_spec import truth
 
 PLAIN = "vfio-pci"
-"""Gives a whole device away, and knows nothing of what is in it."""
+"""The driver that gives a whole device away, and knows nothing of what is in it."""
 
 
 def why_not_live(
@@ -27,8 +27,8 @@ def why_not_live(
     unmanaged: Collection[str],
     inventory: Inventory | None,
 ) -> str:
-    """Why Nova, or the card, will not do it; empty: both will. `specs`: extra specs of the server's flavor; `gpus`:
-    those it has; `unmanaged`: pools with ``managed: false``; `inventory`: the recording of its host."""
+    """Return why Nova, or the card, will not do it; empty: both will. `specs`: extra specs of the server's flavor;
+    `gpus`: those it has; `unmanaged`: pools with ``managed: false``; `inventory`: the recording of its host."""
     for name in asked_devices(specs):
         alias = aliases.get(name)
         if alias is None or not truth(alias.raw.get("live_migratable", "no")):

@@ -1,4 +1,4 @@
-"""What a server loses on its way, in words for its owner."""
+"""Describes what a server loses when it moves, in words for its owner. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpuyard.drain.facts import GuestServer
 
 
 def losses(server: GuestServer, way: str) -> tuple[str, ...]:
-    """`way`: a value of `MoveWay`."""
+    """Return what a server loses on the way. `way`: a value of `MoveWay`."""
     return tuple(_WAYS[way](server))
 
 

@@ -1,7 +1,9 @@
-"""What becomes of every server of a host that is to be empty: one verdict each, with its reason. Pure.
+"""Plans what becomes of every server of a host that is to be empty: one verdict each, with its reason. Pure.
 
-Nothing is remembered between two looks: what was moved is not on the host any more, what is under way is seen as such,
-and whoever waits is looked at anew. So a plan that was carried out in part is simply made again.
+For each server it asks in this order: is Nova at work on it already; is it somebody else's to move; then whether
+another host has room. Nothing is remembered between two plans: what was moved is not on the host any more, what is
+under way is seen as such, and a server that waits is planned anew. So a plan that was carried out in part is simply
+made again.
 """
 
 from __future__ import annotations
@@ -30,20 +32,20 @@ COLD = "migration"
 
 
 class MoveWay(StrEnum):
-    """What is done about a server."""
+    """The ways of dealing with a server."""
 
     LIVE = "live-migrate"
     MIGRATE = "migrate"
     EVACUATE = "evacuate"
     SHELVE = "shelve"
     CONFIRM = "confirm"
-    """It has been migrated, and Nova keeps its old place until that is confirmed."""
+    """Confirm its migration: Nova keeps its old place until then."""
     FOLLOW = "follow"
-    """Nova is at work on it; what comes after is seen then."""
+    """Wait until Nova is done with it; what comes after is seen then."""
     WAIT = "wait"
-    """Nothing now; there is a time, or somebody else's doing, that changes that."""
+    """Do nothing now; there is a time, or somebody else's doing, that changes that."""
     STAY = "stay"
-    """Nothing that gpuyard would do."""
+    """Do nothing: gpuyard can do nothing about it."""
 
 
 ACTS = frozenset({MoveWay.LIVE, MoveWay.MIGRATE, MoveWay.EVACUATE, MoveWay.SHELVE, MoveWay.CONFIRM})
@@ -51,7 +53,7 @@ ACTS = frozenset({MoveWay.LIVE, MoveWay.MIGRATE, MoveWay.EVACUATE, MoveWay.SHELV
 
 @dataclass(frozen=True)
 class MoveRules:
-    """What the operator wants."""
+    """The operator's choices for moves."""
 
     purpose: Purpose = Purpose.DRAIN
     shelve: bool = False
@@ -64,7 +66,7 @@ class MoveRules:
 
 @dataclass(frozen=True)
 class MoveVerdict:
-    """One server."""
+    """The verdict on one server."""
 
     server: GuestServer
     way: MoveWay
@@ -73,19 +75,19 @@ class MoveVerdict:
     gpus: tuple[str, ...] = ()
     """Names of the GPUs that are set aside for it there."""
     when: datetime | None = None
-    """Of one that waits: when it is worth to look again."""
+    """When to plan again for a server that waits."""
     losses: tuple[str, ...] = ()
     not_live: str = ""
     """Why it is not migrated while it runs; empty where that does not matter."""
     others: tuple[tuple[str, str], ...] = ()
-    """Other hosts, and why it does not go there."""
+    """Other hosts, each with why it does not go there."""
 
     def __str__(self) -> str:
         where = f" to {self.target}" if self.target else ""
         return f"{self.server.name}: {self.way.value}{where}: {self.reason}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; keys are only ever added."""
+        """Return the verdict for JSON; keys are only ever added."""
         return {
             "id": self.server.id, "server": self.server.name, "status": self.server.status,
             "project": self.server.project, "user": self.server.user, "flavor": self.server.flavor.name,
@@ -97,7 +99,7 @@ class MoveVerdict:
 
 @dataclass(frozen=True)
 class MovePlan:
-    """Of one host."""
+    """The verdicts on all servers of one host."""
 
     host: str
     purpose: Purpose
@@ -119,7 +121,7 @@ class MovePlan:
 
 
 def plan_moves(facts: MovesFacts, rules: MoveRules) -> MovePlan:
-    """Servers with most GPUs choose first: they have least choice."""
+    """Plan the moves of a host's servers. Servers with most GPUs choose first: they have least choice."""
     ends = facts.now + rules.ahead
     soon = [one for one in facts.kept or () if one.start < ends and one.end > facts.now]
     planner = _Planner(facts, rules, soon)

@@ -1,4 +1,4 @@
-"""Reads what moves are planned from: a host's servers, what is left elsewhere, and what has begun already."""
+"""Reads the facts that moves are planned from: a host's servers, capacity elsewhere, and migrations under way."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.site.load import LoadedSite
 
 Keepings = tuple[tuple[KeptTime, ...] | None, LedgerWords]
-"""What the ledger has: times, None where it cannot be asked; and what it says of each GPU now."""
+"""The ledger's times, None where it cannot be asked; and what it says of each GPU now."""
 
 
 class MovesReader:
-    """Looks at one host of a cloud, again and again."""
+    """Reads the facts about one host of a cloud, again and again."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class MovesReader:
         self._names = Names()
 
     def read(self, now: datetime) -> MovesFacts:
-        """One look. Raises CloudError, and BlockedError when a part of the cloud does not answer."""
+        """Read the facts once. Raises CloudError, and BlockedError when a part of the cloud does not answer."""
         kept, words = self._keepings()
         with Reader(self._api) as cloud:
             here = read_host_servers(cloud, self._host)

@@ -1,6 +1,6 @@
-"""Where a server would find room, host by host; and what is left there once it has moved.
+"""Finds capacity for servers on other hosts, and reckons what is left there once they have moved.
 
-Room in Placement is not enough for a server with GPUs. Nova claims the devices of a server that it migrates or
+Capacity in Placement is not enough for a server with GPUs. Nova claims the devices of a server that it migrates or
 evacuates by the ids of its alias alone, and forgets which of them Placement has allocated (nova 34.0.0 and 2026's
 master, compute/resource_tracker.py `_move_claim`, pci/stats.py `ignored_spec_tags`; a create and an unshelve do not
 forget). It may take one that Placement keeps back: the server ends in ERROR. It may take a peer for a lone GPU: two
@@ -24,7 +24,7 @@ from gpuyard.nova.request import DeviceNeed, Request, request_of
 
 @dataclass(frozen=True)
 class HostPlace:
-    """What a host says to a server."""
+    """A host as a target for a server."""
 
     host: str
     why_not: str = ""
@@ -32,7 +32,7 @@ class HostPlace:
     gpus: tuple[str, ...] = ()
     """Names of the GPUs that are set aside for the server; Nova may choose others that are as good."""
     kept: tuple[KeptTime, ...] = ()
-    """Where bookings and holds alone are in the way: these."""
+    """Bookings and holds, where they alone are in the way."""
 
 
 SET_ASIDE = "set aside for "
@@ -40,7 +40,7 @@ SET_ASIDE = "set aside for "
 
 
 class Space:
-    """Room on the other hosts, which gets less as servers are given some."""
+    """The capacity of the other hosts, which gets less as servers are given some."""
 
     def __init__(self, room: CloudResources, statuses: Statuses, source: str, kept: Iterable[KeptTime]) -> None:
         """`kept`: what is in the way of any server that comes now."""
@@ -58,13 +58,13 @@ class Space:
         return [host.node.name for host in self._room.hosts]
 
     def ask(self, server: GuestServer) -> list[HostPlace]:
-        """Every host that has GPUs of the kind, or of a server without any every host: those with room first, and of
-        those the one whose GPUs nobody has booked, then the fullest."""
+        """Return every host that has GPUs of the kind, or for a server without any every host: those with capacity
+        first, and of those the one with the fewest booked GPUs, then one without a GPU to spare, then the fullest."""
         found = [place for host in self._room.hosts if (place := self._place(server, host)) is not None]
         return sorted(found, key=lambda place: (bool(place.why_not), *self._rank(server, place), place.host))
 
     def take(self, server: GuestServer, place: HostPlace) -> None:
-        """The server will be there."""
+        """Set the capacity aside that the server takes there."""
         request = self._request(server)
 
         def less(room: CloudResources) -> CloudResources:
@@ -162,7 +162,7 @@ class Space:
 
 
 def choose(devices: Iterable[FreeDevice], needs: Sequence[DeviceNeed]) -> tuple[str, ...] | None:
-    """A device of its own for each need, those first that fewest others can use; None when that cannot be."""
+    """Return a device of its own for each need, those first that fewest others can use; None when that cannot be."""
     ways = [
         [device.provider for device in sorted(devices, key=_plain) if can_be(device, need.resource_class, need.traits)]
         for need in needs

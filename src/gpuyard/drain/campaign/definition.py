@@ -1,4 +1,4 @@
-"""The file of a campaign: which hosts, in which order, and what is done on each."""
+"""The file of a campaign: its hosts, their order, and what is done on each."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class Campaign(Strict):
 
     @property
     def first(self) -> str:
-        """The canary."""
+        """The canary: the host that goes before all others."""
         return self.canary or self.hosts[0]
 
     @property
     def title(self) -> str:
-        """The comment of its maintenances, by which they are known."""
+        """The comment of its maintenances, by which they are recognized."""
         return f"{self.comment} {self._mark}"
 
     @property
@@ -90,18 +90,18 @@ class Campaign(Strict):
         return comment.endswith(f" {self._mark}")
 
     def refuse_strangers(self, known: Collection[str]) -> None:
-        """Raises UsageError for a host that the site does not have."""
+        """Raise UsageError for a host that the site does not have."""
         for host in self.hosts:
             if host not in known:
                 raise UsageError(f"campaign {self.campaign}: the site has no host {host!r}; it has {', '.join(known)}")
 
     def words(self, host: str) -> list[str]:
-        """The command for a host, word by word: no shell reads it."""
+        """Return the command for a host, word by word: no shell reads it."""
         return [word.replace(HOST, host) for word in self._words_of_run()]
 
 
 def read_campaign(path: Path) -> Campaign:
-    """Raises UsageError, and SiteError with all problems by their lines."""
+    """Read a campaign from its file. Raises UsageError, and SiteError with all problems by their lines."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1).decode()

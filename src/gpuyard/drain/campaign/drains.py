@@ -1,7 +1,7 @@
-"""Servers leave the hosts of a campaign as with ``gpuyard host drain``, and hosts are opened as with ``host return``.
+"""Moves servers off the hosts of a campaign as ``gpuyard host drain`` does, and opens hosts as ``host return`` does.
 
-What was done is seen in the cloud; here is only what this run has begun. A server is on its way in a thread of its own,
-so that other hosts do not wait for its disks. Whoever kills the run kills that, too, and the next one goes on with it.
+What was done is read from the cloud; only what this run has begun is kept here. A server moves in a thread of its own,
+so that other hosts do not wait for its disks. Killing the run kills that, too, and the next run goes on with it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from gpuyard.site.load import LoadedSite
 
 LOOK_AGAIN = 60.0
-"""Seconds after which servers that wait are looked at anew: a look reads all that the cloud has."""
+"""Seconds after which servers that wait are observed anew: each observation reads all that the cloud has."""
 PASSING = (None, 502, 503, 504)
-"""Statuses of what may be otherwise soon; None: there was no answer."""
+"""HTTP statuses of errors that may pass soon; None: there was no answer."""
 
 
 class Mover(Protocol):
-    """A HostMover, as far as it is used here."""
+    """The part of HostMover that is used here."""
 
     def plan(self, host: str) -> MovePlan: ...
 
@@ -53,7 +53,7 @@ class _Step:
     thread: Thread | None = None
     failed: str = ""
     unknown: bool = False
-    """Whether it was done was not seen."""
+    """It is not known whether it was done."""
 
     def carry_out(self, mover: Mover) -> None:
         try:
@@ -75,13 +75,13 @@ class _Step:
 
 @dataclass
 class CampaignDrains:
-    """Of one run. `say`: host, and what becomes of its servers."""
+    """The drains of one run. `say`: host, and what becomes of its servers."""
 
     api: CloudApi
     mover_of: Callable[[str], Mover]
-    """Of a host."""
+    """Returns the mover of a host."""
     holds_of: Callable[[str], frozenset[str]]
-    """Of a host: consumers that keep GPUs there on purpose."""
+    """Returns consumers that keep GPUs of a host on purpose."""
     say: Callable[[str, str], None]
     clock: Callable[[], float] = monotonic
     _movers: dict[str, Mover] = field(default_factory=dict)
@@ -89,7 +89,8 @@ class CampaignDrains:
     _step: _Step | None = None
 
     def look(self, host: str, may_go_down: Collection[str] = ()) -> CampaignDrain:
-        """`may_go_down`: ids of servers that need not leave, and do where they can. Raises CampaignUnseenError."""
+        """Return how the drain of a host is going. `may_go_down`: ids of servers that need not leave, and do where they
+        can. Raises CampaignUnseenError."""
         step = self._step if self._step is not None and self._step.host == host else None
         if step is not None and step.runs:
             return CampaignDrain(next=step.words, move=CampaignWork.RUNNING)
@@ -117,7 +118,7 @@ class CampaignDrains:
         return CampaignDrain(closed, "".join(map(str, first)), tuple(map(str, left)))
 
     def foresee(self, host: str) -> tuple[str, ...]:
-        """What would become of each server if the host were drained now; nothing is changed."""
+        """Return what would become of each server if the host were drained now; nothing is changed."""
         try:
             with _answered():
                 return tuple(f"server {verdict}" for verdict in self._mover(host).plan(host).verdicts)
@@ -131,7 +132,7 @@ class CampaignDrains:
         self.say(host, f"closed for new servers ({tag})")
 
     def drain(self, host: str) -> None:
-        """Begin with the next server."""
+        """Begin to move the next server."""
         assert self._step is None or not self._step.runs, "one server moves at a time"
         step = _Step(host, self._seen[host][1].next if host in self._seen else "")
         self._seen.clear()
@@ -141,8 +142,8 @@ class CampaignDrains:
         step.thread.start()
 
     def closed(self, host: str) -> tuple[bool, bool]:
-        """Whether it is by us, and whether Nova hears of it. What a maintenance has closed, that opens again. Raises
-        CampaignUnseenError."""
+        """Return whether the host is closed by us, and whether Nova hears of it. A host that a maintenance has closed
+        is left for the maintenance to open. Raises CampaignUnseenError."""
         with _answered():
             service = ComputeService(self.api, host).look()
         tag = None if service.enabled else tag_of(service.disabled_reason)
@@ -164,7 +165,7 @@ def drains_of(
     keepings: Callable[[], Keepings],
     say: Callable[[str, str], None],
 ) -> CampaignDrains:
-    """On a real cloud."""
+    """Return the drains of a campaign on a real cloud."""
     rules = MoveRules(shelve=campaign.drain == "shelve")
 
     def mover_of(host: str) -> Mover:

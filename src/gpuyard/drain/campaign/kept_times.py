@@ -1,4 +1,4 @@
-"""Bookings and holds as the portal has them, as times in which GPUs are kept."""
+"""Reads the portal's bookings and holds as times in which GPUs are kept."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpuyard.model.booking import BookingKind
 from gpuyard.model.gpu import LedgerWords, provider_name
 
 STATES = ("confirmed", "offered", "active")
-"""Of those that have GPUs."""
+"""States of bookings that have GPUs."""
 
 
 def keepings_at(client: Client) -> tuple[tuple[KeptTime, ...], LedgerWords]:
-    """Both as one look."""
+    """Read both from the portal, as one observation."""
     return kept_times(client.bookings(state=list(STATES))), keepings(client.gpus())
 
 

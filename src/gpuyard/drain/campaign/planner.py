@@ -1,8 +1,9 @@
-"""What is to do next in a campaign: by its file, by what is seen of its hosts, by its journal, and by the time. Pure.
+"""Plans the next acts of a campaign from its file, its journal, the state of its hosts, and the time. Pure.
 
 A host goes through a maintenance, which the portal keeps: it is emptied, worked on, checked, given back. The campaign
-says when one begins, has the work done, and has GPUs accepted that must be. One host is out of use before it, as a
-canary; never more than the file says at once; and after one has failed none begins any more.
+begins the maintenance, has the work done, and has GPUs accepted that must be. One host is out of use before all others,
+as a canary; never more than the file says at once; and after one has failed none begins any more, while what is under
+way goes on to its end.
 
 Where the file says so the campaign empties hosts itself, as `gpuyard host drain` does: Nova is told to start nothing
 new there, servers move elsewhere, one at a time whatever its host, and after the work Nova may use the host again.
@@ -23,34 +24,34 @@ from gpuyard.model.moments import minute_text
 
 
 class CampaignAct(StrEnum):
-    """What the campaign does. In its journal each is a stage."""
+    """An act of the campaign. In its journal each is a stage."""
 
     BEGIN = "begin"
-    """A maintenance of the host, from now on."""
+    """Begin a maintenance of the host, from now on."""
     CLOSE = "close"
     """Have Nova start no servers there."""
     DRAIN = "drain"
     """Move one of its servers elsewhere, or shelve it."""
     EMPTIED = "emptied"
-    """Nothing but the line in the journal: no server is there, with GPUs or without."""
+    """Note in the journal, and nothing else: no server is there, with GPUs or without."""
     WORK = "work"
-    """The command of the file."""
+    """Start the command of the file."""
     DONE = "done"
     """Say that the work is done, so that the host is checked."""
     OPEN = "open"
-    """Have Nova use it again: neither its check nor servers that accept GPUs do without."""
+    """Have Nova use it again: its check and servers that accept GPUs need that."""
     ACCEPT = "accept"
     """Have the GPUs accepted that must be before anybody gets them."""
     RETURN = "return"
-    """Nothing but the line in the journal: this host is through, or has failed."""
+    """Note in the journal, and nothing else: this host is through, or has failed."""
 
 
 class CampaignStanding(StrEnum):
-    """Where a host of a campaign is."""
+    """The stage that a host of a campaign is in."""
 
     WAITING = "waiting"
     TAKEN = "taken"
-    """Somebody else maintains it."""
+    """A maintenance of somebody else is on."""
     DRAINING = "draining"
     MOVING = "moving"
     """One of its servers is on its way elsewhere."""
@@ -58,7 +59,7 @@ class CampaignStanding(StrEnum):
     """No server is there, and its work has not begun."""
     AT_WORK = "at work"
     BY_HAND = "by hand"
-    """Somebody works on it, and says when that is done."""
+    """A person works on it, and says when that is done."""
     CHECKING = "checking"
     ACCEPTING = "accepting"
     BACK = "back"
@@ -77,18 +78,18 @@ OUT = frozenset(
         CampaignStanding.FAILED,
     }
 )
-"""The campaign keeps the host out of use, or does not know whether it is well."""
+"""Stages in which the campaign keeps the host out of use, or does not know whether it is well."""
 ENDS_BY_ITSELF = frozenset(
     {CampaignStanding.MOVING, CampaignStanding.AT_WORK, CampaignStanding.CHECKING, CampaignStanding.ACCEPTING}
 )
-"""A run that begins nothing any more waits for these: nobody else brings them on."""
+"""Stages that a run that begins nothing any more waits for: nobody else brings them on."""
 
 
 class CampaignWork(StrEnum):
-    """What is known of what was last started for a host: its command, or the way of one of its servers."""
+    """The state of what was last started for a host: its command, or the move of one of its servers."""
 
     NONE = "none"
-    """Nothing was, or it was killed and nobody knows how far it came."""
+    """Nothing was started, or it was killed and nobody knows how far it came."""
     RUNNING = "running"
     ENDED = "ended"
 
@@ -102,29 +103,29 @@ class CampaignMaintenance:
     begun: datetime | None = None
     done: datetime | None = None
     problems: tuple[str, ...] = ()
-    """What its work waits for beside servers; later why it is not given back yet."""
+    """Conditions that its work waits for beside servers; later why it is not given back yet."""
     servers: tuple[str, ...] | None = None
-    """Names of those that are there and may not go down; None: it is not known which, so there may be some."""
+    """Names of servers that are there and may not go down; None: it is not known which, so there may be some."""
     may_go_down: tuple[str, ...] = ()
-    """Ids of those that may be there while the host is worked on."""
+    """Ids of servers that may be there while the host is worked on."""
 
 
 @dataclass(frozen=True)
 class CampaignDrain:
-    """What becomes of the servers of a host, in the words of `gpuyard host drain`."""
+    """The state of a host's drain, in the words of `gpuyard host drain`."""
 
     closed: bool = True
-    """Nova starts no servers there, since we have told it."""
+    """Nova starts no servers there, since gpuyard has told it so."""
     next: str = ""
-    """Of the server that goes first; empty: none can go now."""
+    """The server that goes first, in words; empty: none can go now."""
     left: tuple[str, ...] = ()
-    """Of servers that cannot go now."""
+    """The servers that cannot go now, in words."""
     refused: str = ""
     """Why no server at all can go; then nothing else is known."""
     move: CampaignWork = CampaignWork.NONE
-    """How far the last one is that this run has begun with."""
+    """State of the last move that this run has begun."""
     failed: str = ""
-    """Why that one has not come to its place."""
+    """Why that move has failed; empty: it has not."""
 
 
 @dataclass(frozen=True)
@@ -139,25 +140,25 @@ class CampaignGpu:
 
 @dataclass(frozen=True)
 class CampaignHostState:
-    """What is seen of a host."""
+    """The state of a host, as the portal, the cloud and the work files show it."""
 
     maintenance: CampaignMaintenance | None = None
-    """The last one of this campaign."""
+    """The last maintenance of this campaign."""
     other: str = ""
-    """One that is not over, of somebody else, in words."""
+    """A maintenance of somebody else that is not over, in words."""
     gpus: tuple[CampaignGpu, ...] = ()
-    """When it is back: those that are not simply in use or free."""
+    """GPUs that are not simply in use or free, once the host is back."""
     tries: int = 0
     """Servers that try its GPUs at the moment."""
     tried: str = ""
-    """What came of the last one that did not pass."""
+    """Result of the last server that did not pass."""
     work: CampaignWork = CampaignWork.NONE
     code: int = 0
-    """With which the command has ended."""
+    """Exit code of the command."""
     log: str = ""
-    """Where its output is."""
+    """Path of its output."""
     drain: CampaignDrain | None = None
-    """Of a host that is to be emptied."""
+    """State of its drain, where it is to be emptied."""
     closed: bool = False
     """Nova does not use it, since a drain has told it; seen when the work is done."""
     heard: bool = True
@@ -166,14 +167,14 @@ class CampaignHostState:
 
 @dataclass(frozen=True)
 class CampaignCost:
-    """What a maintenance of a host would mean for others."""
+    """The cost of maintaining a host now: bookings that would move or stay, and servers."""
 
     moves: int = 0
     """Bookings that would get other GPUs."""
     stays: tuple[str, ...] = ()
     """Bookings that cannot be elsewhere, in words: they have begun, or their owners would lose them."""
     servers: tuple[str, ...] = ()
-    """That are there now, with GPUs or without."""
+    """Servers that are there now, with GPUs or without."""
 
     @property
     def hurts(self) -> bool:
@@ -182,7 +183,7 @@ class CampaignCost:
 
 @dataclass(frozen=True)
 class CampaignRow:
-    """One host: where it is, why, and what is to do."""
+    """One host of a plan: its stage, the reason, and the next act."""
 
     host: str
     standing: CampaignStanding
@@ -192,7 +193,7 @@ class CampaignRow:
 
 @dataclass(frozen=True)
 class CampaignPlan:
-    """All hosts, in the order of the file."""
+    """The plan of a campaign: all hosts, in the order of the file."""
 
     rows: tuple[CampaignRow, ...]
     halted: str = ""
@@ -212,7 +213,7 @@ class CampaignPlan:
 
     @property
     def over(self) -> bool:
-        """Nothing is to do, and nothing that the campaign waits for will come by itself."""
+        """Whether nothing is to do, and nothing that the campaign waits for will come by itself."""
         waits = (
             ENDS_BY_ITSELF if self.halted else ENDS_BY_ITSELF | {CampaignStanding.DRAINING, CampaignStanding.BY_HAND}
         )
@@ -221,18 +222,18 @@ class CampaignPlan:
 
 @dataclass(frozen=True)
 class CampaignNow:
-    """What a plan is made of, but for the file."""
+    """The input of a plan, besides the file."""
 
     sights: Mapping[str, CampaignHostState]
     journal: DeployJournal
     time: datetime
     stop: str = ""
-    """Who wants it stopped, in words."""
+    """The person who wants it stopped, in words; empty: nobody."""
     costs: Mapping[str, CampaignCost] = field(default_factory=dict)
 
 
 def plan_campaign(campaign: Campaign, now: CampaignNow) -> CampaignPlan:
-    """Where each host is, and what is to do next."""
+    """Plan the stage of each host, and what is to do next."""
     rows = [_row(campaign, host, now) for host in campaign.hosts]
     failed = [row.host for row in rows if row.standing is CampaignStanding.FAILED]
     halted = f"stopped after {', '.join(failed)} failed" if failed else now.stop
@@ -346,7 +347,7 @@ def _row(campaign: Campaign, host: str, now: CampaignNow) -> CampaignRow:
 
 
 def is_emptied(journal: DeployJournal, host: str) -> bool:
-    """Whether its servers have been moved away in its last maintenance; from then on it may be down."""
+    """Whether a host's servers have been moved away in its last maintenance; from then on it may be down."""
     found = journal.last(CampaignAct.EMPTIED, host)
     return found is not None and _since(journal, found, journal.last(CampaignAct.BEGIN, host))
 
@@ -480,7 +481,7 @@ def _since(journal: DeployJournal, entry: JournalEntry, other: JournalEntry | No
 
 
 def expected(campaign: Campaign, rows: Sequence[CampaignRow], now: datetime) -> dict[str, tuple[datetime, datetime]]:
-    """When hosts that wait would be out of use, if each took as long as the file says."""
+    """Return when hosts that wait would be out of use, if each took as long as the file says."""
     waiting = [row.host for row in rows if row.standing in (CampaignStanding.WAITING, CampaignStanding.TAKEN)]
     out = sum(row.standing in OUT for row in rows)
     ahead = [campaign.first] if campaign.first in waiting else []

@@ -1,4 +1,4 @@
-"""The real doors of a campaign: a portal, and the commands of this machine."""
+"""The ports of a campaign as they really are: the portal, the commands of this machine, and the cloud's drains."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ PLAIN = frozenset({HealthState.FINE, HealthState.IN_USE})
 
 
 class PortalCampaign:
-    """`folder`: where output and ends of commands are kept. `drains`: of a campaign that empties hosts itself."""
+    """Observes and changes the hosts of a campaign through the portal. `folder`: where output and ends of commands are
+    kept. `drains`: of a campaign that empties hosts itself."""
 
     def __init__(
         self,
@@ -126,8 +127,8 @@ class PortalCampaign:
         return sum(not row["over"] for row in rows), ended[-1]["cause"] if ended else ""
 
     def stays(self, host: str, cost: CampaignCost) -> list[str]:
-        """Whom a campaign would have to do with on a host, in words: servers, with what becomes of them where it moves
-        them, and bookings."""
+        """Return servers and bookings that a campaign would meet on a host, in words; servers with what becomes of them
+        where it moves them."""
         servers = self._drains.foresee(host) if self._drains else [f"server {name}" for name in cost.servers]
         return [*servers, *cost.stays]
 
@@ -197,7 +198,7 @@ class PortalCampaign:
 
 @contextmanager
 def seen() -> Iterator[None]:
-    """A portal that does not answer, or not well, may do so soon."""
+    """Raise CampaignUnseenError when the portal does not answer, or not well: it may do so soon."""
     try:
         yield
     except (PortalUnreachableError, PortalError) as error:

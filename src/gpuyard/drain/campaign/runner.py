@@ -1,6 +1,6 @@
-"""Carries a campaign out: looks, does what the planner says, writes each act down before, and looks again.
+"""Carries a campaign out: observes, does what the planner says, writes each act down before, and observes again.
 
-It decides nothing, so a run that ends anywhere is gone on with by the same command.
+It decides nothing, so a run that ends anywhere is continued by the same command.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpuyard.drain.campaign.planner import (
 from gpuyard.model.errors import GpuyardError
 
 PATIENCE = timedelta(minutes=30)
-"""A portal that does not answer for so long ends the run."""
+"""Time for which a portal may be silent before the run ends."""
 
 
 class CampaignUnseenError(GpuyardError):
@@ -34,21 +34,21 @@ class CampaignUnseenError(GpuyardError):
 
 
 class CampaignPorts(Protocol):
-    """Everything through which a campaign sees and acts. Methods raise GpuyardError; CampaignUnseenError for what may
-    be otherwise at the next look."""
+    """The ports through which a campaign observes and acts. Methods raise GpuyardError; CampaignUnseenError for what
+    may be otherwise at the next observation."""
 
     def look(self, journal: DeployJournal) -> Mapping[str, CampaignHostState]:
-        """All hosts."""
+        """Observe all hosts."""
 
     def costs(self, hosts: Sequence[str], start: datetime, end: datetime) -> Mapping[str, CampaignCost]:
-        """What it would mean to maintain each of them in that time."""
+        """Return the cost of maintaining each of the hosts in that time."""
 
     def begin(self, host: str) -> None: ...
 
     def close(self, host: str) -> None: ...
 
     def drain(self, host: str) -> None:
-        """Begin with the next of its servers; the look says how far that is."""
+        """Begin with the next of its servers; `look` says how far that is."""
 
     def work(self, host: str, attempt: str) -> None:
         """Start the command; it is a new `attempt`."""
@@ -60,10 +60,10 @@ class CampaignPorts(Protocol):
     def accept(self, host: str) -> None: ...
 
     def stop_asked(self) -> str:
-        """By whom, in words; empty: nobody wants it."""
+        """Return the person who wants it stopped, in words; empty: nobody does."""
 
     def wait(self) -> None:
-        """A little."""
+        """Wait a little."""
 
 
 @dataclass
@@ -76,12 +76,12 @@ class CampaignRun:
     clock: Callable[[], datetime]
     show: Callable[[CampaignPlan], None]
     unseen: Callable[[str], None] = lambda why: None
-    """Is told when the portal does not answer."""
+    """Called with the reason when the portal does not answer."""
     _silent: datetime | None = field(default=None, init=False)
-    """Since when it does not."""
+    """Time since which the portal has been silent."""
 
     def run(self, journal: DeployJournal) -> CampaignPlan:
-        """Until nothing is left to do or to wait for: how it is then. Raises GpuyardError."""
+        """Run until nothing is left to do or to wait for; return the plan as it is then. Raises GpuyardError."""
         self._silent = None
         while True:
             try:
@@ -110,7 +110,7 @@ class CampaignRun:
         self.doors.wait()
 
     def plan(self, sights: Mapping[str, CampaignHostState], journal: DeployJournal) -> CampaignPlan:
-        """Where there is a choice, hosts on which nobody would lose anything are first."""
+        """Plan the next acts. Where there is a choice, hosts on which nobody would lose anything are first."""
         now = CampaignNow(sights, journal, self.clock(), self.doors.stop_asked())
         plan = plan_campaign(self.campaign, now)
         waiting = [row.host for row in plan.rows if row.standing is CampaignStanding.WAITING]

@@ -1,8 +1,8 @@
-"""The command for one host, so that it survives who has started it, and that it is known how it ended.
+"""Runs the command for one host so that it survives the campaign's process, and that its end is known.
 
-A process of its own runs the command, holds a lock as long as it runs, and writes into the locked file with which code
-it has ended. Whoever comes later, after a kill of the campaign, sees by the file that it runs, how it ended, or that
-nobody knows: then the machine went down, or that process was killed too.
+A process of its own runs the command, holds a lock as long as it runs, and writes its exit code into the locked file. A
+later run, after a kill of the campaign, sees by the file that it runs, how it ended, or that nobody knows: then the
+machine went down, or that process was killed too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST = 64
 
 @dataclass(frozen=True)
 class WorkFile:
-    """Where it is kept how one attempt goes."""
+    """The files of one attempt: its output, and its lock with the exit code."""
 
     folder: Path
     host: str
@@ -41,7 +41,7 @@ class WorkFile:
         return self.folder / f"{self.host}-{self.attempt}.end"
 
     def start(self, words: Sequence[str]) -> None:
-        """Returns at once. Raises GpuyardError."""
+        """Start the command and return at once. Raises GpuyardError."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             state = os.open(self.state, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -66,7 +66,7 @@ class WorkFile:
             os.close(log)
 
     def runs(self) -> bool:
-        """Whether it is at work now."""
+        """Whether the command is running now."""
         try:
             descriptor = os.open(self.state, os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -80,7 +80,7 @@ class WorkFile:
             os.close(descriptor)
 
     def code(self) -> int | None:
-        """With which it has ended; None: nobody knows."""
+        """Return the exit code of the command; None: nobody knows."""
         try:
             return int(self.state.read_bytes()[:LONGEST])
         except (FileNotFoundError, ValueError):
@@ -88,7 +88,7 @@ class WorkFile:
 
 
 def main(words: Sequence[str]) -> int:
-    """What the process does: a descriptor, and the command."""
+    """Run the command in the process of its own. `words`: the descriptor of the locked file, and the command."""
     descriptor, command = int(words[0]), words[1:]
     os.set_inheritable(descriptor, False)  # what the command leaves running does not hold the lock
     try:
