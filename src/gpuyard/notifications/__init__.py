@@ -1,4 +1,5 @@
-"""Mails and webhooks about what happened to bookings and GPUs.
+"""Delivers mails and webhooks about what happened to bookings and GPUs.
 
 Each event is delivered at least once to every channel, those of one booking in their order; one that cannot be
-delivered is retried later and later, and given up in the end."""
+delivered is retried later and later, and given up in the end.
+"""

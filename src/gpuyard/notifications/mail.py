@@ -1,4 +1,9 @@
-"""Mail to the owners of bookings: what happened, when, and what to do about it."""
+"""Mails events to the people whom they concern: what happened, when, and what to do about it.
+
+All mails of a batch go through one SMTP session, which a second thread cuts when its time is over. An answer of the
+server that refuses a receiver or a message for good (5xx) gives the message up; one that refuses it for now puts it
+off; an error of the connection puts off the whole channel.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +54,11 @@ DETAILS = {
 
 
 class MailChannel:
-    """One SMTP server; the receivers are in the events."""
+    """The channel of one SMTP server; the receivers are in the events."""
 
     name = "mail"
     batch = 10
-    """All of them in one session, which has TOTAL."""
+    """Mails in one session, which has TOTAL."""
     patience: timedelta | None = GIVE_UP
 
     def __init__(
@@ -180,7 +185,7 @@ class _TlsSession(_Session, smtplib.SMTP_SSL):
 
 
 def letter(message: Message, sender: str, zone: ZoneInfo, portal: str = "") -> EmailMessage:
-    """The mail for an event. Raises ValueError for an address that is none."""
+    """Return the mail for an event. Raises ValueError for an address that is none."""
     event = message.event
     found = EmailMessage()
     found["Subject"] = " ".join(subject_of(message, zone).split())
@@ -218,7 +223,7 @@ def subject_of(message: Message, zone: ZoneInfo) -> str:
 
 
 def body_of(message: Message, zone: ZoneInfo, portal: str = "") -> Iterator[str]:
-    """The lines of the mail."""
+    """Yield the lines of the mail."""
     event, booking = message.event, message.booking
     yield event_kind(event.kind).says
     if why := event.details.get("reason") or (booking.reason if booking else ""):
@@ -257,7 +262,8 @@ def _details(event: Event, zone: ZoneInfo) -> Iterator[str]:
 
 
 def spell(moment: datetime, zone: ZoneInfo) -> str:
-    """``Tue 2026-12-01 14:00 CET (13:00 UTC)``; with the day in UTC when that is another one."""
+    """Return a moment in local time: ``Tue 2026-12-01 14:00 CET (13:00 UTC)``; with the day in UTC when that is another
+    one."""
     local, utc = moment.astimezone(zone), moment.astimezone(UTC)
     text = f"{local:%a %Y-%m-%d %H:%M} {local.tzname()}"
     if local.utcoffset() == utc.utcoffset():

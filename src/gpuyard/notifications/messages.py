@@ -1,8 +1,8 @@
-"""Tells people and programs what happens to bookings: the ledger's events, by mail and webhooks.
+"""Carries the ledger's events to people and programs, by mail, webhooks and other channels.
 
-An event is written together with the change that it tells of, and told at least once to every channel, those of one
-booking in their order. A message that cannot be told is tried again later and later, and given up when the channel's
-patience is over. Each channel has a loop of its own, so one that is dead holds up no other.
+An event is written together with the change that it tells of, and delivered at least once to every channel, those of
+one booking in their order. A message that cannot be delivered is tried again later and later, and given up when the
+channel's patience is over. Each channel has a loop of its own, so one that is dead holds up no other.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from gpuyard.site.schema import Site
 
 LOG = logging.getLogger(__name__)
 PERIOD = 5.0
-"""Seconds between looks for events."""
+"""Seconds between two reads of the outbox."""
 FIRST_PAUSE = timedelta(seconds=10)
 LONGEST_PAUSE = timedelta(hours=1)
 OUTCOMES = ("told", "put_off", "given_up")
-"""Of tries to tell an event; one that is put off is tried again."""
+"""Outcomes of attempts to deliver an event; one that is put off is tried again."""
 
 
 def message_loops(
@@ -43,8 +43,8 @@ def message_loops(
     told: Counts | None = None,
     more: Sequence[Channel] = (),
 ) -> list[Loop]:
-    """One loop for each channel that the site file has, and for `more`. `environment` has the secrets; `portal`: its
-    address as people reach it, for links. `told` counts (channel, one of OUTCOMES). Raises UsageError for a channel
+    """Return one loop for each channel that the site file has, and for `more`. `environment` has the secrets; `portal`:
+    its address as people reach it, for links. `told` counts (channel, one of OUTCOMES). Raises UsageError for a channel
     that cannot work as it is set up."""
     channels = [*channels_of(site, environment, portal), *more]
     ledger.upkeep.outbox.keep_channels([channel.name for channel in channels])
@@ -56,7 +56,7 @@ def message_loops(
 
 
 def channels_of(site: Site, environment: Mapping[str, str], portal: str = "") -> list[Channel]:
-    """Raises UsageError."""
+    """Return the channels of the site file. Raises UsageError."""
     booking = site.booking
     if booking is None:
         return []
@@ -78,7 +78,7 @@ def _loop(courier: Courier, channel: Channel, period: float) -> Loop:
 
 
 class Courier:
-    """Carries the events of one channel."""
+    """Delivers the events of one channel."""
 
     def __init__(
         self, ledger: Ledger, channel: Channel, site: str, now: Callable[[], datetime], told: Counts | None = None
@@ -90,13 +90,13 @@ class Courier:
         self._site = site
         self._now = now
         self._behind: dict[str, tuple[int, datetime]] = {}
-        """Subject -> event that must be told first, and when it is tried again."""
+        """Subject -> event that must be delivered first, and when it is tried again."""
         self._down = 0
-        """How often the whole channel was found down, since it last worked."""
+        """Number of times that the whole channel was found down, since it last worked."""
         self._rest_until: datetime | None = None
 
     def run(self) -> None:
-        """Tell what is due. Raises StoreError; what receivers do is logged and tried again."""
+        """Deliver what is due. Raises StoreError; errors of receivers are logged, and tried again."""
         now = self._now()
         if self._rest_until is not None and now < self._rest_until <= now + LONGEST_PAUSE:  # or the clock went back
             return
@@ -178,10 +178,10 @@ class Courier:
 
 
 def subject(event: Event) -> str:
-    """What an event is about: events about the same are told in their order."""
+    """Return what an event is about: events about the same are delivered in their order."""
     return event.booking or event.details.get("server_id") or event.user_id
 
 
 def pause(attempts: int) -> timedelta:
-    """How long to wait after so many vain tries and one more: 10 s, 20 s, 40 s ... one hour."""
+    """Return how long to wait after so many vain attempts and one more: 10 s, 20 s, 40 s ... one hour."""
     return min(LONGEST_PAUSE, FIRST_PAUSE * (1 << min(attempts, 12)))

@@ -1,4 +1,7 @@
-"""Webhooks: each event as one signed POST of JSON. Only a 2xx answer counts as told; redirects are not followed."""
+"""Webhooks: sends each event as one signed POST of JSON.
+
+Only a 2xx answer counts as delivered; redirects are not followed.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ from gpuyard.site.booking_rules import Webhook
 TIMEOUT = 10.0
 """Seconds for all of one exchange: a receiver that sends a byte now and then would otherwise keep the loop for ever."""
 MOST_ANSWER = 1 << 20
-"""Bytes of an answer, of which only the status is looked at."""
+"""Bytes of an answer, of which only the status is used."""
 
 
 class WebhookChannel:
-    """One receiver."""
+    """The channel of one webhook's receiver."""
 
     batch = 5
     """Each may take TIMEOUT, and the store keeps a batch for one process for a minute."""
@@ -77,12 +80,12 @@ class WebhookChannel:
 
 
 def signature(secret: bytes, body: bytes) -> str:
-    """``sha256=...``: the HMAC of the body as it is sent, in hex."""
+    """Return ``sha256=...``: the HMAC of the body as it is sent, in hex."""
     return "sha256=" + hmac.new(secret, body, hashlib.sha256).hexdigest()
 
 
 def document(message: Message) -> dict[str, Any]:
-    """What is posted; fields are only ever added."""
+    """Return the document that is posted; fields are only ever added."""
     event = message.event
     return {
         "id": event.id,
