@@ -1,4 +1,10 @@
-"""The state of every GPU of a site, each with its reason, from what the site expects and what is seen."""
+"""Decides the state of every GPU of a site, each with its reason, from the site file and a snapshot. Pure.
+
+The first that holds decides: blocked by the site; claimed by a server; lost, where Placement does not have it; blocked,
+where it still counts for a server that has left; held or booked, where it is reserved; blocked, where Placement does
+not give it away or its host is closed; booked by the ledger; stranded, where its host has no room for any flavor; else
+free. A free peer whose leader cannot be had is stranded, too.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +19,7 @@ from gpuyard.model.world import Snapshot
 NOTHING: LedgerWords = {}
 NOTHING_BACK: Mapping[int, str] = {}
 RUNNER, LENT = "runner ", "lent to project "
-"""What is said of a GPU with a lease, or with a loan, begins with it."""
+"""Beginnings of the reason of a GPU with a lease, and of one with a loan."""
 
 
 def ledger_words(
@@ -23,8 +29,8 @@ def ledger_words(
     kept: Mapping[int, str],
     kept_back: Mapping[int, str] = NOTHING_BACK,
 ) -> LedgerWords:
-    """What to say of lanes that are booked or held now. `kept`: lanes that are held in Placement, each with why;
-    `kept_back`: those with which something is wrong, which is said whatever else there is to say."""
+    """Return what to say of GPUs whose lanes are booked or held now. `kept`: lanes that are held in Placement, each
+    with why; `kept_back`: those with which something is wrong, which is said whatever else there is to say."""
     names = {(gpu.host, gpu.address): gpu.provider_name for gpu in gpus}
     of_lane = {
         lane.id: [names[lane.host, address] for address in lane.addresses if (lane.host, address) in names]
@@ -61,7 +67,7 @@ def ledger_words(
 
 
 def gpu_statuses(gpus: Sequence[Gpu], snapshot: Snapshot, words: LedgerWords = NOTHING) -> list[GpuStatus]:
-    """One status per GPU, in the order given. `words`: what the ledger says, where GPUs can be booked."""
+    """Return one status per GPU, in the order given. `words`: what the ledger says, where GPUs can be booked."""
     leaders = {(gpu.host, gpu.pool, gpu.set_letter): gpu for gpu in gpus if gpu.role is GpuRole.LEADER}
     alone = {gpu: _alone(gpu, snapshot, words) for gpu in gpus}
     return [_with_leader(alone[gpu], leaders, alone) if gpu.role is GpuRole.PEER else alone[gpu] for gpu in gpus]

@@ -1,1 +1,1 @@
-"""The loop that looks at the cloud, and the cache of what it saw."""
+"""The loop that observes the cloud, and the cache of what it saw last."""

@@ -1,4 +1,4 @@
-"""What is known of the GPUs now, shared between the loop that looks and those who show it."""
+"""The latest observation of all GPUs, shared between the loop that makes it and its readers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class InventoryView:
     generation: int
     """Rises by one with every change; the same number means the same statuses."""
     taken_at: datetime
-    """UTC: when the cloud was last looked at, also when nothing had changed."""
+    """UTC: when the cloud was last observed, also when nothing had changed."""
     statuses: tuple[GpuStatus, ...]
     services: Mapping[str, HostService] = field(default_factory=dict)
-    """The nova-compute of each host, by its name; empty where nobody looked at them."""
+    """The nova-compute of each host, by its name; empty where they were not observed."""
 
 
 class InventoryCache:
@@ -32,7 +32,7 @@ class InventoryCache:
         self._view: InventoryView | None = None
 
     def latest(self) -> InventoryView | None:
-        """None until the cloud was seen for the first time."""
+        """Return the latest view; None until the cloud was seen for the first time."""
         with self._changed:
             return self._view
 
@@ -50,7 +50,7 @@ class InventoryCache:
             return self._view
 
     def wait(self, generation: int, timeout: float) -> InventoryView | None:
-        """The view once it is newer than `generation`, or the latest one after `timeout` seconds."""
+        """Return the view once it is newer than `generation`, or the latest one after `timeout` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._view is not None and self._view.generation > generation, timeout)
             return self._view

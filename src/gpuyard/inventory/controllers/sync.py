@@ -1,4 +1,4 @@
-"""The loop that looks at the cloud and publishes the state of every GPU."""
+"""The loop that observes the cloud and publishes the state of every GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuyard.runtime.control_loops import Loop
 from gpuyard.site.compile import CompiledSite
 
 REST = 3.0
-"""A pause is at least this many times as long as the look before it: a slow cloud is not kept busy by being watched."""
+"""A pause is at least this many times as long as the run before it: a slow cloud is not kept busy by being watched."""
 
 
 def sync_loop(
@@ -24,7 +24,7 @@ def sync_loop(
     now: Callable[[], datetime],
     words: Callable[[], LedgerWords] | None = None,
 ) -> Loop:
-    """A loop named ``sync`` that takes a snapshot every `period` seconds, or less often when that takes long.
+    """Return a loop named ``sync`` that takes a snapshot every `period` seconds, or less often when that takes long.
 
     `words`: what the ledger says of GPUs, where they can be booked.
     """

@@ -1,1 +1,1 @@
-"""The API, pages and metrics about inventory."""
+"""The API, presenters and metrics of the inventory in the portal."""

@@ -1,4 +1,4 @@
-"""The API for programs: version 1, of GPUs and pools. What it says is what the map shows, in the same words."""
+"""The API of GPUs and pools for programs, version 1. It says what the map shows, in the same words."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class GpuFilter(BaseModel):
     q: str = Field("", max_length=200, description="Only those in whose row each of these words stands somewhere.")
 
     def matches(self, status: GpuStatus) -> bool:
-        """`status` as who asks may see it: a search tells nothing else."""
+        """Whether a GPU matches. `status` is as the visitor may see it, so that a search tells nothing else."""
         return (
             (not self.pool or status.gpu.pool in self.pool)
             and (not self.state or status.state in self.state)
@@ -188,7 +188,7 @@ def pool_list(view: InventoryView) -> PoolList:
 
 
 def refuse_unknown(wanted: GpuFilter, gpus: Collection[Gpu]) -> None:
-    """Raises Refusal 422."""
+    """Raise Refusal 422 for a pool or host that no GPU has."""
     _refuse_unknown("pool", wanted.pool, (gpu.pool for gpu in gpus))
     _refuse_unknown("host", wanted.host, (gpu.host for gpu in gpus))
 

@@ -1,4 +1,4 @@
-"""What the inventory adds to the portal: every GPU now, as the API has it."""
+"""The part of the portal for the inventory: the API of every GPU now."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ ERROR_LENGTH = 300
 
 @dataclass(frozen=True)
 class Trouble:
-    """What the banner says."""
+    """One trouble that the banner shows."""
 
     text: str
     stale: bool
@@ -48,7 +48,7 @@ def allowed_age(status: LoopStatus) -> float:
 
 
 def is_late(status: LoopStatus) -> bool:
-    """A loop that has never had a good run is late too."""
+    """Whether a loop is late; one that has never had a good run is late too."""
     return status.age is None or status.age > allowed_age(status)
 
 

@@ -1,4 +1,4 @@
-"""What pages and endpoints have that show GPUs as they are now."""
+"""The context of pages and endpoints that show GPUs as they are now."""
 
 from __future__ import annotations
 

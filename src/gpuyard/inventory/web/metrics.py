@@ -1,7 +1,8 @@
-"""Metrics for Prometheus, read from the yard and the loops when they are asked for: nothing to keep up to date.
+"""Metrics for Prometheus, read from the inventory and the loops when they are asked for: nothing to keep up to date.
 
-Anybody may ask for them, and an exposition of 8,000 GPUs is most of a second of CPU. So it is made once for all who ask
-within a second."""
+Anybody may ask for them, and an exposition of 8,000 GPUs is most of a second of CPU. So it is made once for all
+requests within a second.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class InventoryCollector(Collector):
 
 
 def registry(sources: InventoryContext, streams: Callable[[], int], hosts: bool, *more: Collector) -> CollectorRegistry:
-    """A registry of its own, so that two apps in one process do not meet. `hosts`: whether hosts are named."""
+    """Return a registry of its own, so that two apps in one process do not meet. `hosts`: whether hosts are named."""
     own = CollectorRegistry()
     for collector in (InventoryCollector(sources, streams, hosts), *more):
         own.register(collector)
@@ -57,7 +58,8 @@ class Exposition:
         self._made_at = 0.0
 
     async def latest(self) -> PreparedBody:
-        """Return the text. While it is being made, those who ask wait for it in the event loop and hold no thread."""
+        """Return the text. While it is being made, further requests wait for it in the event loop and hold no
+        thread."""
         async with self._making:
             if self._made is None or self._clock() - self._made_at >= self._age:
                 self._made = await asyncio.to_thread(self._make)

@@ -1,4 +1,4 @@
-"""From a view of the yard to what stands on the page: rows, words, counts. Pure; templates decide nothing."""
+"""Prepares a view of the inventory for the map: rows, words, counts. Pure; templates decide nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuyard.model.gpu import Claim, GpuRole, GpuState, GpuStatus
 from gpuyard.model.moments import iso_text, second_text
 
 DENSE_ABOVE = 48
-"""GPUs of a site from which the map is drawn smaller, and hosts as blocks instead of rows."""
+"""GPUs of a site above which the map is drawn smaller, and hosts as blocks instead of rows."""
 WIDEST = 8
 """Columns that a host may take at most."""
 WIDEST_DENSE = 4
@@ -30,13 +30,13 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Since:
-    """A moment in the past."""
+    """A moment as pages show it."""
 
     iso: str
     exact: str
     """For the tooltip, in UTC."""
     duration: str
-    """How long ago, in one unit: ``5 h``."""
+    """Time since then, in one unit: ``5 h``."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ClaimRow:
     server: str
     server_id: str
     status: str
-    """Of the server; empty when it is ACTIVE, which goes without saying."""
+    """Status of the server; empty when it is ACTIVE, which goes without saying."""
     project: str
     user: str
     since: Since | None
@@ -69,7 +69,7 @@ class GpuBox:
     href: str
     """Of its page."""
     mark: str = ""
-    """What is not as it should be with it, in a word or two."""
+    """The problem with it, in a word or two; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,12 @@ LEGEND = tuple(Meaning(state.value, text) for state, text in MEANINGS.items())
 
 
 Marks = Mapping[tuple[str, str], str]
-"""(host, address) -> what is not as it should be with the GPU, in a word or two; every GPU whose health is followed."""
+"""(host, address) -> the problem with the GPU, in a word or two; every GPU whose health is followed."""
 
 
 def present(view: InventoryView, now: datetime, marks: Marks | None = None) -> MapPage:
-    """The map as of a view. `now` is what durations are counted to; `marks`: where the health of GPUs is followed."""
+    """Return the map of a view. `now` is what durations are counted to; `marks`: where the health of GPUs is
+    followed."""
     dense = len(view.statuses) > DENSE_ABOVE
     hosts = _grouped(view.statuses, lambda status: status.gpu.host)
     return MapPage(
@@ -153,12 +154,12 @@ def present(view: InventoryView, now: datetime, marks: Marks | None = None) -> M
 
 
 def gpu_boxes(statuses: Iterable[GpuStatus], now: datetime, marks: Marks | None = None) -> list[GpuBox]:
-    """Single GPUs, as `present` has them among the others."""
+    """Return single GPUs, as `present` has them among the others."""
     return [_gpu(status, now, marks) for status in statuses]
 
 
 def pool_cards(statuses: Sequence[GpuStatus]) -> list[PoolCard]:
-    """One card per pool, by name."""
+    """Return one card per pool, in the order in which pools first come."""
     cards = []
     for name, members in by_pool(statuses):
         parts: list[StateCount] = []
@@ -171,12 +172,12 @@ def pool_cards(statuses: Sequence[GpuStatus]) -> list[PoolCard]:
 
 
 def by_pool(statuses: Iterable[GpuStatus]) -> list[tuple[str, list[GpuStatus]]]:
-    """The GPUs of each pool; pools by name."""
+    """Return the GPUs of each pool; pools in the order in which they first come."""
     return _grouped(statuses, lambda status: status.gpu.pool)
 
 
 def count_states(states: Iterable[GpuState]) -> dict[GpuState, int]:
-    """How many GPUs are in each state; every state is there."""
+    """Count the GPUs in each state; every state is there."""
     counts = dict.fromkeys(GpuState, 0)
     for state in states:
         counts[state] += 1
@@ -184,7 +185,8 @@ def count_states(states: Iterable[GpuState]) -> dict[GpuState, int]:
 
 
 def duration(seconds: float) -> str:
-    """``5 h``: whole minutes, then hours from 1 h on, then days from 48 h on. live.js counts on in the same way."""
+    """Format seconds as ``5 h``: whole minutes, then hours from 1 h on, then days from 48 h on. live.js counts on in
+    the same way."""
     minutes = max(1, int(seconds // 60))
     if minutes < 60:
         return f"{minutes} min"
@@ -193,12 +195,12 @@ def duration(seconds: float) -> str:
 
 
 def lasted(seconds: float) -> str:
-    """A time that is over, which may be short: ``40 s``, ``12 min``."""
+    """Format a time that is over, which may be short: ``40 s``, ``12 min``."""
     return f"{seconds:.0f} s" if seconds < 120 else duration(seconds)
 
 
 def clock_time(moment: datetime, now: datetime) -> str:
-    """``12:03:10 UTC``, with the date when that is not today's."""
+    """Format a moment as ``12:03:10 UTC``, with the date when that is not today's."""
     moment, now = moment.astimezone(UTC), now.astimezone(UTC)
     same_day = moment.date() == now.date()
     return moment.strftime("%H:%M:%S UTC") if same_day else second_text(moment)
@@ -258,12 +260,12 @@ def _slot(statuses: list[GpuStatus], now: datetime, marks: Marks | None) -> Slot
 
 
 def host_href(host: str) -> str:
-    """Of the page of a host, relative."""
+    """Return the relative address of the page of a host."""
     return f"host?{urlencode({'name': host})}"
 
 
 def gpu_href(host: str, address: str) -> str:
-    """Of the page of one GPU, relative."""
+    """Return the relative address of the page of one GPU."""
     return f"gpu?{urlencode({'name': f'{host}/{address}'}, safe='/:')}"
 
 

@@ -1,4 +1,4 @@
-"""What people see of servers of others that have GPUs now. `web/others.py` has the rule."""
+"""Hides from people what they may not see of servers of others that have GPUs now. `web/others.py` has the rule."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from gpuyard.web.settings import OthersShown
 
 
 def hidden_view(view: InventoryView, others: OthersShown, projects: Collection[str] = ()) -> InventoryView:
-    """Every GPU, and of servers of others only that they are there. `projects`: ids of those that are shown."""
+    """Return every GPU, and of servers of others only that they are there. `projects`: ids of those that are shown."""
     return replace(view, statuses=tuple(_hidden_status(status, others, projects) for status in view.statuses))
 
 
 def kept_for(state: GpuState, reason: str) -> str:
-    """Why a GPU is kept from others, without saying for whom."""
+    """Return why a GPU is kept from others, without saying for whom."""
     if state is GpuState.HELD:
         return "held by an operator"
     return "kept for a runner" if reason.startswith(RUNNER) else "kept for a booking"
 
 
 def view_for(view: InventoryView, others: OthersShown, who: Visitor | None) -> InventoryView:
-    """A view as somebody sees it, who sees the servers of their projects."""
+    """Return a view as a visitor may see it, who sees the servers of their projects."""
     return hidden_view(view, others, projects_of(who)) if hides(others, who) else view
 
 
 def sight_of_servers(others: OthersShown, who: Visitor | None) -> str:
-    """The same for all to whom `view_for` shows the same, for tags: what a browser, or a cache, has of one is not the
-    answer to another. Empty where all is shown."""
+    """Return a tag that is the same for all to whom `view_for` shows the same: what a browser, or a cache, has of one
+    is not the answer to another. Empty where all is shown."""
     if not hides(others, who):
         return ""
     return f"-{hashlib.sha256(' '.join(sorted(projects_of(who))).encode()).hexdigest()[:16]}"
