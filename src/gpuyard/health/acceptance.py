@@ -1,11 +1,14 @@
-"""Acceptance by a booted server: what becomes of each try. Pure.
+"""Decides what becomes of each attempt to accept a GPU by booting a server on it. Pure.
 
-A try is one slot, from "somebody wants it accepted" to a verdict. What is about to be done is written first, so a
-process that is killed at any moment is followed by one that finds out what has come of it. As long as a try is open its
-GPUs are kept back, and only its own server gets them: they are lent to it (docs/adr/0032).
+An attempt (a `Try`) is one slot, from the request to a verdict: it waits for its turn, its GPU is lent, Nova is asked
+for a server, the server runs its checks, the server is deleted. `turns` picks who goes next: the canary's host first,
+and one slot of a pool at a time while GPUs are being released. `judged` moves an attempt on. Each step is written
+before it is done, so a process that is killed at any moment is followed by one that finds out what has come of it. As
+long as an attempt is open its GPUs are kept back, and only its own server gets them: they are lent to it
+(docs/adr/0032).
 
-What a GPU is to blame for quarantines it. What the cloud or the image is to blame for leaves it as it was, with the
-reason: a person tries again.
+A fault of the GPU quarantines it. A fault of the cloud or of the image leaves the GPU as it was, with the reason: a
+person tries again.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from gpuyard.nova.server_states import UNKNOWN
 LATE = timedelta(seconds=60)
 """A server that Nova was asked for, and of which nothing is known, would be there after this time."""
 ENDING = timedelta(minutes=10)
-"""How much longer than its time a GPU is lent: to delete the server."""
+"""Time for which a GPU is lent beyond the attempt's own: to delete the server."""
 WORDS = 500
 ACTIVE, ERROR = "ACTIVE", "ERROR"
 
@@ -56,7 +59,7 @@ TAKES_TURN = frozenset({TryState.LENT, TryState.CREATING})
 
 @dataclass(frozen=True)
 class Try:
-    """One slot that is to be accepted."""
+    """An attempt to accept one slot."""
 
     id: str
     batch: str
@@ -86,12 +89,12 @@ class Try:
     outcome: TryState | None = None
     """Once it is known, before the server is deleted."""
     cause: str = ""
-    """What was seen, or what went wrong; of one that waits for a server to go, that."""
+    """The result of the checks, or what went wrong; of one that waits for a server to go, that server."""
     driver: str = ""
     facts: Facts = field(default_factory=dict)
-    """What its GPUs showed in its server; of several the worst."""
+    """The facts of its GPUs as its server showed them; of several the worst."""
     fresh: bool = False
-    """What its GPUs show is their baseline, also where it is worse than what they were accepted with before."""
+    """What its GPUs show becomes their baseline, also where it is worse than what they were accepted with before."""
     fine: bool = False
     """Nothing was known against its GPUs before: when nothing comes of it, they are as they were."""
     version: int = 0
@@ -113,7 +116,7 @@ NOTHING = AcceptanceOutput()
 
 @dataclass(frozen=True)
 class TryObservation:
-    """What is seen of a try that has begun."""
+    """The state of an attempt's loan, server and console, as they are seen now."""
 
     lent: bool = False
     """Its loan is on."""
@@ -134,13 +137,13 @@ class TryObservation:
 
 
 def first_host(slots: Sequence[tuple[str, str]], canary: bool) -> str:
-    """The host that is tried first, of (host, address) in order; empty when all are tried at once."""
+    """Return the host that is tried first, of (host, address) in order; empty when all are tried at once."""
     hosts = sorted({host for host, _ in slots})
     return hosts[0] if canary and len(hosts) > 1 else ""
 
 
 def turns(tries: Iterable[Try], now: datetime, held: Collection[str] = ()) -> tuple[list[Try], list[Try]]:
-    """Those that wait: whose turn it is, and those that are not tried any more, as they are then. `tries`: of every
+    """Return the waiting attempts whose turn it is, and those that are given up, as they are then. `tries`: of every
     batch that has an open one, all. `held`: ids of those whose GPU is not free yet; they keep no other one back."""
     known = list(tries)
     busy = {one.pool for one in known if one.state in TAKES_TURN}
@@ -161,8 +164,8 @@ def turns(tries: Iterable[Try], now: datetime, held: Collection[str] = ()) -> tu
 
 
 def waited(one: Try, why: str, within: timedelta, now: datetime) -> Try:
-    """A try whose turn it is and whose GPU is not free yet: it waits, with `since` from now on, or has waited too
-    long."""
+    """Return the attempt waiting on, or given up when its GPU was not free `within` this time. Its turn has come;
+    `since` counts from the first time that its GPU was not free."""
     if not one.cause or one.since > now:
         return replace(one, since=now, cause=why[:WORDS])
     if now - one.since < within:
@@ -176,8 +179,8 @@ def _became(one: Try) -> str:
 
 
 def judged(one: Try, sight: TryObservation, within: timedelta, now: datetime) -> Try:
-    """The try as it is next: the same, on its way, or with its outcome. Time counts by `since`, which a clock that has
-    gone back makes new."""
+    """Return the attempt's next state: unchanged, one step on, or with its outcome. Time counts by `since`, which a
+    clock that has gone back makes new."""
     if one.since > now:
         return replace(one, since=now, deadline=min(one.deadline, now + within) if one.deadline else None)
     if one.state not in (TryState.LENT, TryState.CREATING, TryState.RUNNING):
@@ -236,18 +239,18 @@ def _by_verdict(one: Try, sight: TryObservation, now: datetime) -> Try:
 
 
 def with_outcome(one: Try, outcome: TryState, cause: str, now: datetime) -> Try:
-    """It is known what came of it; its server is still to be deleted."""
+    """Return the attempt with its outcome; its server is still to be deleted."""
     return replace(one, state=TryState.DELETING, since=now, outcome=outcome, cause=cause[:WORDS])
 
 
 def ended(one: Try, now: datetime) -> Try:
-    """Nothing is left to do."""
+    """Return the attempt as over, once nothing is left to do."""
     assert one.outcome is not None
     return replace(one, state=one.outcome, since=now)
 
 
 def told(one: Try) -> str:
-    """``its acceptance: running, server gpuyard-accept-k2m9``: for everybody who looks at the GPU."""
+    """Describe the attempt for everybody who looks at the GPU: ``running, server gpuyard-accept-k2m9``."""
     if one.state in OVER:
         return f"{one.state.value}: {one.cause}"
     if one.state is TryState.WAITING and one.cause:

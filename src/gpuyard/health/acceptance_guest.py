@@ -1,8 +1,8 @@
-"""What a server that accepts a GPU is told when it boots, and what it says of it on its console. Pure.
+"""User data for a server that accepts GPUs, and the parser of what its checks print on the console. Pure.
 
 Everything in a console is a guest's, and the guest's image is the site's. A line counts when it has the number of the
-very try (`nonce`), which only this server was told: so nothing of an earlier one, or of an image that was made of one,
-is taken for a verdict. The first verdict counts.
+very attempt (`nonce`), which only this server was given: so nothing of an earlier one, or of an image that was made of
+one, is taken for a verdict. The first verdict counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHECK_SECONDS, BURN_SECONDS = 90, 30
 
 
 class GuestVerdict(StrEnum):
-    """Of the checks in the guest."""
+    """The verdict of the checks in the guest."""
 
     NONE = "none"
     """They have not ended, or did not come to the console."""
@@ -42,24 +42,25 @@ class GuestVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class AcceptanceOutput:
-    """What the console says."""
+    """The verdict, the driver and the facts that a console has."""
 
     begun: bool = False
     """The checks have begun: image and cloud-init work."""
     verdict: GuestVerdict = GuestVerdict.NONE
     words: str = ""
-    """What GPUs there are, or what is wrong."""
+    """The GPUs that there are, or what is wrong."""
     driver: str = ""
     """Version of the driver in the guest."""
     facts: Facts = field(default_factory=dict)
-    """What its GPUs show of what does not change by itself; of several the worst."""
+    """Facts of its GPUs that do not change by themselves; of several the worst."""
     short: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """What is less than both ends of a link can: name of a fact -> (value, what they can); of several the worst."""
+    """Facts that are less than both ends of a link can: name of a fact -> (value, what they can); of several the
+    worst."""
 
 
 def accept_data(nonce: str, gpus: int, ids: Collection[str]) -> str:
-    """User data for a server that is to have `gpus` GPUs of these ``vendor:product`` ids. Raises ValueError for what is
-    no nonce or id."""
+    """Return user data for a server that is to have `gpus` GPUs of these ``vendor:product`` ids. Raises ValueError for
+    an invalid nonce or id."""
     if not NONCE.fullmatch(nonce) or not ids or not all(IDS.fullmatch(one) for one in ids):
         raise ValueError(f"no nonce, or no ids of GPUs: {nonce[:40]!r} {sorted(ids)[:8]}")
     settings = (
@@ -79,8 +80,8 @@ def accept_data(nonce: str, gpus: int, ids: Collection[str]) -> str:
 
 
 def read_console(text: str, nonce: str, gpus: int) -> AcceptanceOutput:
-    """Takes any text, in a time that is proportional to its length. An ``ok`` that does not name as many GPUs as the
-    server has is no ``ok``."""
+    """Parse any text, in a time that is proportional to its length. An ``ok`` that does not name as many GPUs as the
+    server has counts as failed."""
     mark = f"{PREFIX}{nonce} "
     begun, verdict, words, driver = False, GuestVerdict.NONE, "", ""
     facts: dict[str, float] = {}

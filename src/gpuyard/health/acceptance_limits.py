@@ -1,7 +1,10 @@
-"""What an acceptance holds against the facts of a GPU: its baseline, what its link can, and what that carries. Pure.
+"""Compares the facts of GPUs that passed in their server with baseline, link and bandwidth, and says why they fail.
+Pure.
 
-A server cannot tell which of several GPUs is which, so what the worst of them shows is held against the worst that any
-of them was accepted with.
+Three things are held against them: facts that are worse than the baseline by more than their slack; for a first
+acceptance, a link with fewer lanes or a lower speed than both ends can do; and a bandwidth below half of what the link
+carries. A fresh acceptance, for which a person answers, skips the first two. A server cannot tell which of several GPUs
+is which, so what the worst of them shows is held against the worst that any of them was accepted with.
 """
 
 from __future__ import annotations
@@ -41,8 +44,8 @@ LOOK = "look after the card, or say 'gpuyard gpu accept --fresh' if it may stay 
 
 
 def held_against(said: AcceptanceOutput, baselines: Sequence[Baseline | None], *, fresh: bool) -> str:
-    """Why GPUs that passed the checks in their server fail all the same, and what to do; empty: nothing does.
-    `baselines`: of all GPUs of the try. `fresh`: a person takes what they show."""
+    """Return why GPUs that passed the checks in their server fail all the same, and what to do; empty: they do not.
+    `baselines`: of all GPUs of the attempt. `fresh`: a person accepts them with what they show."""
     reasons = [] if fresh else [*_against_baseline(said.facts, baselines), *_against_ends(said, baselines)]
     return "; ".join((*reasons, *_against_link(said.facts)))
 
@@ -86,8 +89,8 @@ def _against_link(facts: Facts) -> Iterator[str]:
 
 
 def first_facts(shown: Facts, link: LinkReport | None, before: Baseline | None) -> Facts:
-    """Of what a host shows of a GPU, that which may become its baseline without a person who says so: not that its link
-    is less than both ends can. `link`: as the host sees it; None: it was not heard."""
+    """Return the facts shown by a host that may become the baseline without a person's word: not a link that is less
+    than both ends can do, unless the baseline has that fact already. `link`: as the host sees it; None: not known."""
     can = {LINK_WIDTH: link.max_width, LINK_SPEED: link.max_speed} if link is not None else {}
     known = before.facts if before is not None else {}
     return {name: value for name, value in shown.items() if name in known or value >= can.get(name, 0)}

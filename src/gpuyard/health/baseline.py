@@ -1,12 +1,12 @@
-"""A GPU's baseline: what it showed when it was accepted, of what does not change by itself. Pure.
+"""A GPU's baseline: the facts that it showed when it was accepted, of those that do not change by themselves. Pure.
 
 Signals about such facts are judged against it: what is worse than the baseline is a signal, what equals it is not. A
 card in a slot that is wired x8 is accepted with 8 lanes once, and 4 lanes are a signal from then on.
 
-Who accepts a GPU decides what its baseline is. A server that accepts it (`gpuyard gpu accept`) confirms what is known
-already: it adds what was not known, takes what is better, and keeps the rest, so that accepting all GPUs of a cloud
-after an update does not make a fault that came meanwhile the rule. With `--fresh`, and when a person releases the GPU,
-what it shows now counts. A baseline is of one card: it ends when another one is in the slot.
+Whoever accepts a GPU decides what its baseline is. A server that accepts it (`gpuyard gpu accept`) confirms what is
+known already: it adds what was not known, takes what is better, and keeps the rest, so that accepting all GPUs of a
+cloud after an update does not make a fault that came meanwhile the rule. With `--fresh`, and when a person releases the
+GPU, what it shows now counts. A baseline is of one card: it ends when another one is in the slot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Facts = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing of a GPU that does not change by itself."""
+    """A property of a GPU that does not change by itself."""
 
     name: str
     unit: str
@@ -61,7 +61,7 @@ says that it is well with it."""
 
 @dataclass(frozen=True)
 class Baseline:
-    """What one card was accepted with."""
+    """The facts that one card was accepted with."""
 
     taken: datetime
     by: str = ""
@@ -76,14 +76,14 @@ def is_worse(name: str, value: float, than: float) -> bool:
 
 
 def worse(facts: Facts, baseline: Baseline | None) -> dict[str, tuple[float, float]]:
-    """Facts that are worse than the baseline: name -> (value, value of the baseline)."""
+    """Return the facts that are worse than the baseline: name -> (value, value of the baseline)."""
     known = baseline.facts if baseline is not None else {}
     both = {name: (value, known[name]) for name, value in facts.items() if name in known}
     return {name: (value, then) for name, (value, then) in both.items() if is_worse(name, value, then)}
 
 
 def failing(facts: Facts, baseline: Baseline | None) -> dict[str, tuple[float, float]]:
-    """Of what is worse, that for which an acceptance fails: name -> (value, value of the baseline)."""
+    """Return the worse facts for which an acceptance fails: name -> (value, value of the baseline)."""
     found = worse(facts, baseline).items()
     return {name: (value, then) for name, (value, then) in found if not _is_borne(FACTS[name], value, then)}
 
@@ -93,8 +93,8 @@ def _is_borne(fact: Fact, value: float, then: float) -> bool:
 
 
 def confirmed(before: Baseline | None, facts: Facts, card: str, by: str, now: datetime) -> Baseline | None:
-    """The baseline after a server has accepted the GPU with these facts: what was not known, and what is better, is
-    added. None when nothing is known."""
+    """Return the baseline after a server has accepted the GPU with these facts: what was not known, and what is better,
+    is added. None when nothing is known."""
     if before is None:
         return renewed(None, facts, card, by, now)
     kept = {name: then for name, (_, then) in worse(facts, before).items()}
@@ -105,22 +105,22 @@ def confirmed(before: Baseline | None, facts: Facts, card: str, by: str, now: da
 
 
 def renewed(before: Baseline | None, facts: Facts, card: str, by: str, now: datetime) -> Baseline | None:
-    """The baseline after a person has said that these facts are well. What is not known now stays as it was. None when
-    nothing is known."""
+    """Return the baseline after a person has accepted these facts. Facts that are not known now stay as they were. None
+    when nothing is known."""
     merged = {**(before.facts if before is not None else {}), **facts}
     return Baseline(now, by, card or (before.card if before is not None else ""), merged) if merged else None
 
 
 def for_card(baseline: Baseline | None, card: str) -> Baseline | None:
-    """The baseline once a card has another name, or a name at all; the card itself is the same."""
+    """Return the baseline under another name of the same card."""
     return replace(baseline, card=card) if baseline is not None else None
 
 
 def fact_words(name: str, value: float) -> str:
-    """``8 PCIe lanes``."""
+    """Format a fact: ``8 PCIe lanes``."""
     return f"{value:g} {FACTS[name].unit}"
 
 
 def facts_words(facts: Facts) -> str:
-    """``8 PCIe lanes, 16 GT/s``, in the order of FACTS."""
+    """Format facts in the order of FACTS: ``8 PCIe lanes, 16 GT/s``."""
     return ", ".join(fact_words(name, facts[name]) for name in FACTS if name in facts)

@@ -1,10 +1,10 @@
-"""Which card is where: UUIDs that guests see, joined with the host addresses that their servers have. Pure.
+"""Locates cards: joins UUIDs that guests see with the host addresses of the GPUs that their servers have. Pure.
 
-A guest does not know the address of its GPU on the host, and Placement does not know UUIDs. But what a server sees is
-in what it has: each card is in one of the places of its server, so over several servers each card's possible places
-become fewer, and a place whose card is known is no other card's. Once a card has one place left, that holds until a
-card turns up where it cannot be: it was moved or replaced, or an agent lies. Then that is a finding, and what was seen
-last counts, unless another server says at the same time that it has the card.
+A guest does not know the address of its GPU on the host, and Placement does not know UUIDs. But each card that a server
+sees is in one of the places that the server has. So over several servers the possible places of a card become fewer,
+and a place whose card is known is no other card's. Once a card has one place left, that holds until the card turns up
+where it cannot be: it was moved or replaced, or an agent lies. That is a contradiction, and the latest sighting counts,
+unless another server has reported the card within the last 15 minutes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True)
 class CardSeen:
-    """A card, and where it may be."""
+    """A card, and the places that it may be in."""
 
     card: str
     places: frozenset[Place]
     seen: datetime
     server: str
-    """That saw it last."""
+    """The server that saw it last."""
 
     @property
     def place(self) -> Place | None:
-        """None while there is more than one that it may be in."""
+        """The card's place; None while more than one is possible."""
         return next(iter(self.places)) if len(self.places) == 1 else None
 
 
@@ -40,15 +40,15 @@ class CardSeen:
 class Contradiction:
     card: str
     places: frozenset[Place]
-    """That something cannot be right of."""
+    """The places for which the reports cannot all be right."""
     why: str
 
 
 def sight(
     known: Mapping[str, CardSeen], server: str, has: Collection[Place], sees: Iterable[str], now: datetime
 ) -> tuple[dict[str, CardSeen], list[Contradiction]]:
-    """What is known after a server that `has` these GPUs said which cards it `sees`: all that changed, by card, and
-    what cannot be right. A card whose `places` are empty is to be forgotten: another one is where it was."""
+    """Return the cards whose places change when a server that `has` these GPUs `sees` these cards, and contradictions.
+    A card whose `places` are empty is to be forgotten: another one is where it was."""
     here, cards = frozenset(has), sorted(set(sees) - {""})
     if not here or len(cards) > len(here):
         return {}, [_too_many(server, here, cards)] if here and cards else []

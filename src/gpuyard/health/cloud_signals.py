@@ -1,8 +1,9 @@
-"""Signals of source NOVA: what looks at Nova and Placement, one after the other, give away about GPUs.
+"""Derives the signals of source NOVA by comparing successive snapshots of Nova and Placement.
 
-Three things are judged. A provider that was there and is gone. Servers that failed to start on a GPU one after the
-other, as long as Nova does not call that a mistake of who asked. And a server that is ACTIVE while no process on its
-host has its GPU open. Nova's own records lag behind the host, so each of them must last.
+Three things are judged: a provider that was there and is gone; servers that failed to start on a GPU one after the
+other, as long as Nova does not blame the request; and a server that is ACTIVE while no process on its host has its GPU
+open. Nova's own records lag behind the host, so the first and the last must last, and failures must add up, to the
+thresholds of `verdicts.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gpuyard.model.world import Server, Snapshot
 PATIENCE = SIGNALS["no-provider"].lasts
 """For how long a provider must have been gone: a nova-compute that restarts reports it again."""
 FRESH = timedelta(minutes=2)
-"""What a host said longer ago says nothing of now."""
+"""The age up to which a host's report says something of now."""
 LASTS = SIGNALS["gone-under"].lasts
 """For how long a server must have been ACTIVE while no process had its GPU open. After a power-off inside the guest, or
 a reboot of the host, Nova says ACTIVE until it compares power states, every 600 s unless `sync_power_state_interval` is
@@ -29,7 +30,7 @@ set (nova 34.0.0, nova/conf/compute.py). `launched_at` does not help: starting, 
 TRIES = SIGNALS["creates-fail"].count
 """Servers that failed on one GPU, one after the other, where no site file says otherwise; so are the times above."""
 PROJECTS = 2
-"""Whose they were, at least: one project can fail as often as it likes by one broken image."""
+"""Projects of these servers, at least: one project can fail as often as it likes by one broken image."""
 FAILURES = 100
 """Of one GPU that are remembered."""
 REMEMBERED = 10_000
@@ -49,7 +50,7 @@ class HostUse:
     """When it was first said so, without a word to the contrary until `seen`; None: with `seen`."""
 
     def then(self, seen: datetime, in_use: bool) -> HostUse:
-        """What the host says next."""
+        """Return the use after the host's next report."""
         return HostUse(seen, in_use, (self.since or self.seen) if in_use is self.in_use else seen)
 
 
@@ -64,8 +65,8 @@ class FailedStart:
 
 
 class CloudSignals:
-    """Compares each look at the cloud with those before. What is remembered is lost with the process, and that costs
-    time: nothing is seen that was not."""
+    """Compares each snapshot of the cloud with those before. Its memory is lost with the process, which costs time
+    only: a signal comes later, and none is made up."""
 
     def __init__(self, verdicts: SignalVerdicts = BUILT_IN) -> None:
         """`verdicts`: thresholds."""
@@ -81,8 +82,8 @@ class CloudSignals:
         """Server with a GPU -> the host on which it was ACTIVE, with nothing going on, at every look since when."""
 
     def look(self, places: Iterable[SitePlace], snapshot: Snapshot, uses: Mapping[str, HostUse]) -> list[Observation]:
-        """`uses`: by the names of GPUs, as far as their hosts have said. Each failure is said once, what lasts is said
-        at every look."""
+        """Return the signals of a snapshot. `uses`: by names of GPUs, as far as their hosts have reported. A failure is
+        returned once; what lasts is returned at every call."""
         by_provider = {provider_name(place.host, place.address): place for place in places}
         found = [
             *self._providers(by_provider, snapshot),

@@ -1,6 +1,9 @@
-"""What follows from what a guest's agent says: its report beside the one before, and what its server has. Pure.
+"""Derives signals from the report of a guest's agent, the report before, and the GPUs that its server has. Pure.
 
-A guest is believed of its own GPUs only: what it says is observed of GPUs that its server has, whatever cards it names.
+A report is either of the same boot and newer, or of a boot that was not seen before; anything else is a replay. Xids
+and new ECC errors are observed once. A lasting condition (an alarm) is observed when it begins, and again by `standing`
+until a report says that it is over. A guest is believed about its own GPUs only: what it says is observed of GPUs that
+its server has, whatever cards it names.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ EARLIER_BOOTS = 8
 HARDWARE_SLOW = 0x8 | 0x40 | 0x80
 """NVML's reasons that the hardware has: slowdown, heat, power brake."""
 UNSURE = {"xid-restart": "xid-reset", "xid-replace": "xid-reset", DRIVER_REBOOT: "driver-reset"}
-"""What is observed of each of several GPUs, where it is not known which of them it is: not all of a server's GPUs are
-quarantined for what one of them did."""
+"""The signal that is observed of each of several GPUs where it is not known which of them it is: not all of a server's
+GPUs are quarantined for what one of them did."""
 
 
 ALARM_LEFT = "alarm-left"
@@ -34,7 +37,7 @@ class ReplayError(ValueError):
 
 @dataclass(frozen=True)
 class AgentState:
-    """What is remembered of a server's agent between two reports."""
+    """The state that is kept of a server's agent between two reports."""
 
     boot: str = ""
     number: int = -1
@@ -51,7 +54,7 @@ class AgentState:
 
 @dataclass(frozen=True)
 class Followed:
-    """What follows from a report."""
+    """The new state of an agent, and the observations of its report."""
 
     state: AgentState
     observations: list[Observation]
@@ -68,8 +71,8 @@ def follow(
     now: datetime,
     is_accepted: Callable[[Place, str], bool] = lambda place, fact: False,
 ) -> Followed:
-    """`has`: the GPUs of the server; `cards`: those of which it is known where they are. `is_accepted`: whether the GPU
-    in a place was accepted with a fact of baseline.FACTS. Raises ReplayError."""
+    """Return the new state and the observations of a report. `has`: the GPUs of the server; `cards`: known places of
+    cards. `is_accepted`: whether the GPU in a place was accepted with a fact of baseline.FACTS. Raises ReplayError."""
     state, fresh = _next(state, report)
     seen = _Report(report, server, frozenset(has), cards, now, is_accepted)
     found = [*seen.xids(state.xid), *seen.errors(dict(state.ecc))]
@@ -107,7 +110,8 @@ def standing(
 
 
 def left_behind(state: AgentState, has: Collection[Place], is_note: Callable[[Place, str], bool]) -> dict[Place, str]:
-    """What was wrong, by a server's last report, with GPUs that it has no more: GPU -> signals that are no notes."""
+    """Return the alarms of a server's last report that are of GPUs which it has no more: GPU -> signals that are more
+    than notes."""
     names = {f"{host}/{address}" for host, address in has}
     found: dict[Place, list[str]] = {}
     for code, gpu in sorted(state.alarms):
@@ -118,7 +122,7 @@ def left_behind(state: AgentState, has: Collection[Place], is_note: Callable[[Pl
 
 
 def without_alarms(state: AgentState, places: Collection[Place]) -> AgentState:
-    """Where an agent stands when nothing is remembered of these GPUs' alarms."""
+    """Return the state without the alarms of these GPUs."""
     names = {f"{host}/{address}" for host, address in places}
     return replace(state, alarms=frozenset(alarm for alarm in state.alarms if alarm[1] not in names))
 

@@ -1,7 +1,9 @@
-"""What a host's look means for its GPUs. Reads what hosts send, and compares each look with the one before. Pure.
+"""Reads the reports of hosts, and compares each with the one before to derive signals of the host's GPUs. Pure.
 
-Each observation names a signal of model/signals.py. Nothing is concluded from what a host does not say, but that a
-function is gone when it is in no look.
+A report is validated first (`look_of`), then refused when it is not newer than the last one of the same boot, or is of
+an earlier boot, then judged (`judge`): presence, driver, link, PCIe errors, kernel log, versions of software. Each
+observation names a signal of model/signals.py. Nothing is concluded from what a report leaves out, except that a GPU
+which the report does not list is missing. Lasting signals are repeated once a minute.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ MOST_FUNCTIONS, MOST_LINES = 512, 100
 BIGGEST = 2**53
 EVIDENCE = 500
 AGAIN = timedelta(minutes=1)
-"""What lasts is said again so often: whoever has forgotten it meanwhile hears of it anew."""
+"""The time after which a lasting signal is repeated: whoever has forgotten it meanwhile hears of it anew."""
 HOUR = timedelta(hours=1)
 WARM = SIGNALS["link-speed"].lasts
 """A link is at its full speed when a server starts, before the guest's driver lets it sleep; it is given so long to be
@@ -51,19 +53,19 @@ ERRORS = (
     "Card not present",
     "retraining failed",
 )
-"""What lines of the kernel have that tell of an error of PCIe: drivers/pci and vfio-pci of Linux 5.10 to 6.18."""
+"""Words in the kernel's lines about an error of PCIe: drivers/pci and vfio-pci of Linux 5.10 to 6.18."""
 CORRECTED = ("Corrected", "Correctable", "error status/mask")
-"""What such lines have that are of no weight by themselves: corrected errors are counted."""
+"""Words in such lines that are of no weight by themselves: corrected errors are counted."""
 FAULTS = ("Request device [", "Event logged [")
 """Of Intel's and AMD's IOMMU."""
 
 
 class LookRefusedError(GpuyardError):
-    """What was sent is no look, or not of this host."""
+    """The body is no valid report, or not one of this host."""
 
 
 class StaleLookError(LookRefusedError):
-    """It is older than one that was heard already."""
+    """The report is older than one that was taken already."""
 
 
 def _address(text: str) -> str:
@@ -131,7 +133,7 @@ class _SentLook(_Told):
 
 
 def look_of(body: bytes) -> HostReport:
-    """What a host has sent. Raises LookRefusedError."""
+    """Parse a report that a host has sent. Raises LookRefusedError."""
     if len(body) > MOST_BYTES:
         raise LookRefusedError(f"a look has {MOST_BYTES} bytes at most")
     try:
@@ -149,7 +151,7 @@ def look_of(body: bytes) -> HostReport:
 
 @dataclass(frozen=True)
 class LinkUse:
-    """A server has a GPU, and this was seen of the link since."""
+    """The use of a GPU by a server: since when, and the fastest link speed that was seen in it."""
 
     began: datetime
     fastest: float = 0.0
@@ -157,7 +159,7 @@ class LinkUse:
 
 @dataclass(frozen=True)
 class HostMemory:
-    """What is remembered of a host from look to look. Only `look` must outlive a restart."""
+    """The state that is kept of a host between its reports. Only `look` must outlive a restart."""
 
     look: HostReport
     """The last one; of its log only the newest line that was ever heard in this boot."""
@@ -168,7 +170,7 @@ class HostMemory:
     told: Mapping[tuple[str, str], datetime] = field(default_factory=dict)
     """Address and signal -> when it was told last."""
     boots: tuple[str, ...] = ()
-    """Those before this one."""
+    """Ids of earlier boots, at most 20."""
 
 
 def judge(
@@ -178,10 +180,10 @@ def judge(
     now: datetime,
     verdicts: SignalVerdicts = BUILT_IN,
 ) -> tuple[list[Observation], HostMemory]:
-    """What a look says of the GPUs that the site has on this host, and what is to be remembered of it.
+    """Return the observations of a report, of the GPUs that the site has on this host, and the new memory.
 
-    `gpus`: by address. `verdicts`: thresholds; of what is off nothing is said. Raises StaleLookError for a look that is
-    not newer than what is remembered.
+    `gpus`: by address. `verdicts`: thresholds; a signal that is off is left out. Raises StaleLookError for a report
+    that is not newer than what is remembered.
     """
     if memory is not None:
         refuse_stale(memory, look)
@@ -205,8 +207,8 @@ def judge(
 
 
 def facts_of(gpu: GpuReport, use: LinkUse | None, now: datetime) -> dict[str, float]:
-    """What a look says for sure of what does not change by itself. `use`: that the GPU is in, as it is remembered. A
-    link that is slower than it can counts only after WARM: GPUs slow it down when they have nothing to do."""
+    """Return the facts that a report shows for certain. `use`: the GPU's use, as it is remembered. A link that is
+    slower than it can be counts only after WARM: GPUs slow it down when they have nothing to do."""
     link, facts = gpu.link, dict[str, float]()
     if gpu.present and gpu.power in AWAKE and link.width:
         facts[LINK_WIDTH] = link.width
@@ -216,7 +218,7 @@ def facts_of(gpu: GpuReport, use: LinkUse | None, now: datetime) -> dict[str, fl
 
 
 def refuse_stale(memory: HostMemory, look: HostReport) -> None:
-    """Raises StaleLookError."""
+    """Raise StaleLookError for a report that is not newer than the last, or of an earlier boot."""
     last = memory.look
     if look.boot in memory.boots or (look.boot == last.boot and look.number <= last.number):
         raise StaleLookError(f"look {look.number} is not newer than look {last.number}, which was heard before")

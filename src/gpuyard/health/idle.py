@@ -1,6 +1,7 @@
-"""What a GPU does while a server holds it. Pure.
+"""Measures how long a GPU has done nothing while a server holds it. Pure.
 
-That a GPU is idle is only ever said of time in which its agent spoke without a gap: what is missing counts as use.
+A GPU is idle only over time in which its agent was heard without a gap of more than five minutes: time without samples
+counts as use.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ GAP = timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class Idleness:
-    """A GPU's rest until now."""
+    """A GPU's idle time so far."""
 
     since: datetime | None = None
     """Since when it has done nothing, as far as was seen without a gap; None: it does something, or nobody knows."""
@@ -25,17 +26,18 @@ class Idleness:
     """The last sample."""
 
     def resting(self, now: datetime) -> datetime | None:
-        """Since when it has done nothing; None also when it is not known what it does now."""
+        """Return since when it has done nothing; None also when its use is not known now."""
         return self.since if self.heard is not None and now - self.heard <= GAP else None
 
     def lasts(self, now: datetime) -> timedelta:
-        """How long it has done nothing for; nothing when it is not known what it does now."""
+        """Return for how long it has done nothing; zero when its use is not known now."""
         since = self.resting(now)
         return self.heard - since if self.heard is not None and since is not None else timedelta()
 
 
 def after(idle: Idleness, time: datetime, use: int | None, below: int) -> Idleness:
-    """With one more sample. `use` and `below` in percent; one that is not later than the last counts for nothing."""
+    """Return the idleness after one more sample. `use` and `below` in percent; a sample that is not later than the last
+    is ignored."""
     if idle.heard is not None and time <= idle.heard:
         return idle
     if use is None or use >= below:
@@ -52,7 +54,7 @@ def is_idle(gpus: Iterable[Idleness], rules: IdleRules, now: datetime) -> bool:
 
 @dataclass(frozen=True)
 class UseSeen:
-    """What a GPU of a server has done. What is not known is None, and nothing is made up for it."""
+    """The use of one of a server's GPUs. What is not known is None, and nothing is made up for it."""
 
     gpu: str
     """``host/address``; empty: one of those that the server has, and it is not known which."""
@@ -74,8 +76,8 @@ class UseSeen:
 
 
 def lately(minutes: Sequence[int | None]) -> tuple[int | None, int]:
-    """Mean percent of use since the last gap, and of how many minutes that is. `minutes`: by the minute, the last is
-    now; None: nothing was heard."""
+    """Return the mean percent of use since the last gap, and of how many minutes that is. `minutes`: by the minute, the
+    last is now; None: nothing was heard."""
     known: list[int] = []
     missing = 0
     for use in reversed(minutes):

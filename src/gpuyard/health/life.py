@@ -1,4 +1,7 @@
-"""The life of a GPU between tenants: which states follow which, and why. Pure."""
+"""The state machine of a GPU between tenants: which states follow which, and why. Pure.
+
+TRANSITIONS is the whole table, and `become` refuses any other step. Every step makes a line of the GPU's record.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +76,8 @@ class HealthLifeError(BlockedError):
 
 
 def with_card(gpu: GpuHealth, card: str) -> GpuHealth:
-    """The GPU with this card in its slot. What another card was accepted with says nothing of this one. A serial number
-    after a UUID, or a UUID after a serial number, is another name and no other card."""
+    """Return the GPU with this card in its slot. Another card than before loses the baseline and the facts of the old
+    one. A serial number after a UUID, or a UUID after a serial number, is another name of the same card."""
     if gpu.card and gpu.card != card and gpu.card.startswith(UUIDS) == card.startswith(UUIDS):
         return replace(gpu, card=card, shown={}, baseline=None)
     return replace(gpu, card=card, baseline=for_card(gpu.baseline, card))
@@ -84,7 +87,7 @@ def become(
     gpu: GpuHealth, to: HealthState, now: datetime, cause: str, *,
     signal: str = "", evidence: str = "", by: str = "", source: Source | None = None,
 ) -> tuple[GpuHealth, HealthEvent]:  # fmt: skip
-    """The GPU in another state, and the line of its record that says so. Raises HealthLifeError."""
+    """Return the GPU in another state, and the line of its record that says so. Raises HealthLifeError."""
     if (gpu.state, to) not in TRANSITIONS:
         raise HealthLifeError(f"GPU {gpu.name} is {gpu.state.value} and cannot become {to.value}")
     event = HealthEvent(

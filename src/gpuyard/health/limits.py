@@ -1,4 +1,4 @@
-"""How much of a pool rules keep back without a person, and what has no limit. Pure."""
+"""Limits the share of each pool that rules keep back without a person, and says which signals have no limit. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SitePlace:
 
 
 INFRASTRUCTURE = frozenset({Source.HOST, Source.NOVA, Source.SCRUB})
-"""Who is believed more than guests, jobs and people who report: any user can have those say anything."""
+"""Sources that are believed more than guests, jobs and people who report: any user can have those say anything."""
 PROVOKED: Mapping[str, str] = {
     "iommu-fault": "a driver in the guest has the GPU reach for memory that is not the guest's",
     "kernel-log": "a GPU answers a guest's own reads and writes with errors, which the host's kernel logs",
@@ -38,7 +38,7 @@ PROVOKED: Mapping[str, str] = {
     "gone-under": "a guest can eject its GPU: its server is ACTIVE then, and QEMU has let go of the GPU",
     "creates-fail": "who is in two projects asks in both for servers that libvirt refuses",
 }
-"""What hosts and Nova see of a card that is well when a user wants it, and how: it counts as if a guest had said it.
+"""Signals that hosts and Nova see of a good card when a user wants it, and how: they count as if a guest had sent them.
 
 Not among them: `link-width` and `link-speed`, since the port trains a link, and the latter is that of the server's best
 moment; what no guest reaches (`kernel`, `firmware`, `qemu`, `changed`); and whatever is BAD. Of that a guest can have a
@@ -48,12 +48,12 @@ are then, and they count against no limit.
 
 
 def is_infrastructure(signal: str) -> bool:
-    """Whether it is hosts, Nova or scrubs who say so, and nobody can make them."""
+    """Whether a signal comes from hosts, Nova or scrubs, and no user can provoke it."""
     return signal in SIGNALS and SIGNALS[signal].source in INFRASTRUCTURE and signal not in PROVOKED
 
 
 class PoolLimits:
-    """How much of each pool is kept back without a person, as it changes while a plan is made.
+    """The slots of each pool that are kept back without a person, as they change while a plan is made.
 
     A bad rule must not empty the cloud, and neither must a guest that lies. So there is a limit twice: on what guests,
     jobs and people say, or can have hosts and Nova say (PROVOKED), and on what hosts and Nova suspect or call stale,
@@ -82,7 +82,8 @@ class PoolLimits:
             self.follow(record)
 
     def follow(self, gpu: GpuHealth) -> None:
-        """As it is now. A slot that was counted stays so until the next plan: what is let go makes room then."""
+        """Count the GPU in its state now. A slot that was counted stays counted until the next plan, which has the room
+        of what is let go."""
         slot = self._slot_of.get(gpu.name)
         if slot is None or gpu.state not in KEPT_BACK:
             return
@@ -107,5 +108,5 @@ class PoolLimits:
 
 
 def by_rule(gpu: GpuHealth) -> bool:
-    """Whether a GPU that is kept back is so by a rule and what was seen, not by a person or because it is new."""
+    """Whether a GPU is kept back by a rule and a signal, not by a person or because it is new."""
     return not gpu.by and bool(gpu.signal)

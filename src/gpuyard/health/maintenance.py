@@ -1,8 +1,9 @@
-"""The maintenance of a host (its kernel, its firmware, its cards) as one thing, from the plan to the check. Pure.
+"""Plans the maintenance of a host (its kernel, its firmware, its cards), from the booked time to the check. Pure.
 
-Bookings leave the host before it begins; when no server is left somebody works on it; when that is said to be done
-the host must be heard of, and what it shows of its GPUs must be well. Only then others get them. It never ends by the
-clock.
+A maintenance goes from planned to draining when its time has come or a person begins it; to in work when no server is
+left that may not go down, and no GPU is being scrubbed; to checking when a person says that the work is done; and back
+when the host was heard of since then and its GPUs are well. Only then others get them. It never ends by the clock: its
+expected end is moved by an hour at a time while it is not back.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Maintenance:
     """When the work was said to be done, the last time."""
     done_by: str = ""
     software: Software = field(default_factory=Software)
-    """What the host ran when it began, as far as that was heard."""
+    """The versions that the host ran when it began, as far as they were heard."""
     problems: tuple[str, ...] = ()
     """While it is drained: what keeps work from beginning, beside the servers. While it is checked: what speaks against
     giving it back."""
@@ -115,36 +116,36 @@ class Maintenance:
 
     @property
     def promised(self) -> datetime:
-        """When a person has said that it is back by, as far as that is known."""
+        """The time by which a person has said last that it is back, as far as that is known."""
         return self.due or self.until
 
     @property
     def title(self) -> str:
-        """For everybody to see: ``maintenance of gpu-1: new kernel``."""
+        """The maintenance in words for everybody: ``maintenance of gpu-1: new kernel``."""
         return f"maintenance of {self.host}: {self.why}" if self.why else f"maintenance of {self.host}"
 
     @property
     def words(self) -> str:
-        """Why nobody gets a GPU there, and until when that is expected to be so."""
+        """The reason why nobody gets a GPU there, and until when that is expected to be so."""
         return f"{self.title}, until {minute_text(self.until)}"
 
 
 @dataclass(frozen=True)
 class HostNow:
-    """What is known of a host at one moment."""
+    """The state of a host at one moment, as far as it is known."""
 
     servers: Collection[str] | None = None
     """Ids of all servers on it that may not go down, with GPUs or without; None: it is not known which."""
     waits: Sequence[str] = ()
-    """What else keeps work from beginning: it is open for new servers, one is on its way, Nova does not answer."""
+    """Other reasons why work cannot begin: it is open for new servers, one is on its way, Nova does not answer."""
     cloud: tuple[str, ...] = ()
-    """What is wrong with it in Nova."""
+    """Problems of the host in Nova."""
     missing: Collection[str] = ()
     """Addresses of its GPUs that Placement does not have."""
     heard: datetime | None = None
     """When the host itself was heard of last."""
     look: HostReport | None = None
-    """What it said then."""
+    """Its report then."""
     gpus: Sequence[GpuHealth] = ()
     """Its own."""
     observations: Sequence[Observation] = ()
@@ -152,7 +153,7 @@ class HostNow:
     stale: Collection[str] = field(default_factory=tuple)
     """Signals after which a GPU is to be accepted, by the rules of the site."""
     verdicts: SignalVerdicts = BUILT_IN
-    """What follows from signals there."""
+    """The verdicts on signals there."""
 
     @property
     def is_empty(self) -> bool:
@@ -162,21 +163,21 @@ class HostNow:
 
 @dataclass(frozen=True)
 class HostWork:
-    """What the states of a host's GPUs must know of its maintenance."""
+    """The part of a host's maintenance that the states of its GPUs depend on."""
 
     done: datetime | None
     """When the work was said to be done; None: it goes on."""
     by: str = ""
-    """Who said so."""
+    """The person who said so."""
 
     def covers(self, seen: Observation) -> bool:
-        """Whether nothing follows from it for the GPU alone: seen while somebody worked there, or the check sees it
-        too, and the host is not given back before it has passed."""
+        """Whether nothing follows from an observation for the GPU alone: it is from before the work was done, or the
+        check sees it too, and the host is not given back before it has passed."""
         return self.done is None or seen.seen <= self.done or seen.code in LASTING
 
 
 def turn(one: Maintenance, to: MaintenanceState, now: datetime) -> Maintenance:
-    """In another state. Raises MaintenanceError."""
+    """Return the maintenance in another state. Raises MaintenanceError."""
     if (one.state, to) not in TURNS:
         raise MaintenanceError(f"the maintenance of {one.host} is {one.state.value} and cannot become {to.value}")
     new = replace(one, state=to, since=now, problems=())
@@ -186,7 +187,8 @@ def turn(one: Maintenance, to: MaintenanceState, now: datetime) -> Maintenance:
 
 
 def next_step(one: Maintenance, host: HostNow, now: datetime) -> tuple[Maintenance, str] | None:
-    """What becomes of it now, and why; None: nothing. An empty why is no news for the records."""
+    """Return the maintenance after its next step, and why; None: no step is due. An empty why is not worth a line in
+    the records."""
     if not one.open:
         return None
     if one.state is MaintenanceState.PLANNED:
@@ -211,7 +213,7 @@ def next_step(one: Maintenance, host: HostNow, now: datetime) -> tuple[Maintenan
 
 
 def what_is_wrong(one: Maintenance, host: HostNow) -> tuple[str, ...]:
-    """Why the host is not given back yet; empty: it may be.
+    """Return why the host is not given back yet; empty: it may be.
 
     GPUs that were out of use before, and those that somebody repairs or has quarantined, do not keep the others back.
     """
@@ -258,7 +260,7 @@ def what_is_wrong(one: Maintenance, host: HostNow) -> tuple[str, ...]:
 
 
 def works(maintenances: Iterable[Maintenance]) -> dict[str, HostWork]:
-    """By host, of those that are on."""
+    """Return the work on each host whose maintenance is on."""
     return {
         maintenance.host: HostWork(
             maintenance.done if maintenance.state is MaintenanceState.CHECKING else None,
@@ -274,7 +276,7 @@ def software_of(look: HostReport | None) -> Software:
 
 
 def refuse_times(start: datetime, until: datetime, now: datetime) -> None:
-    """Raises MaintenanceError for what is no time to come."""
+    """Raise MaintenanceError for an end that is past, or not after the start."""
     if until <= max(start, now):
         raise MaintenanceError(
             f"the end, {minute_text(until)}, is not after the start, {minute_text(start)}, or is over"

@@ -1,7 +1,13 @@
-"""What becomes of each GPU now: of what was observed, of who has it, and of time. Pure.
+"""Plans the next health state of each GPU, from observations, from the server that has it, and from elapsed time. Pure.
 
-Nothing is decided by what is missing: a cloud that could not be looked at moves no GPU, a host that is silent makes
-none suspect, and none fine either.
+GPUs are planned one after the other, those with the worst signals of hosts and Nova first, because the share of a pool
+that may be kept back is limited and they must not find it used up. For each GPU, the server that has it is followed
+first, then its observations are applied, the worst first, then suspicions that have lasted long enough end. A signal
+notes, makes suspect, quarantines, or asks for acceptance, as `verdicts.py` says; where the limit is reached the GPU
+stays as it is, and a person is asked.
+
+Missing information decides nothing: a cloud that could not be looked at moves no GPU, and a silent host makes none
+suspect, and none fine either.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ LONGEST_WAIT = timedelta(days=1)
 LATELY = timedelta(days=7)
 """Relapses are counted over so long."""
 QUIET = timedelta(hours=1)
-"""What is only noted is noted once in so long, for each GPU and signal."""
+"""The time in which a signal that is only noted is noted once, for each GPU and signal."""
 CHANGED = "changed"
 """The signal that another card is in the slot."""
 STALE_MEANS = {CHANGED: "new"}
@@ -38,7 +44,7 @@ UNSCRUBBED = "unscrubbed"
 
 @dataclass(frozen=True)
 class GpuObservation:
-    """What the cloud says of a GPU."""
+    """The use of a GPU, as Nova and Placement show it."""
 
     server: str = ""
     """Id of the server, or other consumer, that has it."""
@@ -50,13 +56,13 @@ class GpuObservation:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What is known besides the GPUs' own records."""
+    """The inputs of a plan besides the GPUs' own records."""
 
     now: datetime
     sights: Mapping[str, GpuObservation] = field(default_factory=dict)
     """By name; of a GPU that is not here nothing is known."""
     looked: datetime | None = None
-    """When that was seen; None: now."""
+    """When the cloud was read for that; None: now."""
     heard: Mapping[str, datetime] = field(default_factory=dict)
     """Host -> when it was last heard of."""
     suspected: Mapping[str, int] = field(default_factory=dict)
@@ -73,12 +79,12 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class HealthChange:
-    """One GPU, changed, to be written in one transaction with what belongs to it."""
+    """A changed GPU, to be written in one transaction with what belongs to it."""
 
     gpu: GpuHealth
     events: tuple[HealthEvent, ...] = ()
     settles: tuple[int, ...] = ()
-    """Observations that are open no more."""
+    """Ids of observations that are closed by it."""
     gone: bool = False
     """It has left the site."""
 
@@ -99,7 +105,8 @@ def plan_health(
     rules: SiteHealth,
     around: Circumstances,
 ) -> HealthPlan:
-    """What to write next. Once it is written there is nothing more to do until something is seen, or time passes."""
+    """Return the changes to write next. Once they are written a new plan is empty until something is observed, or time
+    passes."""
     known = {record.name: record for record in records}
     seen: dict[str, list[Observation]] = {}
     for one in observations:
@@ -126,12 +133,12 @@ def plan_health(
 
 
 def kept_back(records: Iterable[GpuHealth]) -> dict[tuple[str, str], str]:
-    """(host, address) of GPUs that nobody is to get, each with why, in words for everybody."""
+    """Return (host, address) of GPUs that nobody is to get, each with why, in words for everybody."""
     return {(record.host, record.address): words(record) for record in records if record.state in KEPT_BACK}
 
 
 def words(gpu: GpuHealth) -> str:
-    """``quarantined: its config space reads 0xff (no-answer)``."""
+    """Describe the state for everybody: ``quarantined: its config space reads 0xff (no-answer)``."""
     if gpu.by and not gpu.signal:  # an operator's own words are for operators
         return f"{gpu.state.value}: an operator has decided so"
     signal = f" ({gpu.signal})" if gpu.signal else ""
@@ -144,7 +151,7 @@ def is_required(what: str, rules: SiteHealth) -> bool:
 
 
 def wait(rules: SiteHealth, relapses: int) -> timedelta:
-    """For how long a GPU is suspect that was so `relapses` times before, lately."""
+    """Return how long a GPU stays suspect that was so `relapses` times before, lately."""
     return backoff(rules.suspect, relapses + 1, LONGEST_WAIT)
 
 
@@ -170,13 +177,13 @@ class _Work:
             self.gpu = replace(self.gpu, since=around.now, until=until)
 
     def result(self) -> HealthChange | None:
-        """None when nothing is to be written."""
+        """Return the change; None when nothing is to be written."""
         if self.gpu == self._known and not self._events and not self._settles:
             return None
         return HealthChange(self.gpu, tuple(self._events), tuple(self._settles))
 
     def observed(self, observations: Sequence[Observation]) -> None:
-        """All of it: who has it, what was seen, what time does."""
+        """Apply the server that has it, the observations, and elapsed time, in that order."""
         self._follow_server()
         for one in sorted(observations, key=lambda one: _by_weight(one, self._verdict(one.code))):
             if one.code == CHANGED:
@@ -511,8 +518,8 @@ _ORDER = {Judgement.BAD: 0, Judgement.SUSPECT: 1, Judgement.STALE: 2, Judgement.
 def after_trial(
     old: Trial | None, code: str, verdict: SignalVerdict, rules: SiteHealth, now: datetime, *, waits: bool
 ) -> Trial | None:
-    """What a signal on trial would have made of a GPU of which trials had made `old`. `waits`: whether it could become
-    to be accepted now. None: nothing."""
+    """Return what a signal on trial would have made of a GPU of which trials had made `old`. `waits`: whether it could
+    become to be accepted now. None: nothing."""
     suspicions = tuple(at for at in (old.suspicions if old else ()) if now - at < LATELY)
     state = old.state if old is not None else HealthState.FINE
     judgement = verdict.judgement

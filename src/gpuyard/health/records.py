@@ -1,7 +1,7 @@
-"""The words of health: the states of a GPU between tenants, what was observed of it, and what became of that.
+"""Records of health: the states of a GPU between tenants, observations of it, its events, and tokens. Plain data.
 
 A GPU is a place, host and address, for as long as the site has it; the card in it is known by its serial number or UUID
-once somebody has seen one. Plain data; times are UTC.
+once somebody has seen one. Times are UTC.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class HealthState(StrEnum):
     SUSPECT = "suspect"
     """Something was seen that may pass. Nobody new gets it meanwhile."""
     QUARANTINED = "quarantined"
-    """Out of use until somebody has looked at it."""
+    """Out of use until a person has looked at it."""
     IN_REPAIR = "in repair"
-    """Somebody looks after it."""
+    """A person looks after it."""
     TO_ACCEPT = "to be accepted"
     """Out of use until somebody has accepted it: new, repaired, or its host has changed."""
 
@@ -40,12 +40,12 @@ KEPT_BACK = frozenset({HealthState.SUSPECT, HealthState.QUARANTINED, HealthState
 """States in which a GPU is kept out of use: its lane is in trouble in the ledger, and its slot is held in Placement."""
 
 UUIDS = ("GPU-", "AMD-")
-"""Beginnings of cards' names that guests know; the serial number that a host knows counts more."""
+"""Prefixes of the names that guests know cards by; the serial number that a host knows takes precedence."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One thing that was seen of one GPU. `code` is one of ``signals.SIGNALS``."""
+    """One signal that was seen of one GPU. `code` is one of ``signals.SIGNALS``."""
 
     host: str
     address: str
@@ -67,7 +67,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Software:
-    """What a GPU was accepted with. Empty: not known."""
+    """The versions that a GPU was accepted with. Empty: not known."""
 
     kernel: str = ""
     firmware: str = ""
@@ -78,7 +78,7 @@ class Software:
 
 @dataclass(frozen=True)
 class Trial:
-    """What signals on trial would have made of a GPU."""
+    """The state that signals on trial would have given a GPU."""
 
     state: HealthState
     """FINE: nothing any more."""
@@ -105,7 +105,7 @@ class GpuHealth:
     signal: str = ""
     """Code of the signal that brought it here, where one did."""
     by: str = ""
-    """Who decided: a person's name; empty for gpuyard."""
+    """The person who decided; empty for gpuyard."""
     card: str = ""
     """Serial number or UUID of the card, once known."""
     until: datetime | None = None
@@ -121,13 +121,13 @@ class GpuHealth:
     accepted: datetime | None = None
     software: Software = Software()
     keeper: str = ""
-    """Who looks after it while it is in repair."""
+    """The person who looks after it while it is in repair."""
     shown: Facts = field(default_factory=dict)
-    """What its host has seen of it last, of what does not change by itself."""
+    """Facts that its host has seen of it last, of those that do not change by themselves."""
     baseline: Baseline | None = None
-    """What it was accepted with of that; None: nothing."""
+    """The facts that it was accepted with; None: there are none."""
     trial: Trial | None = None
-    """What signals on trial would have made of it; None: nothing."""
+    """The state that signals on trial would have given it; None: none."""
     version: int = 0
     """Of the record in the store: a write of an older one is refused."""
 
@@ -139,7 +139,7 @@ class GpuHealth:
 
 @dataclass(frozen=True)
 class HealthEvent:
-    """One line of a GPU's record, which is only ever added to. `before` and `after` are equal for a note."""
+    """A line of a GPU's record; lines are added, and never changed. `before` and `after` are equal for a note."""
 
     host: str
     address: str
@@ -158,18 +158,18 @@ class HealthEvent:
 
 @dataclass(frozen=True)
 class HostContact:
-    """The last that was heard of a host."""
+    """The last report that was heard of a host, and when."""
 
     host: str
     heard: datetime
     """By our clock."""
     look: str = ""
-    """What it said, as JSON of a HostReport."""
+    """Its report, as JSON of a HostReport."""
 
 
 @dataclass(frozen=True)
 class HealthToken:
-    """A right to say one kind of thing about one subject. The token itself is known to its owner only."""
+    """A right to report one kind of thing about one subject. The token itself is known to its owner only."""
 
     digest: str
     """SHA-256 of it, hex."""

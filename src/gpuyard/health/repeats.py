@@ -1,4 +1,4 @@
-"""How often GPUs went bad: by card, by host and by slot, with the time between failures. Pure."""
+"""Counts how often GPUs went bad, by card, by host and by slot, with the mean time between failures. Pure."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Repeat:
     mtbf: timedelta | None
     """From one failure to the next, on average; None until there are two."""
     signals: tuple[str, ...]
-    """That were seen, the most frequent first."""
+    """Signals that were seen, the most frequent first."""
     gpus: tuple[str, ...]
     """``host/address`` of where it failed, sorted."""
 
 
 def is_failure(event: HealthEvent) -> bool:
-    """A GPU went bad: it was quarantined, and not just left by who looked after it."""
+    """Whether a GPU went bad: it was quarantined, and not just left by the person who looked after it."""
     return event.after is HealthState.QUARANTINED and event.before not in (
         HealthState.QUARANTINED,
         HealthState.IN_REPAIR,
@@ -44,7 +44,8 @@ def is_failure(event: HealthEvent) -> bool:
 
 
 def repeats(events: Iterable[HealthEvent], by: By, slots: Mapping[tuple[str, str], str] | None = None) -> list[Repeat]:
-    """What failed, most often first. `slots`: (host, address) -> name of its slot; others are slots of their own.
+    """Return the failures, most frequent first. `slots`: (host, address) -> name of its slot; others are slots of their
+    own.
 
     Two GPUs of one slot that go bad at the same moment are one failure of their slot, and of their host.
     """

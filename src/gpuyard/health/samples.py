@@ -1,15 +1,15 @@
-"""What an agent in a guest sends, read strictly: whoever has the guest can send anything. Pure.
+"""Parser of the reports of agents in guests, and a strict one: whoever has the guest can send anything. Pure.
 
 A report is JSON: ``{"v": 2, "boot": ..., "driver": ..., "seen": GPUs on the guest's bus, "cards": [UUIDs], "samples":
 [[number, [a row per card]]], "stuck": true, "xids": [[number, card, Xid, detail]]}``. A row is null for a card that
 does not answer, else ``[use, memory, temperature, power, ECC errors, remapped rows, slow, recovery]``, each of them
 null when it is not known. The number of a sample is the tenths of a second since the guest's boot. `stuck` is there
-when the driver did not answer; the rows of the last sample are null then. An Xid's card is its UUID, or its address
-on the guest's bus where no UUID is known; its detail is a number of health/xid.py, or null. What is out of range
-refuses the whole report.
+when the driver did not answer; the rows of the last sample are null then. An Xid's card is its UUID, or its address on
+the guest's bus where no UUID is known; its detail is a number of health/xid.py, or null. What is out of range refuses
+the whole report.
 
-Agents of version 1 are in images that were built before: their rows have no recovery, and their Xids are
-``[number, index of the card or -1, Xid]``.
+Agents of version 1 are in images that were built before: their rows have no recovery, and their Xids are ``[number,
+index of the card or -1, Xid]``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROWS_FAILED = 2
 
 
 class SampleError(ValueError):
-    """The report is not in the form that is expected; the message says what is wrong, and repeats nothing of it."""
+    """The report is not in the expected form; the message says what is wrong, and repeats nothing of it."""
 
 
 class SampleRow(NamedTuple):
@@ -77,7 +77,7 @@ class Xid(NamedTuple):
     """UUID, or address on the guest's bus; empty when it is none of the cards."""
     code: int
     detail: int | None = None
-    """What else the message says, as a number (health/xid.py)."""
+    """A detail of the message, as a number (health/xid.py)."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class AgentReport:
 
 
 def report_of(body: bytes) -> AgentReport:
-    """Raises SampleError."""
+    """Parse a report. Raises SampleError."""
     if len(body) > MOST_BYTES:
         raise SampleError(f"a report may have {MOST_BYTES} bytes")
     try:

@@ -1,7 +1,9 @@
-"""Between two tenants of a GPU that is used once: what its host is asked for, and what follows from the answer. Pure.
+"""Plans scrubs of single-use GPUs between two tenants: orders to hosts, their results, and the release. Pure.
 
-Every order has an id of its own, and only the answer to the one that is open counts. So what comes late, twice or from
-before a crash changes nothing, and what is clean was reset after its last tenant.
+A host resets one slot at a time, the one that is needed first. A clean result leads to the release of the GPU, or to
+its acceptance; a failed one to quarantine; a lost or late one to another try, after a pause that doubles, until a
+person is asked. Every order has an id of its own, and only the result of the order that is open counts. So a result
+that comes late, twice or from before a crash changes nothing, and a clean GPU was reset after its last tenant.
 """
 
 from __future__ import annotations
@@ -26,20 +28,20 @@ LOST, FAILED, NOT_RESERVED = "scrub-lost", "scrub-failed", "not-reserved"
 
 @dataclass(frozen=True)
 class ScrubPast:
-    """What a GPU's record says of its scrubs since its last tenant."""
+    """A GPU's scrubs since its last tenant, as its record has them."""
 
     returned: datetime | None = None
     """When the tenant was gone."""
     vain: int = 0
     """Scrubs that came to nothing."""
     lost: int = 0
-    """Those of them of which nobody knows what came."""
+    """Those of them whose outcome nobody knows."""
     to_accept: bool = False
     """It was to be accepted before it was scrubbed, and still is when it is clean."""
 
 
 def past_of(events: Iterable[HealthEvent]) -> ScrubPast:
-    """`events`: of one GPU, the newest first."""
+    """Return a GPU's scrubs since its last tenant. `events`: of one GPU, the newest first."""
     events = list(events)
     found = ScrubPast(to_accept=_was_to_be_accepted(events))
     for event in events:
@@ -70,12 +72,12 @@ def _was_to_be_accepted(events: Iterable[HealthEvent]) -> bool:
 
 
 def reserved_in(gpu: GpuHealth, generation: int) -> GpuHealth:
-    """A GPU that was returned, with the generation in which Nova has it reserved: the only one it is released in."""
+    """Return a returned GPU with the generation in which Nova has it reserved, the only one it is released in."""
     return replace(gpu, generation=generation)
 
 
 def begun(gpu: GpuHealth, now: datetime) -> GpuHealth:
-    """As if it had come to its state now: when it did, by a clock that has gone back, is of no use."""
+    """Return the GPU with its state beginning now, after the clock has gone back."""
     return replace(gpu, since=now)
 
 
@@ -83,9 +85,9 @@ def order_for(
     host: str, gpus: Sequence[GpuHealth], slots: Iterable[Collection[str]], past: Callable[[GpuHealth], ScrubPast],
     rules: ScrubRules, now: datetime, first: Callable[[GpuHealth], tuple[int, ...]] = lambda gpu: (),
 ) -> list[GpuHealth]:  # fmt: skip
-    """The GPUs of a host that are to be scrubbed next, which are of one slot; none while it works on another one.
+    """Return the GPUs of a host that are to be scrubbed next, which are of one slot; none while it works on another.
 
-    `slots`: names of GPUs that share an IOMMU group. `first`: what goes before what, by the smallest.
+    `slots`: names of GPUs that share an IOMMU group. `first`: the order among slots, the smallest first.
     """
     mine = {gpu.name: gpu for gpu in gpus if gpu.host == host}
     if any(gpu.state is HealthState.SCRUBBING and gpu.order for gpu in mine.values()):
@@ -106,7 +108,7 @@ def _rested(gpu: GpuHealth, past: ScrubPast, rules: ScrubRules, now: datetime) -
 
 
 def open_orders(host: str, gpus: Iterable[GpuHealth]) -> list[ScrubOrder]:
-    """What a host is asked for, as it is asked again until it has answered: one order for each slot."""
+    """Return the open orders of a host, one for each slot; they are repeated until it has answered."""
     found: dict[str, ScrubOrder] = {}
     for gpu in gpus:
         if gpu.host == host and gpu.state is HealthState.SCRUBBING and gpu.order:
@@ -115,7 +117,7 @@ def open_orders(host: str, gpus: Iterable[GpuHealth]) -> list[ScrubOrder]:
 
 
 def ordered(gpu: GpuHealth, order: str, now: datetime) -> tuple[GpuHealth, HealthEvent]:
-    """Raises HealthLifeError."""
+    """Return the GPU with an order to its host, being scrubbed. Raises HealthLifeError."""
     return become(replace(gpu, order=order), HealthState.SCRUBBING, now, "its host is asked to reset it")
 
 
@@ -124,7 +126,7 @@ def ordered(gpu: GpuHealth, order: str, now: datetime) -> tuple[GpuHealth, Healt
 
 @dataclass(frozen=True)
 class ScrubVerdict:
-    """What follows from an answer for one GPU."""
+    """A GPU after the result of its scrub, with the line of its record."""
 
     gpu: GpuHealth
     event: HealthEvent
@@ -133,7 +135,7 @@ class ScrubVerdict:
 
 
 def judged(gpu: GpuHealth, result: ScrubResult, now: datetime, *, to_accept: bool = False) -> ScrubVerdict | None:
-    """None for an answer that is not to the open order of this GPU: nothing follows from it. `to_accept`: it is to be
+    """Return what a result makes of a GPU; None for a result that is not of its open order. `to_accept`: it is to be
     accepted when it is clean, and given to nobody before."""
     if gpu.state is not HealthState.SCRUBBING or not gpu.order or gpu.order != result.order:
         return None
@@ -159,8 +161,8 @@ def judged(gpu: GpuHealth, result: ScrubResult, now: datetime, *, to_accept: boo
 
 
 def overdue(gpu: GpuHealth, rules: ScrubRules, now: datetime) -> ScrubVerdict | None:
-    """Of a GPU whose host has not answered in time, or whose scrub has failed and that is in nobody's hands since;
-    None for the others."""
+    """Return a GPU to be scrubbed anew: its host has not answered in time, or its scrub has failed and nobody has taken
+    it out of use since. None for the others."""
     if gpu.state is not HealthState.SCRUBBING or now - gpu.since < rules.timeout:
         return None
     if not gpu.order:
@@ -180,7 +182,8 @@ def _again(gpu: GpuHealth, now: datetime, cause: str, signal: str, evidence: str
 def given_up(
     gpu: GpuHealth, past: ScrubPast, rules: ScrubRules, started: datetime, now: datetime
 ) -> Observation | None:
-    """When it was tried for long enough: a person must look. `started`: since when hosts could answer."""
+    """Return the observation that it was tried for long enough, and a person must look; None: not yet. `started`: since
+    when hosts could answer."""
     if gpu.state not in (HealthState.RETURNED, HealthState.SCRUBBING):
         return None
     waited = now - max(past.returned or gpu.since, started)
@@ -197,12 +200,12 @@ def _lost(gpu: GpuHealth, now: datetime, text: str) -> Observation:
 
 
 def not_reserved(gpu: GpuHealth, now: datetime) -> Observation:
-    """Of a GPU whose server is gone, and that Nova gives to the next one as it is."""
+    """Return the observation that Nova gives a GPU, whose server is gone, to the next one as it is."""
     return Observation(gpu.host, gpu.address, NOT_RESERVED, now, f"its provider has no trait {ONE_TIME_USE}")
 
 
 def evidence_of(result: ScrubResult) -> str:
-    """``1.3 s, of which the reset 1.1 s; 0000:27:00.0: reset by bus; ...``."""
+    """Describe a result: ``1.3 s, of which the reset 1.1 s; 0000:27:00.0: reset by bus; ...``."""
     times = f"{result.seconds:.1f} s, of which the reset {result.reset_seconds:.1f} s"
     return "; ".join((times, *result.evidence))[:EVIDENCE]
 
@@ -213,7 +216,7 @@ def evidence_of(result: ScrubResult) -> str:
 def released(
     gpu: GpuHealth, reserved: bool, generation: int, ours: bool, now: datetime, *, to_accept: bool = False
 ) -> tuple[GpuHealth, HealthEvent] | None:
-    """What has become of a GPU that is clean, or still to be scrubbed, as its provider is seen; None: it waits.
+    """Return the state of a GPU that is clean, or still to be scrubbed, after a look at its provider; None: it waits.
 
     `ours`: its reservation is one of the ledger's now, which keeps it for a booking.
     """

@@ -1,4 +1,4 @@
-"""The tokens with which hosts and guests say how GPUs are. gpuyard keeps digests only."""
+"""Makes the tokens with which hosts and guests report on GPUs, and their digests. gpuyard stores digests only."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LONGEST = 128
 
 
 def new_token(purpose: str, random: Callable[[int], bytes] = token_bytes) -> tuple[str, str]:
-    """(the token, its digest). The token is told once, and known to nobody but whom it was told."""
+    """Return (the token, its digest). The token is shown once, and gpuyard does not keep it."""
     text = PREFIXES[purpose] + random(SIZE).hex()
     return text, digest_of(text)
 
 
 def digest_of(text: str) -> str:
-    """By which the store knows a token. It is looked up by it, so that no comparison takes longer the nearer a guess
-    is; a text that is too long has a digest that nothing has."""
+    """Return the SHA-256 by which the store finds a token. Tokens are found by digest, so that no comparison takes
+    longer the nearer a guess is; a text that is too long has a digest that no token has."""
     return hashlib.sha256(text[: LONGEST + 1].encode(errors="surrogatepass")).hexdigest()

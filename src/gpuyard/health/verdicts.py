@@ -1,8 +1,8 @@
-"""What follows from a signal of one GPU: the table of model/signals.py, and what the site file says of it. Pure.
+"""Judges a signal of one GPU, by the table of model/signals.py and the rules of the site file. Pure.
 
-This is the one place that knows it. What is said of the GPU goes before what is said of its pool, that before what is
-said of the site, and that before the table; verdict, threshold and trial each by themselves. So a pool can lower the
-threshold that the site gives a signal, and leave its verdict as it is.
+Every other module asks this one. The rule of the GPU goes before that of its pool, that before that of the site, and
+that before the table; verdict, threshold and trial each by themselves. So a pool can lower the threshold that the site
+gives a signal, and leave its verdict as it is.
 
     health:                                              verdict      threshold
       signals: {aer-correctable: {threshold: 500}}       suspect      500          everywhere
@@ -31,7 +31,7 @@ JUDGEMENTS: Mapping[str, Judgement | None] = {
 
 @dataclass(frozen=True)
 class SignalVerdict:
-    """What follows from a signal of one GPU."""
+    """The verdict on a signal of one GPU."""
 
     signal: Signal
     judgement: Judgement | None
@@ -45,28 +45,28 @@ class SignalVerdict:
 
     @property
     def in_force(self) -> Judgement | None:
-        """What really follows: on trial no more than a note."""
+        """The judgement that takes effect: on trial no more than a note."""
         return Judgement.NOTE if self.trial and self.judgement is not None else self.judgement
 
     @property
     def words(self) -> str:
-        """When it is seen."""
+        """The condition under which it is seen, in words."""
         return self.signal.words(self.count, self.lasts)
 
     @property
     def cause(self) -> str:
-        """When it is seen, and by which lines of the site file it is overruled."""
+        """The condition under which it is seen, and the lines of the site file that overrule it."""
         return f"{self.words} [{'; '.join(self.because)}]" if self.because else self.words
 
     @property
     def text(self) -> str:
-        """``link-width: note, by health.signals.link-width: note``."""
+        """The verdict in a line: ``link-width: note, by health.signals.link-width: note``."""
         now = "on trial" if self.trial else self.judgement.value if self.judgement else "off"
         return f"{self.signal.code}: {now}, by {' and '.join(self.because)}"
 
 
 class SignalVerdicts:
-    """Of one site. `rules` None: of a site that says nothing."""
+    """The verdicts on all signals, by the rules of one site. `rules` None: of a site without any."""
 
     def __init__(self, rules: SiteHealth | None = None) -> None:
         self._rules = rules
@@ -75,7 +75,7 @@ class SignalVerdicts:
         )
 
     def of(self, code: str, gpu: str, pool: str) -> SignalVerdict:
-        """`gpu`: ``host/address``. Raises KeyError for a code that is no signal's."""
+        """Return the verdict on a signal of a GPU (``host/address``). Raises KeyError for an unknown code."""
         signal = SIGNALS[code]
         if self._says_nothing or signal.is_fixed:
             return SignalVerdict(signal, signal.judgement, signal.count, signal.lasts)
@@ -105,7 +105,7 @@ class SignalVerdicts:
         return SignalVerdict(signal, judgement, count, lasts, trial, tuple(because))
 
     def overruled(self, gpu: str, pool: str) -> list[SignalVerdict]:
-        """Signals of a GPU that are not as in the table."""
+        """Return the verdicts on a GPU's signals that are not as in the table."""
         if self._says_nothing:
             return []
         return [one for code in SIGNALS if (one := self.of(code, gpu, pool)).because]
@@ -124,7 +124,7 @@ class SignalVerdicts:
 
 NOTHING = SignalRule.model_validate({})
 BUILT_IN = SignalVerdicts()
-"""Where no site file says anything."""
+"""The verdicts of a site without rules."""
 
 
 def _limits(signal: Signal) -> tuple[int, timedelta]:

@@ -1,9 +1,9 @@
-"""Xid messages of NVIDIA's driver: what each asks for, and where that is known from.
+"""The table of Xid messages of NVIDIA's driver: the action that each asks for, and the source of that.
 
-Most rows are the column "immediate resolution" of NVIDIA's catalogue. Where that gives a workflow or nothing, what the
-row says is decided here, and its source says so. Numbers that are not in the table are unused, or NVIDIA says nothing
-of what to do but to contact support: nothing follows from them alone. Newer drivers say themselves what a GPU needs,
-whatever the Xid was: by Xid 154 and by a field of NVML (the recovery actions below).
+Most rows are the column "immediate resolution" of NVIDIA's catalogue. Where that gives a workflow or nothing, the
+action is decided here, and the row's source says so. Numbers that are not in the table are unused, or NVIDIA gives no
+advice but to contact support: nothing follows from them alone. Newer drivers say themselves what a GPU needs, whatever
+the Xid was: by Xid 154 and by a field of NVML (the recovery actions below).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class XidAction(StrEnum):
 
 @dataclass(frozen=True)
 class XidRow:
-    """What one Xid says and asks for."""
+    """An Xid with its meaning and the action that it asks for."""
 
     code: int
     action: XidAction
@@ -135,7 +135,7 @@ SIGNAL_OF: Mapping[XidAction, str] = {
     XidAction.MACHINE: "xid-restart",
     XidAction.APPLICATION: "xid-application",
 }
-"""What is observed of an Xid; nothing of those that are ignored."""
+"""The signal that is observed for each action; those that are ignored have none."""
 
 RECOVERY_CHANGED = 154
 NVLINK = range(144, 151)
@@ -159,15 +159,15 @@ RESTARTS = frozenset({2, 7})
 
 
 def recovery_signal(action: int | None) -> str:
-    """Code of the signal that a recovery action is; empty for none. One that is not known yet is taken for a reset."""
+    """Return the code of a recovery action's signal; empty for none. An unknown action is taken for a reset."""
     if not action:
         return ""
     return DRIVER_REBOOT if action in RESTARTS else DRIVER_RESET
 
 
 def signal_of(code: int, detail: int | None = None) -> str:
-    """Code of the signal; empty when nothing follows. `detail`: of Xid 154 the recovery action, of those about NVLink
-    whether it is fatal; None when the message does not say, or the agent is of an older release."""
+    """Return the code of the signal; empty when nothing follows. `detail`: of Xid 154 the recovery action, of those
+    about NVLink whether it is fatal; None when the message does not say, or the agent is of an older release."""
     if code == RECOVERY_CHANGED:
         return recovery_signal(detail)
     if code in NVLINK and (detail == NONFATAL or (detail is None and code not in FATAL_ALONE)):
@@ -176,7 +176,7 @@ def signal_of(code: int, detail: int | None = None) -> str:
 
 
 def words_of(code: int, detail: int | None = None) -> str:
-    """``Xid 79: GPU has fallen off the bus``."""
+    """Describe an Xid: ``Xid 79: GPU has fallen off the bus``."""
     words = f"Xid {code}: {XIDS[code].words}" if code in XIDS else f"Xid {code}"
     if code == RECOVERY_CHANGED and detail:
         return f"{words}: {RECOVERY_NAMES.get(detail, 'something new')}"

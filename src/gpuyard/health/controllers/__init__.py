@@ -1,1 +1,1 @@
-"""The loops of health, and the services through which observations and operators' requests come in."""
+"""The control loops of health, and the services that take observations and operators' requests."""

@@ -1,8 +1,9 @@
-"""The loop of acceptance: servers that are started on a GPU to check it, and what comes of them.
+"""The loop of acceptance: starts servers on GPUs to check them, reads their consoles, and concludes.
 
-What is done next is decided in health/acceptance.py and written before it is done. So a process that is killed at any
-moment is followed by one that goes on from there: a server is found by its name and our tags, what is lent by the try's
-own server, and until there is a verdict the GPU stays kept back.
+The next step is decided in health/acceptance.py and written before it is done. So a process that is killed at any
+moment is followed by one that goes on from there: a server is found by its name and our tags, a loan by the attempt's
+own server, and until there is a verdict the GPU stays kept back. At the end the GPU gets its state before the loan
+ends, or else somebody could have a GPU that has failed.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ COMMENT = "it is accepted"
 PASSING = frozenset({HealthState.IN_USE, HealthState.RETURNED, HealthState.SCRUBBING, HealthState.CHECKED})
 """States of a GPU that has, or had, a server: it will be free."""
 IDENTITY = "acceptance.yard"
-"""Where the store keeps what tells our servers from those of another gpuyard with a site of the same name."""
+"""The store's key of the value that tells our servers from those of another gpuyard with a site of the same name."""
 
 
 class AcceptanceError(GpuyardError):
@@ -78,7 +79,7 @@ class AcceptanceError(GpuyardError):
 
 @dataclass(frozen=True)
 class AcceptancePorts:
-    """What the loop works with."""
+    """The interfaces that the loop works with."""
 
     servers: RunnerServers
     project_id: str
@@ -87,14 +88,14 @@ class AcceptancePorts:
 
 
 class AcceptanceController:
-    """Of one site. One run at a time; of several processes on one database the one does it that keeps the bookings."""
+    """The loop of one site. One run at a time; of several processes on one database the leader of bookings runs it."""
 
     def __init__(
         self, compiled: CompiledSite, service: HealthService, tries: TryStore, ledger: Ledger,
         doors: Callable[[], AcceptancePorts], now: Callable[[], datetime],
     ) -> None:  # fmt: skip
-        """Of a site that has `health.acceptance.project`. `doors`: is called when they are needed for the first time,
-        and may raise UsageError: then nothing can be accepted, and all else goes on."""
+        """Made for a site that has `health.acceptance.project`. `doors` opens the interfaces when they are needed for
+        the first time, and may raise UsageError: then nothing can be accepted, and all else goes on."""
         rules = service.rules.acceptance
         assert rules is not None
         assert rules.project is not None
@@ -110,7 +111,8 @@ class AcceptanceController:
         """No cell of Nova was silent before or after our servers were listed."""
 
     def run(self) -> float | None:
-        """One look, and what follows from it."""
+        """Move every open attempt on, and begin those whose turn it is. Returns the seconds until the next run is due;
+        None: the period is soon enough."""
         if not self._ledger.upkeep.turns.has_turn(BOOKINGS):
             return None
         tries = self._tries.open()
@@ -469,7 +471,7 @@ def open_acceptance(
     sight: Callable[[], CloudObservation | None],
     now: Callable[[], datetime],
 ) -> AcceptanceController | None:
-    """Of a site that has a project for it, and the desk's part with it; None for others."""
+    """Return the loop, and give the service its part of it; None for a site without a project for acceptance."""
     rules = service.rules.acceptance
     if rules is None or rules.project is None:
         return None

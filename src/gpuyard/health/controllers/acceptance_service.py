@@ -1,5 +1,8 @@
-"""Where people ask for GPUs to be accepted by a server, and see how that goes. What follows does the loop
-(health/controllers/acceptance.py), which is woken. Who may ask is not decided here."""
+"""Takes requests to accept GPUs by a server, and shows how they go.
+
+The requests are written and the loop (health/controllers/acceptance.py) is woken, which does the rest. Callers check
+authorization.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class AcceptanceAsked:
-    """What comes of a request."""
+    """The attempts that a request has made, and the GPUs that it left out."""
 
     tries: tuple[Try, ...]
     left_out: Mapping[str, str]
@@ -41,7 +44,7 @@ class AcceptanceAsked:
 
 
 class AcceptanceService:
-    """Safe to use from several threads, and from several processes on one database."""
+    """Takes and shows requests. Safe to use from several threads, and from several processes on one database."""
 
     def __init__(self, store: HealthStore, tries: TryStore, ledger: Ledger, now: Callable[[], datetime]) -> None:
         self._store, self.tries, self._ledger, self._now = store, tries, ledger, now
@@ -51,9 +54,10 @@ class AcceptanceService:
     def ask(
         self, targets: Sequence[str], person: Person, *, canary: bool = True, fresh: bool = False
     ) -> AcceptanceAsked:
-        """Durable when this returns. `targets`: GPUs (``host/address``), hosts and pools; none: all GPUs that are to be
-        accepted. `canary`: of several hosts one first. `fresh`: what they show is their baseline, whatever it was
-        before. Raises RefusedError for what does not exist, BlockedError when nothing is left to try."""
+        """Ask for GPUs to be accepted. Durable when this returns. `targets`: GPUs (``host/address``), hosts and pools;
+        none: all GPUs that are to be accepted. `canary`: of several hosts one first. `fresh`: what they show becomes
+        their baseline, whatever it was before. Raises RefusedError for what does not exist, BlockedError when nothing
+        is left to try."""
         lanes = [lane for lane in self._ledger.lanes() if lane.trouble != GONE]
         chosen = self._chosen(lanes, targets)
         known = {(gpu.host, gpu.address): gpu for gpu in self._store.gpus()}
@@ -114,11 +118,11 @@ class AcceptanceService:
         ]
 
     def latest(self, host: str = "") -> Mapping[str, Try]:
-        """By GPU (``host/address``), its last try."""
+        """Return the last attempt of each GPU (``host/address``)."""
         return self.tries.latest(host)
 
     def batch(self, id: str) -> list[Try]:
-        """What was asked for at once; empty when there is no such."""
+        """Return the attempts of one request; empty when there is no such."""
         return self.tries.batch(id)
 
 

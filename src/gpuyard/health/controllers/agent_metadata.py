@@ -1,4 +1,4 @@
-"""What stands in a server's metadata about the agent in its guest: a word that the guest reads, and its owner."""
+"""Writes and removes a server's metadata about the agent in its guest, which the guest and the owner read."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ NOT_FOUND, TOO_MANY, BUSY = 404, 403, 409
 
 
 class AgentWords:
-    """Acts on servers of any project, as the cloud's administrator."""
+    """Writes metadata of servers of any project, as the cloud's administrator."""
 
     def __init__(self, api: CloudApi) -> None:
         self._api = api
 
     def put(self, server_id: str, text: str) -> bool:
-        """False when that is not possible now: the server is gone, at work, or full of metadata. Raises CloudError."""
+        """Write the metadata. False when that is not possible now: the server is gone, busy, or full of metadata.
+        Raises CloudError."""
         return self._try("POST", f"/servers/{server_id}/metadata", {"metadata": {AGENT_WORD: text}})
 
     def remove(self, server_id: str) -> bool:
-        """False as in `put`, and when there is none. Raises CloudError."""
+        """Remove the metadata. False as in `put`, and when there is none. Raises CloudError."""
         return self._try("DELETE", f"/servers/{server_id}/metadata/{AGENT_WORD}", None)
 
     def _try(self, method: str, path: str, body: dict[str, dict[str, str]] | None) -> bool:

@@ -1,8 +1,9 @@
-"""Where agents in guests say how GPUs are: who may, what of it is new, and what is remembered.
+"""Authenticates agents in guests, judges their reports, and remembers what their GPUs do.
 
-In memory are the last sample and the use by the minute of an hour of each card; the loop (controllers/agents.py) writes
-down where each agent stands and what each card did by the hour. A process that dies loses what was said since. What is
-wrong is observed, durably, before the agent is told that it was taken.
+A report is judged first, then what is wrong is observed, durably, and only then the report is taken and the agent told
+so: a crash in between loses no alarm. The last sample, and an hour of use by the minute for each card, are in memory
+only. The loop (controllers/agents.py) writes each agent's state and the use by the hour; a process that dies loses what
+was said since.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class UseByMinute:
         self._count = 0
 
     def add(self, time: datetime, use: int | None) -> None:
-        """One that is older than the last is not counted."""
+        """Add a sample; one that is older than the last is not counted."""
         minute = int(time.timestamp()) // 60
         if use is None or minute < self._last:
             return
@@ -92,7 +93,7 @@ class UseByMinute:
         self._count += 1
 
     def until(self, now: datetime) -> list[int | None]:
-        """The oldest first, the last is this minute. None: nothing was heard."""
+        """Return the percents of an hour, the oldest first, the last is this minute. None: nothing was heard."""
         minute = int(now.timestamp()) // 60
         return [self._at(one) for one in range(minute - MINUTES + 1, minute + 1)]
 
@@ -103,7 +104,7 @@ class UseByMinute:
 
 @dataclass
 class CardUse:
-    """What a card does in a server."""
+    """The use of a card in a server."""
 
     row: SampleRow | None = None
     """The last one."""
@@ -113,7 +114,7 @@ class CardUse:
 
 @dataclass
 class AgentGuest:
-    """What is known of a server's agent."""
+    """The state of a server's agent, in memory."""
 
     state: AgentState = NOTHING
     heard: datetime | None = None
@@ -122,7 +123,7 @@ class AgentGuest:
     cards: dict[str, CardUse] = field(default_factory=dict)
     """By UUID; those of its last report."""
     sighted: tuple[object, datetime] | None = None
-    """What was last taken down of where its cards are, and when."""
+    """The places and cards that were last taken down, and when."""
     counted: set[str] = field(default_factory=set)
     """Cards of which what they do is counted by the hour."""
 
@@ -133,7 +134,7 @@ class Heard:
 
     server: str
     gpus: int
-    """That it has."""
+    """The number of GPUs that it has."""
     report: AgentReport
     now: datetime
     before: AgentState
@@ -142,7 +143,7 @@ class Heard:
 
 
 class AgentService:
-    """Safe to use from several threads."""
+    """The service for agents of one site. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -179,7 +180,7 @@ class AgentService:
     # Who it is
 
     def has(self) -> Mapping[str, frozenset[Place]]:
-        """Server -> the GPUs that it has now, as the cloud was seen last. Raises AgentRefusedError before that."""
+        """Return by server the GPUs that it has, as the cloud was seen last. Raises AgentRefusedError before that."""
         snapshot = self.seen()
         if snapshot is None:
             raise AgentRefusedError(503, "no_data_yet", "The cloud has not been seen yet; try again in a minute.")
@@ -193,7 +194,7 @@ class AgentService:
         return known[1]
 
     def enrol(self, server: str, code: str) -> str:
-        """The token of a server, for a code that is good once. Raises AgentRefusedError and StoreError."""
+        """Exchange a code, which is good once, for the token of a server. Raises AgentRefusedError and StoreError."""
         digest, now = digest_of(code), self.now()
         known = self.store.token(digest) if len(code) <= LONGEST else None
         if known is None or known.purpose != ENROL or known.subject != server:
@@ -212,11 +213,12 @@ class AgentService:
         return text
 
     def server_of(self, token: str) -> str | None:
-        """The server of a token that is known in memory; None does not say that there is none."""
+        """Return the server of a token that is known in memory; None does not say that there is none."""
         return self._tokens.get(digest_of(token)) if len(token) <= LONGEST else None
 
     def look_up(self, token: str) -> str:
-        """The same by the database: another process may have given it. Raises AgentRefusedError and StoreError."""
+        """Return the server of a token by the database: another process may have given it. Raises AgentRefusedError and
+        StoreError."""
         known = self.store.token(digest_of(token)) if len(token) <= LONGEST else None
         if known is None or known.purpose != AGENT:
             raise no_token()
@@ -225,26 +227,26 @@ class AgentService:
         return known.subject
 
     def end(self, server: str) -> None:
-        """Its tokens are good no more. Raises StoreError."""
+        """End the tokens of a server. Raises StoreError."""
         self.store.end_tokens(AGENT, server)
         with self._lock:
             self._tokens = {digest: one for digest, one in self._tokens.items() if one != server}
 
     def read_tokens(self) -> None:
-        """Those that other processes have given and ended. Raises StoreError."""
+        """Read the tokens anew, since other processes give and end some. Raises StoreError."""
         known = {token.digest: token.subject for token in self.store.tokens(AGENT)}
         with self._lock:
             self._tokens = known
 
     def servers(self) -> frozenset[str]:
-        """Those that have a token."""
+        """The servers that have a token."""
         return frozenset(self._tokens.values())
 
     # What it says
 
     def judge(self, server: str, report: AgentReport) -> Heard:
-        """What follows from a report. Nothing is changed by it: `observe` what is wrong, and `take` it then. Raises
-        AgentRefusedError, ReplayError, and StoreError."""
+        """Return what follows from a report. Only places of cards are taken down by it: `observe` what is wrong, and
+        `take` it then. Raises AgentRefusedError, ReplayError, and StoreError."""
         has, now = self.has().get(server), self.now()
         if has is None:
             raise AgentRefusedError(409, "no_gpus", "This server has none of this site's GPUs now.")
@@ -258,7 +260,7 @@ class AgentService:
             return Heard(server, len(has), report, now, guest.state, followed, observations)
 
     def judgement(self, one: Observation) -> Judgement | None:
-        """What follows from it; None: nothing, its signal is off there."""
+        """Return what follows from an observation; None: nothing, its signal is off there."""
         return self._in_force((one.host, one.address), one.code)
 
     def _is_note(self, place: Place, code: str) -> bool:
@@ -278,7 +280,7 @@ class AgentService:
         self.guests.keep({heard.server: (heard.followed.state, heard.now)})
 
     def take(self, heard: Heard) -> None:
-        """Raises ReplayError when another report of the server was taken since it was judged."""
+        """Remember a report that was judged. Raises ReplayError when another report of the server was taken since."""
         with self._lock:
             guest = self._known.get(heard.server) or AgentGuest()
             if guest.state is not heard.before:
@@ -386,11 +388,12 @@ class AgentService:
 
     @property
     def silence(self) -> timedelta:
-        """An agent that was not heard for so long is silent; it sends a report for each BATCH samples."""
+        """The time after which an agent that was not heard is silent; it sends a report for each BATCH samples."""
         return max(SILENT, LATELY * BATCH * timedelta(seconds=self.rules.period))
 
     def last_heard(self, servers: Sequence[str]) -> dict[str, datetime]:
-        """When each of them was last heard, by whichever process; without those that never were. Raises StoreError."""
+        """Return when each of them was last heard, by whichever process; without those that never were. Raises
+        StoreError."""
         if not servers:
             return {}
         stored = self.guests.guests()
@@ -403,7 +406,7 @@ class AgentService:
         return found
 
     def observe_silence(self, server: str, heard: datetime) -> None:
-        """Raises StoreError, and AgentRefusedError before the cloud was seen."""
+        """Observe that an agent is silent. Raises StoreError, and AgentRefusedError before the cloud was seen."""
         words, now = f"nothing was heard from its agent since {heard:%Y-%m-%d %H:%M} UTC", self.now()
         places = sorted(self.has().get(server, ()))
         self._service.observe([Observation(host, at, "agent-silent", now, words, server) for host, at in places])
@@ -411,18 +414,18 @@ class AgentService:
     # What is known
 
     def guest(self, server: str) -> AgentGuest | None:
-        """For those who show it; it changes while they do."""
+        """Return the state of a server's agent, to show it; it may change meanwhile."""
         return self._known.get(server)
 
     def place(self, card: str) -> Place | None:
-        """Where a card is, as far as that is known."""
+        """Return the place of a card; None while it is not known."""
         return self._places.get(card)
 
     def places(self) -> Mapping[str, Place]:
         return self._places
 
     def readings(self) -> dict[Place, SampleRow]:
-        """What was heard last of each GPU whose card is known, of servers that have it now and were heard lately."""
+        """Return the last sample of each GPU whose card is known, of servers that have it now and were heard lately."""
         snapshot_has = self.has() if self.seen() is not None else {}
         now, found = self.now(), {}
         with self._lock:
@@ -437,7 +440,7 @@ class AgentService:
         return found
 
     def heard(self) -> tuple[int, int]:
-        """How many servers with a token were heard lately, and how many were not."""
+        """Return how many servers with a token were heard lately, and how many were not."""
         now = self.now()
         with self._lock:
             lately = [
@@ -449,8 +452,8 @@ class AgentService:
         return heard is not None and abs(now - heard) <= LATELY * BATCH * timedelta(seconds=self.rules.period)
 
     def use_of(self, server: str, gpus: Collection[Place], since: datetime | None) -> list[UseSeen]:
-        """What these GPUs, which a server has, have done since then: one for each. What was before in the hour of the
-        clock in which that is counts too. None: of the last hour, by what is in memory alone. Raises StoreError, and
+        """Return the use of these GPUs, which a server has, since then: one for each. The hour of the clock in which
+        that is counts whole. None: of the last hour, by what is in memory alone. Raises StoreError, and
         AgentRefusedError before the cloud was seen."""
         now = self.now()
         whole_server = self.has().get(server, frozenset()) <= {*gpus}  # then they need not be told apart
@@ -497,7 +500,8 @@ class AgentService:
         return found
 
     def idle_servers(self) -> frozenset[str]:
-        """Those that do nothing with their GPUs for longer than the site's rules say. None without such rules."""
+        """Return the servers that do nothing with their GPUs for longer than the site's rules say; none without such
+        rules."""
         rules, now = self._site.idle, self.now()
         if rules is None or self.seen() is None:
             return frozenset()
@@ -511,7 +515,7 @@ class AgentService:
             )
 
     def flush(self) -> None:
-        """Write down what was heard. What cannot be is kept for the next time. Raises StoreError."""
+        """Write what was heard. What cannot be written is kept for the next time. Raises StoreError."""
         with self._lock:
             guests = {server: self._known[server] for server in self._changed_guests}
             cards, hours = self._changed_cards, self._hours
@@ -529,7 +533,7 @@ class AgentService:
             raise
 
     def forget(self, servers: Iterable[str]) -> None:
-        """Servers that are gone."""
+        """Forget servers that are gone."""
         with self._lock:
             for server in servers:
                 self._known.pop(server, None)

@@ -1,9 +1,9 @@
-"""The loop of agents: it asks servers for one by their metadata, takes tokens away from those that are gone, writes
-down what was heard, and which card is where.
+"""The loop of agents: offers servers a code to enrol with, ends tokens, repeats alarms, and writes what was heard.
 
 A server's metadata says one of: an address and a one-time code, for its guest to enrol with; ``on: ...``, once
-something was heard of it; ``off``, which its owner has written there, and which is obeyed. What it says is read with
-every look at the cloud, and put right: so a kill between any two steps costs a look.
+something was heard of it; ``off``, which its owner has written there, and which is obeyed. The metadata is read with
+every snapshot of the cloud, and corrected: so a kill between any two steps costs one period. Alarms are repeated first,
+because a suspect GPU would become fine without them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GONE = timedelta(minutes=10)
 LATER = timedelta(minutes=5)
 """Until a word is tried again that could not be written."""
 WORDS_AT_ONCE = 50
-"""That one look writes."""
+"""Servers whose metadata one run writes, at most."""
 FAILURES = 3
 """After so many that Nova did not write, one look leaves the others to the next: each may have taken its time."""
 ALARMS = timedelta(minutes=3)
@@ -55,7 +55,7 @@ FLUSH, PRUNE, CARDS, TOKENS = timedelta(minutes=5), timedelta(hours=1), timedelt
 
 
 class WordsOnServers(Protocol):
-    """Of servers: health/controllers/agent_metadata.py."""
+    """Writes metadata of servers: health/controllers/agent_metadata.py."""
 
     def put(self, server_id: str, text: str) -> bool: ...
 
@@ -63,7 +63,7 @@ class WordsOnServers(Protocol):
 
 
 class AgentController:
-    """Of one site; one run at a time."""
+    """The loop of one site; one run at a time."""
 
     def __init__(
         self,
@@ -87,7 +87,8 @@ class AgentController:
         self._done: dict[str, datetime] = {}
 
     def run(self) -> float | None:
-        """Alarms come first: a GPU passes from suspect to fine where they are not repeated. Raises StoreError."""
+        """Repeat alarms, end and offer tokens, observe silent agents, and write what was heard. Alarms come first: a
+        GPU passes from suspect to fine where they are not repeated. Raises StoreError."""
         snapshot = self.service.seen()
         acts = snapshot is not None and self._may()
         if acts:
@@ -109,7 +110,7 @@ class AgentController:
         return None
 
     def close(self) -> None:
-        """What was heard since it was last written down."""
+        """Write what was heard since the last time."""
         try:
             self.service.flush()
         except StoreError as error:
@@ -246,7 +247,8 @@ def open_agents(
     portal: str,
     now: Callable[[], datetime],
 ) -> AgentController:
-    """Of a site whose health has `agent`. Raises StoreError, and UsageError when guests cannot be told an address."""
+    """Return the loop for a site whose health has `agent`. Raises StoreError, and UsageError when the portal's address
+    for guests is not known."""
     if not portal:
         raise UsageError(
             "health.agent asks servers to say how their GPUs are, and the portal's address for them is not known: "

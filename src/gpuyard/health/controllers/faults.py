@@ -1,8 +1,7 @@
-"""Tells the owners of servers whose GPU is not as it should be: once for each time that it went bad, whatever it
-becomes until it is well again.
+"""Tells owners of servers that their GPU went bad: once for each time, whatever it becomes until it is well again.
 
-What is to be told follows from the states of GPUs and from who has them, at each look; that it was told is written with
-the message, in one transaction. So a kill tells nobody twice, and forgets nobody.
+The messages that are due follow from the states of GPUs and from the servers that have them, at each run; that it was
+told is written with the message, in one transaction. So a kill tells nobody twice, and forgets nobody.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ LINES = 500
 
 
 class FaultTeller:
-    """Of one site."""
+    """Writes the messages of one site."""
 
     def __init__(
         self,
@@ -48,7 +47,8 @@ class FaultTeller:
         """Server, GPU, and since when that is in its state: those that need not be looked at again."""
 
     def tell(self, gpus: Iterable[GpuHealth], snapshot: Snapshot) -> None:
-        """Raises CloudError when Keystone cannot say where somebody is told, and StoreError: the next call goes on."""
+        """Write the messages that are due. Raises CloudError when Keystone cannot give an address, and StoreError: the
+        next call goes on."""
         bad = [
             (gpu, server)
             for gpu in gpus
@@ -91,7 +91,7 @@ class FaultTeller:
 
 
 def what_was_seen(gpu: GpuHealth, turn: HealthEvent | None, server: str, verdicts: SignalVerdicts = BUILT_IN) -> str:
-    """In words for the owner of a server: what others have said, and saw, is for operators."""
+    """Describe the fault for the owner of a server. Evidence of others is for operators, and left out."""
     code = turn.signal if turn else gpu.signal
     if code not in SIGNALS:
         return "an operator has taken it out of use"
@@ -101,7 +101,7 @@ def what_was_seen(gpu: GpuHealth, turn: HealthEvent | None, server: str, verdict
 
 
 def what_comes(gpu: GpuHealth) -> str:
-    """What happens next."""
+    """Describe what happens next, for the owner of a server."""
     if gpu.state is HealthState.SUSPECT and gpu.until is not None:
         until = minute_text(gpu.until)
         return f"your server keeps it, and nobody else gets it; it is fine again at {until} if nothing more is seen"

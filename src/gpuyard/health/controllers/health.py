@@ -1,8 +1,9 @@
-"""The loop of health: what was observed, who has which GPU and time become states, and states become what the ledger
-keeps back.
+"""The loop of health: turns observations, servers and elapsed time into states of GPUs, and wakes the booking loop.
 
-What a GPU's state is stands in the store, and nowhere else: the loop of bookings reads there which GPUs nobody is to
-get, takes bookings off them and holds them in Placement. So there is no step between the two that a kill could lose.
+A GPU's state is in the store, and nowhere else: the booking loop reads there which GPUs nobody is to get, takes
+bookings off them and holds them in Placement. So there is no step between the two that a kill could lose. A run first
+observes the signals of a new snapshot of the cloud, then plans and writes until no GPU was changed by others meanwhile,
+and then tells the booking loop and the owners of servers.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ LOG = logging.getLogger(__name__)
 ROUNDS = 6
 """Most times that one run plans anew: somebody may write a GPU at the same moment."""
 OLD = timedelta(minutes=1)
-"""What was seen of the cloud longer ago is not what it is now."""
+"""The age up to which a snapshot of the cloud is taken for the present."""
 PRUNE_EVERY = timedelta(hours=1)
 
 
@@ -59,8 +60,8 @@ class HealthError(GpuyardError):
 
 
 class HealthController:
-    """Keeps the states of one site's GPUs. One run at a time; of several processes on one database the one does it that
-    keeps the bookings."""
+    """Keeps the states of one site's GPUs. One run at a time; of several processes on one database the leader of
+    bookings runs it."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class HealthController:
         enforcer: Enforcer,
         now: Callable[[], datetime],
     ) -> None:
-        """`bookings`: looks at the cloud, for both."""
+        """`bookings`: the booking loop, whose snapshots of the cloud are used here, too."""
         self._service, self._store, self._rules = service, service.store, service.rules
         self._loans = ledger.loans
         self._turns, self._bookings, self._enforcer, self._now = ledger.upkeep.turns, bookings, enforcer, now
@@ -92,7 +93,8 @@ class HealthController:
         """GPUs for which a person must decide, as of the last run."""
 
     def run(self) -> float | None:
-        """One look, and what follows from it. Returns in how many seconds another look is known to help."""
+        """Plan and write the states that are due. Returns the seconds until the next suspicion ends; None: no GPU is
+        suspect."""
         if not self._turns.has_turn(BOOKINGS):
             return None
         sight = self._sight()
@@ -200,20 +202,20 @@ class HealthController:
 
 @dataclass
 class Watched:
-    """The health of a site's GPUs, and the bookings that follow it."""
+    """The health of a site's GPUs with its loops, and the bookings that follow it."""
 
     service: HealthService
     keeper: HealthController
     bookings: BookingController
     scrubs: ScrubController
     scrub_desk: ScrubService
-    """Where hosts fetch what they are to scrub."""
+    """The service from which hosts fetch scrub orders."""
     maintenance: MaintenanceService
     on_kept: Callable[[str], None] = lambda reason: None
     """Is called when other GPUs are kept back than before, and those are held: to wake who has servers on them."""
 
     def loop(self, period: float, bookings: Loop) -> Loop:
-        """The loop of health; it and the one of bookings wake each other."""
+        """Return the loop of health; it and the booking loop wake each other."""
         loop = health_loop(self.keeper, period)
         self.service.wake = loop.wake
         self.keeper.on_kept = partial(self._kept, bookings)
@@ -229,11 +231,11 @@ class Watched:
         self.on_kept(reason)
 
     def maintenance_loop(self, period: float) -> Loop:
-        """The loop of maintenances. What changes there wakes the one of health, which tells the one of bookings."""
+        """Return the loop of maintenances. A change there wakes the one of health, which tells the one of bookings."""
         return maintenance_loop(self.maintenance, period)
 
     def scrubs_loop(self, period: float, bookings: Loop) -> Loop:
-        """The loop of scrubs. What has come back clean wakes the one of bookings, which releases it."""
+        """Return the loop of scrubs. A GPU that came back clean wakes the one of bookings, which releases it."""
         self.scrub_desk.on_clean = bookings.wake
         return scrubs_loop(self.scrubs, period)
 
@@ -242,8 +244,8 @@ def open_health(
     compiled: CompiledSite, rules: SiteHealth, api: CloudApi, ledger: Ledger, taker: SnapshotTaker,
     now: Callable[[], datetime], steady: Callable[[], float] = monotonic,
 ) -> Watched:  # fmt: skip
-    """Of a site that has it; what it keeps is in the ledger's database. `now` is UTC and may jump, `steady` only goes
-    forward. Raises StoreError, UsageError."""
+    """Return the health of a site that has it; its tables are in the ledger's database. `now` is UTC and may jump,
+    `steady` only goes forward. Raises StoreError, UsageError."""
     service = HealthService(HealthStore(ledger.database), ledger, rules, now)
     store = service.store
     bookings = BookingController(
@@ -278,7 +280,8 @@ def open_health(
 
 
 def site_places(compiled: CompiledSite) -> tuple[SitePlace, ...]:
-    """The GPUs that a site gives away whole: those of which something can be said, and on which a server can be put."""
+    """Return the GPUs that a site gives away whole: those of which something can be said, and on which a server can be
+    put."""
     once = {name for name, pool in compiled.site.pools.items() if pool.one_time_use}
     return tuple(
         SitePlace(
@@ -291,9 +294,9 @@ def site_places(compiled: CompiledSite) -> tuple[SitePlace, ...]:
 
 
 def sights(places: tuple[SitePlace, ...], sight: CloudObservation) -> dict[str, GpuObservation]:
-    """By the names of GPUs. Of those that Placement does not have nothing is known; nor of those that an evacuated
-    server left behind, whose guest may still be there: their use is over when nova-compute there says so; nor of those
-    whose host is in a cell of Nova that does not answer."""
+    """Return the use of GPUs by name. Left out are those that Placement does not have; those that an evacuated server
+    left behind, whose guest may still be there: their use is over when nova-compute there says so; and those whose host
+    is in a cell of Nova that does not answer."""
     snapshot, silent, found = sight.snapshot, sight.snapshot.silent_hosts, {}
     for place in places:
         name = provider_name(place.host, place.address)
@@ -305,6 +308,6 @@ def sights(places: tuple[SitePlace, ...], sight: CloudObservation) -> dict[str, 
 
 
 def health_loop(keeper: HealthController, period: float) -> Loop:
-    """A loop named ``health`` that runs every `period` seconds, and at once when it is woken: something was observed,
-    somebody has decided, the cloud was looked at."""
+    """Return the loop ``health`` that runs every `period` seconds, and at once when it is woken: something was
+    observed, somebody has decided, the cloud was looked at."""
     return Loop("health", "Follows each GPU from one server to the next, and keeps bad ones back.", period, keeper.run)

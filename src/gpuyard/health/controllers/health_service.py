@@ -58,7 +58,7 @@ class NoSuchGpuError(GpuyardError):
 
 @dataclass(frozen=True)
 class GpuView:
-    """How a GPU is, for those who show it."""
+    """The health of a GPU, for pages and API."""
 
     health: GpuHealth
     heard: datetime | None
@@ -66,14 +66,15 @@ class GpuView:
     silent: bool
     """Its host was not heard of for longer than the site's `silence`: what is said of it is as old as that."""
     maintenance: str = ""
-    """That of its host, when it is on; it is then not `silent` either: whoever works on a host turns it off."""
+    """The maintenance of its host, when it is on; it is then not `silent` either: whoever works on a host turns it
+    off."""
     question: Observation | None = None
     """Of one for which a person is asked: the worst that was seen and nothing has become of."""
 
 
 class HealthService:
-    """Safe to use from several threads. GPUs are named ``host/address``. Every method that changes something raises
-    NoSuchGpuError, and HealthLifeError when the GPU cannot go there from its state."""
+    """Takes observations and requests. Safe to use from several threads. GPUs are named ``host/address``. Every method
+    that changes something raises NoSuchGpuError, and HealthLifeError when the GPU cannot go there from its state."""
 
     def __init__(
         self,
@@ -83,26 +84,26 @@ class HealthService:
         now: Callable[[], datetime],
         wake: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """`ledger`: its audit log says who did what. `wake`: is called with a reason after every change."""
+        """`ledger`: its audit log records people's actions. `wake` is called with a reason after every change."""
         self.store, self.rules, self.now = store, rules, now
         self.verdicts = SignalVerdicts(rules)
-        """What follows from a signal of a GPU."""
+        """The verdicts on signals of this site."""
         self.wake = wake
         self.maintenances = MaintenanceStore(store.database)
         self.maintenance: MaintenanceService | None = None
-        """Where maintenances of hosts are planned."""
+        """The service that plans maintenances of hosts."""
         self.scrubs: ScrubService | None = None
-        """Where hosts fetch what they are to scrub."""
+        """The service from which hosts fetch scrub orders."""
         self.acceptance: AcceptanceService | None = None
-        """Where people ask for GPUs to be accepted by a server; None: the site has no project for that."""
+        """The service that takes requests to accept GPUs by a server; None: the site has no project for that."""
         self._ledger = ledger
         self._uses: dict[str, HostUse] = {}
 
     # What is seen
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Several at once cost one commit. Those of GPUs that the site does not have are forgotten by the loop. Raises
-        ValueError for a code that is no signal's."""
+        """Write observations; several at once cost one commit. Those of GPUs that the site does not have are dropped by
+        the loop. Raises ValueError for an unknown code."""
         unknown = {observation.code for observation in observations} - SIGNALS.keys()
         if unknown:
             raise ValueError(f"no such signals: {', '.join(sorted(unknown))}")
@@ -110,7 +111,7 @@ class HealthService:
             self.wake(f"{observations[0].code} of {observations[0].gpu}")
 
     def hear(self, word: HostContact, in_use: Mapping[str, bool | None]) -> None:
-        """A host has said something. `in_use`: address of a GPU -> whether a process has it open there, as it says."""
+        """Write the contact of a host. `in_use`: address of a GPU -> whether a process has it open there."""
         self.store.hear(word)
         for address, said in in_use.items():
             name = f"{word.host}/{address}"
@@ -119,12 +120,12 @@ class HealthService:
                 self._uses[name] = last.then(word.heard, said) if last else HostUse(word.heard, said)
 
     def uses(self) -> Mapping[str, HostUse]:
-        """By GPU, what hosts said last of who has it open: to this process, since it began."""
+        """Return by GPU whether hosts reported it open, as this process has heard since it began."""
         return dict(self._uses)
 
     def know_card(self, gpu: str, card: str) -> None:
-        """The serial number of the card that is there, as its host sees it. Another one than before is written
-        down, and observed as `changed`: it was never accepted."""
+        """Write the serial number of a GPU's card, as its host sees it. Another one than before is also observed as
+        `changed`: it was never accepted."""
         for _ in range(TRIES):
             one = self.gpu(gpu)
             if not card or card == one.card:
@@ -142,7 +143,7 @@ class HealthService:
         raise _crowd(gpu)
 
     def show(self, gpu: str, facts: Facts) -> None:
-        """What its host has seen of it, of what does not change by itself."""
+        """Write the facts that its host has seen of a GPU."""
         for _ in range(TRIES):
             one = self.gpu(gpu)
             if facts == one.shown or self.store.put(replace(one, shown=dict(facts))):
@@ -150,7 +151,7 @@ class HealthService:
         raise _crowd(gpu)
 
     def report(self, gpu: str, words: str, person: Person) -> None:
-        """Somebody says that a GPU is not as it should be."""
+        """Record a person's report that a GPU is not as it should be, as an observation."""
         known = self.gpu(gpu)
         self._audit(person, "gpu.report", gpu, words)
         self.observe(
@@ -160,13 +161,13 @@ class HealthService:
     # What people do
 
     def quarantine(self, gpu: str, why: str, person: Person) -> GpuHealth:
-        """Out of use, whatever share of its pool is so already."""
+        """Take a GPU out of use, whatever share of its pool is so already."""
         return self._become(gpu, lambda one: HealthState.QUARANTINED, why, person, "gpu.quarantine")
 
     def release(self, gpu: str, why: str, person: Person) -> GpuHealth:
-        """Back into use: somebody answers for it. It is to be accepted first where the site wants that after repairs;
-        one that is to be accepted is so by this. One for which a person is asked is left in use. What it shows is its
-        baseline from then on."""
+        """Give a GPU back into use; the person answers for it. After quarantine it is to be accepted first where the
+        site wants that after repairs; one that is to be accepted is so by this. One for which a person is asked is left
+        in use. What it shows is its baseline from then on."""
 
         def target(one: GpuHealth) -> HealthState:
             return self._after_repair(one) if one.state is HealthState.QUARANTINED else HealthState.FINE
@@ -192,13 +193,13 @@ class HealthService:
         return renewed(one.baseline, facts, one.card, person.user, self.now())
 
     def software(self, host: str) -> Software:
-        """What a host runs now, as far as that was heard."""
+        """Return the versions that a host runs now, as far as they were heard."""
         word = self.store.host(host)
         said = json.loads(word.look) if word is not None and word.look else {}
         return Software(*(str(said.get(name, "")) for name in ("kernel", "firmware", "qemu")))
 
     def link(self, gpu: GpuHealth) -> LinkReport | None:
-        """Its link as its host saw it last; None: nothing was heard of it."""
+        """Return the GPU's link as its host saw it last; None: nothing was heard of it."""
         word = self.store.host(gpu.host)
         try:
             look = look_of(word.look.encode()) if word is not None and word.look else None
@@ -207,7 +208,7 @@ class HealthService:
         return next((one.link for one in look.gpus if one.address == gpu.address), None) if look is not None else None
 
     def clear_baseline(self, gpu: str, why: str, person: Person) -> GpuHealth:
-        """Forget what it was accepted with: it is judged as a new one, until it is accepted or released again."""
+        """Forget the GPU's baseline: it is judged as a new one, until it is accepted or released again."""
         one = self.gpu(gpu)
         if one.baseline is None:
             raise BlockedError(f"GPU {gpu} has no baseline: it is judged by what its slot and card can")
@@ -215,17 +216,18 @@ class HealthService:
         return self._keep(gpu, text, person, "gpu.clear_baseline", baseline=None)
 
     def start_repair(self, gpu: str, words: str, person: Person) -> GpuHealth:
-        """`person` looks after it from now on. Of one that is quarantined."""
+        """Put a quarantined GPU into repair by `person`, or hand the repair over to them."""
         if self.gpu(gpu).state is HealthState.IN_REPAIR:
             return self._keep(gpu, words, person, "gpu.repair", keeper=person.user)
         return self._become(gpu, lambda one: HealthState.IN_REPAIR, words, person, "gpu.repair", keeper=person.user)
 
     def note(self, gpu: str, words: str, person: Person) -> GpuHealth:
-        """A line of its record: what was tried, what the vendor said."""
+        """Add a line to the GPU's record: what was tried, what the vendor said."""
         return self._keep(gpu, words, person, "gpu.note")
 
     def end_repair(self, gpu: str, words: str, person: Person, *, repaired: bool = True) -> GpuHealth:
-        """It is well, or to be accepted where the site wants that; not `repaired`: nobody looks after it any more."""
+        """End the repair: the GPU is well, or to be accepted where the site wants that; not `repaired`: it is
+        quarantined again."""
         one = self.gpu(gpu)
         if one.state is not HealthState.IN_REPAIR:
             raise BlockedError(f"GPU {gpu} is {one.state.value}: a repair begins with 'gpuyard gpu repair start {gpu}'")
@@ -251,7 +253,7 @@ class HealthService:
         return loan
 
     def take_back(self, gpu: str, words: str, person: Person) -> GpuHealth:
-        """It is lent no more. A server that is left on it is one without a booking."""
+        """End the loan for a repair. A server that is left on the GPU is one without a booking."""
         loan = self._ledger.loans.of(self.gpu(gpu).name)
         if loan is None or loan.server:  # one with a server is gpuyard's own
             raise BlockedError(f"GPU {gpu} is not lent for its repair")
@@ -280,8 +282,8 @@ class HealthService:
     # What follows for others
 
     def kept_back(self) -> dict[tuple[str, str], str]:
-        """(host, address) of GPUs that nobody is to get, each with why, in words for everybody: bad ones, and those of
-        hosts that are maintained."""
+        """Return (host, address) of GPUs that nobody is to get, each with why, in words for everybody: bad ones, and
+        those of hosts that are maintained."""
         bad, now = self.bad_gpus(), self.now()
         on = [one for one in self.maintenances.open() if one.on or one.start <= now]
         work = {(gpu.host, gpu.address): one.words for one in on for gpu in self.store.gpus(host=one.host)}
@@ -289,21 +291,21 @@ class HealthService:
         return bad | work | both
 
     def worked_on(self) -> frozenset[str]:
-        """Hosts that may go down at any moment: somebody works on them."""
+        """Return hosts that may go down at any moment: somebody works on them."""
         return frozenset(one.host for one in self.maintenances.open() if one.state is MaintenanceState.IN_WORK)
 
     def bad_gpus(self) -> dict[tuple[str, str], str]:
-        """Those of them that are out of use for themselves."""
+        """Return those kept-back GPUs that are bad themselves, not just on a maintained host."""
         return kept_back(self.store.gpus(KEPT_BACK))
 
     # What is shown
 
     def view(self) -> list[GpuView]:
-        """By host and address."""
+        """Return the health of all GPUs, by host and address."""
         return self._views(self.store.gpus())
 
     def look(self, name: str) -> GpuView:
-        """One of them. Raises NoSuchGpuError."""
+        """Return the health of one GPU. Raises NoSuchGpuError."""
         return self._views([self.gpu(name)])[0]
 
     def _views(self, gpus: Sequence[GpuHealth]) -> list[GpuView]:
@@ -400,7 +402,7 @@ class HealthService:
 
 
 def is_silent(heard: datetime | None, now: datetime, rules: SiteHealth) -> bool:
-    """Whether a host was not heard of for too long, or never."""
+    """Whether a host was not heard for too long, or never."""
     return heard is None or abs(now - heard) > rules.silence
 
 

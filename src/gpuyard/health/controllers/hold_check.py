@@ -1,4 +1,4 @@
-"""Checks GPUs that are kept back for servers that gpuyard is about to start, or has started a moment ago.
+"""Checks that a GPU which is kept back cannot go to a server that gpuyard starts, before and after Nova has chosen.
 
 A GPU's state is in the store the moment it goes bad; its hold in Placement stands a moment later, and until then Nova
 may give the GPU to any server of its pool. So whoever starts a server asks twice: before the create, whether every slot
@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class HoldCheck:
-    """Of one site with `health`. Safe to use from several threads, and in any process on the database."""
+    """The check for one site with `health`. Safe to use from several threads, and in any process on the database."""
 
     ledger: Ledger
     health: HealthService
@@ -37,8 +37,8 @@ class HoldCheck:
     """Providers that were seen to be held -> the generation that was remembered of that hold."""
 
     def unheld(self, pool: str) -> str:
-        """Why no server may be started in a pool at this moment: Nova could still give it a GPU that is kept back.
-        Empty when one may."""
+        """Return why no server may be started in a pool at this moment: Nova could still give it a GPU that is kept
+        back. Empty when one may."""
         lanes = {lane.id: lane for lane in self.ledger.lanes(pool)}
         back = lanes_back(lanes.values(), self.health.kept_back())
         if not back:
@@ -59,8 +59,8 @@ class HoldCheck:
         return f"GPU {self.names[free[0]]} is not held in Placement yet: {leaders[free[0]]}"
 
     def out_of_use(self) -> dict[str, str]:
-        """GPUs (``host/address``) of slots with a bad one, each with why; those of hosts that are maintained only where
-        they are bad themselves."""
+        """Return GPUs (``host/address``) of slots with a bad one, each with why; those of hosts that are maintained
+        only where they are bad themselves."""
         bad = self.health.bad_gpus()
         if not bad:
             return {}
@@ -72,8 +72,8 @@ class HoldCheck:
         }
 
     def gpus_of(self, server_id: str) -> tuple[str, ...]:
-        """The GPUs (``host/address``) that Nova has chosen for a server; none as long as it has not, or when that
-        cannot be told."""
+        """Return the GPUs (``host/address``) that Nova has chosen for a server; none as long as it has not, or when
+        that cannot be told."""
         try:
             return tuple(self.names[name] for name in self.placed.of_server(server_id))
         except CloudError as error:

@@ -1,4 +1,4 @@
-"""Hears hosts: a look comes in, what it means is observed, and that it was heard is written down."""
+"""Takes reports of hosts: observes the signals in them, then writes that the host was heard."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gpuyard.health.host_reports import HostMemory, LookRefusedError, facts_of, 
 from gpuyard.health.records import HostContact
 
 CARDS = timedelta(minutes=10)
-"""A GPU gets another card once in so long: whoever has the token could name another one in each look."""
+"""A GPU gets another card at most once in this time: whoever has the token could name another one in each report."""
 
 SHOWN = timedelta(minutes=1)
-"""What a GPU shows is written down once in so long, for the same reason."""
+"""The facts of a GPU are written at most once in this time, for the same reason."""
 
 
 class HostReportIntake:
-    """Safe to use from several threads."""
+    """The intake of reports of one site's hosts. Safe to use from several threads."""
 
     def __init__(self, service: HealthService, hosts: Collection[str]) -> None:
         """`hosts`: those of the site."""
@@ -34,7 +34,7 @@ class HostReportIntake:
         self._turns = {host: threading.Lock() for host in hosts}
 
     def hear(self, host: str, body: bytes) -> None:
-        """Take a look of one of `hosts`. What it means is durable when this returns. Raises LookRefusedError,
+        """Take a report of one of `hosts`. Its observations are durable when this returns. Raises LookRefusedError,
         StoreError."""
         look = look_of(body)
         if look.host != host:

@@ -1,8 +1,8 @@
-"""Maintenances of hosts: what people say of them, and the loop that brings them on.
+"""Plans maintenances of hosts for people, and runs the loop that brings them from the plan to the end.
 
-One row in the store says where a maintenance is, and that is what keeps the host's GPUs back, as a state of health
-does: the loop of bookings reads it at each look. The ledger's holds are made of it again and again, so that a kill
-between any two steps loses nothing: what is not as the row says is made so by the next look.
+One row in the store has the state of a maintenance, and that is what keeps the host's GPUs back, as a state of health
+does: the booking loop reads it at each run. The ledger's holds are made of it again and again, so that a kill between
+any two steps loses nothing: the next run restores what is not as the row says.
 
 The same goes for the host's nova-compute, which is disabled while the host is drained and worked on. Its reason in Nova
 is all that is written down (`openstack/disabled_reason.py`). So a service that carries the tag of a maintenance is
@@ -58,10 +58,10 @@ TRIES = 20
 STEPS = 6
 """Most steps that follow from each other in one look."""
 OLD = timedelta(minutes=1)
-"""What was seen of the cloud longer ago is not what it is now."""
+"""The age up to which a snapshot of the cloud is taken for the present."""
 SETTLED = 5.0
-"""Seconds, by a clock that does not jump. Nova's scheduler may still place a server on a host that it looked at before
-the host was closed, for so long."""
+"""Seconds, by a clock that does not jump, for which Nova's scheduler may still place a server on a host that it looked
+at before the host was closed."""
 MOST_NAMED = 1000
 """Servers of one host that may go down."""
 NAMED = 5
@@ -70,15 +70,15 @@ UNKNOWN = "what OpenStack has is not known at the moment"
 
 
 class NoSuchMaintenanceError(GpuyardError):
-    """There is none with this id."""
+    """There is no maintenance with this id."""
 
 
 class NoSuchHostError(GpuyardError):
-    """The site has no GPUs on it."""
+    """The site has no GPUs on this host."""
 
 
 class HostCloud(Protocol):
-    """The cloud of the hosts: `openstack/host_maintenance.py`. Methods raise GpuyardError."""
+    """The interface to Nova and Placement for hosts: `openstack/host_maintenance.py`. Methods raise GpuyardError."""
 
     def close(self, host: str) -> None:
         """Keep new servers away, unless the host is closed already."""
@@ -87,12 +87,13 @@ class HostCloud(Protocol):
         """Undo `close`; what others have closed stays so."""
 
     def servers(self, host: str, provider: str) -> Mapping[str, ServerRow]:
-        """All that a reboot would disturb, by id: on the host, keeping a place there, or on their way to it."""
+        """Return all servers that a reboot would disturb, by id: on the host, keeping a place there, or on their way to
+        it."""
 
 
 @dataclass(frozen=True)
 class MaintenanceView:
-    """A maintenance, for those who show it."""
+    """A maintenance with the servers and bookings that are in its way."""
 
     maintenance: Maintenance
     gpus: int
@@ -105,7 +106,7 @@ class MaintenanceView:
 
 @dataclass(frozen=True)
 class MaintenanceForecast:
-    """What a maintenance of a host would mean."""
+    """The servers and bookings that a maintenance of a host would affect."""
 
     servers: tuple[Claim, ...] | None
     """All that are there now; None: it is not known which."""
@@ -113,8 +114,8 @@ class MaintenanceForecast:
 
 
 class MaintenanceService:
-    """Safe to use from several threads, and from several processes on one database. Every method that changes something
-    raises MaintenanceError when that cannot be, and NoSuchMaintenanceError."""
+    """Plans and runs maintenances. Safe to use from several threads, and from several processes on one database.
+    Methods that change one raise MaintenanceError when that cannot be, and NoSuchMaintenanceError."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class MaintenanceService:
         cloud: HostCloud,
         new_id: Callable[[], str] = lambda: str(uuid4()),
     ) -> None:
-        """`gpus`: all of the site. `sight`: the cloud as it was seen last."""
+        """`gpus`: all of the site. `sight` returns the cloud as it was seen last."""
         self._observations, self._health, self._store = service, service.store, service.maintenances
         self._ledger, self._sight, self._cloud, self._new_id = ledger, sight, cloud, new_id
         self._closed: dict[str, float] = {}
@@ -142,7 +143,7 @@ class MaintenanceService:
 
     @property
     def now(self) -> datetime:
-        """Records have whole seconds."""
+        """The time in whole seconds, as records have it."""
         return self._observations.now().replace(microsecond=0)
 
     # What people do
@@ -150,8 +151,8 @@ class MaintenanceService:
     def plan(
         self, host: str, start: datetime, until: datetime, why: str, person: Person, may_go_down: Sequence[str] = ()
     ) -> Maintenance:
-        """From then on nothing new is booked there in its time. `may_go_down`: as in `allow`. Raises NoSuchHostError
-        too."""
+        """Plan one: from then on nothing new is booked there in its time. `may_go_down`: as in `allow`. Raises
+        NoSuchHostError too."""
         now = self.now
         start, until = self._times(host, start, until, now)
         one = Maintenance(
@@ -176,8 +177,8 @@ class MaintenanceService:
         return self._change(id, change, "it begins", words, person, "maintenance.start")
 
     def done(self, id: str, words: str, person: Person, *, unchecked: bool = False) -> Maintenance:
-        """The work is done: the host is checked, and given back when it is well. `unchecked`: at once, `person` answers
-        for it."""
+        """Say that the work is done: the host is checked, and given back when it is well. `unchecked`: at once,
+        `person` answers for it."""
 
         def change(one: Maintenance) -> Maintenance:
             if unchecked:
@@ -226,7 +227,7 @@ class MaintenanceService:
         return self._change(id, change, "it is cancelled", words, person, "maintenance.cancel")
 
     def extend(self, id: str, until: datetime, words: str, person: Person) -> Maintenance:
-        """It is back at another time, later or earlier."""
+        """Move the time when the host is expected back, later or earlier."""
 
         def change(one: Maintenance) -> Maintenance:
             if not one.open:
@@ -249,7 +250,7 @@ class MaintenanceService:
     # What is shown
 
     def forecast(self, host: str, start: datetime, until: datetime) -> MaintenanceForecast:
-        """What planning one would mean; nothing is changed. Raises NoSuchHostError, MaintenanceError."""
+        """Return what planning one would mean; nothing is changed. Raises NoSuchHostError, MaintenanceError."""
         start, until = self._times(host, start, until, self.now)
         would = self._ledger.closings.forecast(Closing("forecast", host, start, until, "", ""))
         return MaintenanceForecast(self._servers(host), would)
@@ -258,7 +259,7 @@ class MaintenanceService:
         return self._views([self._get(id)])[0]
 
     def views(self, host: str = "", *, past: bool = False) -> list[MaintenanceView]:
-        """Those that are not over, by start; `past`: and then those that are, the newest first."""
+        """Return those that are not over, by start; `past`: and then those that are, the newest first."""
         found = [one for one in self._store.open() if host in ("", one.host)]
         return self._views([*found, *(self._store.past(host) if past else ())])
 
@@ -299,8 +300,8 @@ class MaintenanceService:
     # The loop
 
     def run(self) -> None:
-        """Bring on what is open, and end the holds of what is over. Of several processes the one does it that keeps the
-        bookings. Raises StoreError, LedgerError."""
+        """Take the steps that are due, and end the holds of those that are over. Of several processes the leader of
+        bookings does it. Raises StoreError, LedgerError."""
         if not self._ledger.upkeep.turns.has_turn(BOOKINGS):
             return
         for one in (*self._store.open(), *self._store.with_holds()):
@@ -505,5 +506,5 @@ def _closing(one: Maintenance) -> Closing:
 
 
 def maintenance_loop(service: MaintenanceService, period: float) -> Loop:
-    """A loop named ``maintenance`` that runs every `period` seconds, and at once when it is woken."""
+    """Return the loop ``maintenance`` that runs every `period` seconds, and at once when it is woken."""
     return Loop("maintenance", "Brings maintenances of hosts on, from the plan to the check.", period, service.run)

@@ -1,8 +1,8 @@
-"""GPUs that are used once, between two tenants: hosts fetch what they are to reset, and what is clean is released.
+"""Serves scrub orders for single-use GPUs to hosts, and follows the GPUs until they are released.
 
-The desk speaks with hosts, and the loop looks at Placement and at the time. Both work on what the store has: every step
-is written there before anything follows from it, so that after a kill the next look goes on. The release itself is the
-ledger's: its enforcement takes a clean GPU's reservation off, or over where somebody has booked it.
+The service speaks with hosts, and the loop looks at Placement and at the time. Both work on what the store has: every
+step is written there before anything follows from it, so that after a kill the next run goes on. The release itself is
+the ledger's: its enforcement takes a clean GPU's reservation off, or over where somebody has booked it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ NEVER = 2**62
 
 
 class ScrubService:
-    """Safe to use from several threads, and from several processes on one database."""
+    """Exchanges orders and results with hosts. Safe to use from several threads, and from several processes on one
+    database."""
 
     def __init__(
         self,
@@ -55,8 +56,8 @@ class ScrubService:
         self.hosts = frozenset(gpu.host for gpu in gpus)
 
     def exchange(self, host: str, results: Sequence[ScrubResult]) -> list[ScrubOrder]:
-        """What a host says came of its orders, and what it is asked for now. Durable when this returns; the same
-        results once more change nothing. Raises StoreError."""
+        """Take a host's results, and return its open orders. Durable when this returns; the same results once more
+        change nothing. Raises StoreError."""
         for result in results:
             self._take(host, result)
         gpus = self._store.gpus(host=host)
@@ -110,7 +111,7 @@ AdoptionFacts = Callable[[Sequence[Gpu]], Mapping[str, SeenProvider]]
 
 
 class ScrubController:
-    """The loop of one site. Of several processes on one database the one runs it that keeps the bookings."""
+    """The loop of one site. Of several processes on one database the leader of bookings runs it."""
 
     def __init__(
         self,
@@ -121,8 +122,8 @@ class ScrubController:
         look: AdoptionFacts,
         is_given_on: Callable[[Gpu], bool],
     ) -> None:
-        """`gpus` and `once` as of ScrubService. `is_given_on`: whether nobody has a GPU, and Nova does not reserve it
-        when somebody gets it."""
+        """`gpus` and `once` as of ScrubService. `is_given_on` returns whether nobody has a GPU, and Nova does not
+        reserve it when somebody gets it."""
         self._service, self._store, self._ledger, self._look = service, service.store, ledger, look
         self._is_given_on = is_given_on
         self._rules = service.rules.scrub
@@ -132,7 +133,7 @@ class ScrubController:
         """Host -> when somebody was last seen to work on it: since then it could answer."""
 
     def run(self) -> None:
-        """One look. Raises CloudError, StoreError."""
+        """Follow time, and the providers of returned and clean GPUs in Placement. Raises CloudError, StoreError."""
         if not self._ledger.upkeep.turns.has_turn(BOOKINGS):
             return
         now = self._service.now()
@@ -180,7 +181,7 @@ class ScrubController:
 
 
 def slots_of(gpus: Iterable[Gpu]) -> list[frozenset[str]]:
-    """Names of GPUs that share an IOMMU group; those of which none is known are alone."""
+    """Return names of GPUs that share an IOMMU group; a GPU whose group is not known is alone."""
     found: dict[tuple[str, int | str], set[str]] = {}
     for gpu in gpus:
         group = gpu.address if gpu.group is None else gpu.group
@@ -195,7 +196,7 @@ def is_clean(gpu: GpuHealth) -> bool:
 
 
 def clean_providers(gpus: Iterable[GpuHealth]) -> dict[str, int]:
-    """Name of a provider -> the generation in which it may be released, or held: of GPUs that came back clean."""
+    """Return the providers of clean GPUs: name -> the generation in which it may be released, or held."""
     return {
         provider_name(gpu.host, gpu.address): gpu.generation
         for gpu in gpus
@@ -208,14 +209,15 @@ def past(store: HealthStore, gpu: GpuHealth) -> ScrubPast:
 
 
 def write(service: HealthService, verdict: ScrubVerdict) -> None:
-    """What somebody else has changed meanwhile is left as it is: the answer, or the next look, comes again."""
+    """Write a verdict. A GPU that somebody else has changed meanwhile stays as it is: the result, or the next run,
+    comes again."""
     if verdict.observation is not None:
         service.observe([verdict.observation])
     service.store.put(verdict.gpu, verdict.event)
 
 
 def scrubs_loop(keeper: ScrubController, period: float) -> Loop:
-    """A loop named ``scrubs`` that runs every `period` seconds, and at once when it is woken."""
+    """Return the loop ``scrubs`` that runs every `period` seconds, and at once when it is woken."""
     return Loop(
         "scrubs", "Follows GPUs that are reset between two servers until they are released.", period, keeper.run
     )

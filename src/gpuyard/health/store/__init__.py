@@ -1,5 +1,5 @@
-"""What is kept of how GPUs are: their states and records, what was observed, maintenances of hosts, and the tokens of
-those who say so."""
+"""The database of health: states and records of GPUs, observations, maintenances of hosts, and tokens of hosts and
+guests."""
 
 from gpuyard.health.store.maintenances import MaintenanceStore
 from gpuyard.health.store.store import HealthStore

@@ -1,4 +1,4 @@
-"""What is kept of what agents say: little of each, and for as long as it is of use."""
+"""Stores states of agents, places of cards, and use by the hour, each for 35 days."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEPT = timedelta(days=35)
 
 @dataclass(frozen=True)
 class Hour:
-    """What a card did in a server in an hour, or in a part of it."""
+    """The use of a card in a server in one hour, or in a part of it."""
 
     server: str
     card: str
@@ -46,14 +46,14 @@ class Hour:
 
 
 class GuestStore:
-    """The tables are those of HealthStore, which makes them. Every method is a transaction of its own, and raises
-    StoreError when the database cannot be used."""
+    """The store of agents, cards and hours. Its tables are those of HealthStore, which makes them. Every method is a
+    transaction of its own, and raises StoreError when the database cannot be used."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def guests(self) -> dict[str, tuple[AgentState, datetime]]:
-        """By server: where it stands, and when it was heard of last."""
+        """Return by server the state of its agent, and when it was last heard."""
         with self._database.reading() as connection:
             rows = connection.execute(select(GUESTS)).all()
         return {row.server: (_state(json.loads(row.state)), moment(row.heard)) for row in rows}
@@ -65,7 +65,7 @@ class GuestStore:
         return {row.card: CardSeen(row.card, places[row.card], moment(row.seen), row.server) for row in rows}
 
     def hours(self, servers: Iterable[str], since: datetime) -> list[Hour]:
-        """The oldest first."""
+        """Return the hours of these servers since then, the oldest first."""
         wanted = [storable(server) for server in servers]
         query = select(HOURS).where(HOURS.c.server.in_(wanted), HOURS.c.hour >= seconds(since))
         with self._database.reading() as connection:
@@ -78,8 +78,8 @@ class GuestStore:
         cards: Iterable[CardSeen] = (),
         hours: Sequence[Hour] = (),
     ) -> None:
-        """Where guests stand, what became of cards (those without a place are forgotten), and hours, which are added to
-        what is there of the same."""
+        """Write states of guests, cards (those without a place are deleted), and hours, which are added to what is
+        there of the same."""
         states = [
             {"server": storable(server), "heard": seconds(heard), "state": json.dumps(_told(state))}
             for server, (state, heard) in guests.items()

@@ -1,4 +1,4 @@
-"""What is kept of maintenances: one row of each, for good. A host has one that is not over at most."""
+"""Stores maintenances, one row each, for good. A host has at most one that is not over."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gpuyard.health.store.store import TEXT, add_events
 
 
 class MaintenanceStore:
-    """The table is one of HealthStore's, which makes it. Every method is a transaction of its own, and raises
-    StoreError when the database cannot be used."""
+    """The store of maintenances. Its table is one of HealthStore's, which makes it. Every method is a transaction of
+    its own, and raises StoreError when the database cannot be used."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def put(self, one: Maintenance, *events: HealthEvent) -> bool:
-        """Write what was read, changed, with lines of GPUs' records. A `version` of 0 is one that is not there yet.
+        """Write a maintenance that was read and changed, with lines of GPUs' records. A `version` of 0 is a new one.
         False, and nothing is written, when somebody else has written it since, or the host has another one that is not
         over."""
         row = {**_row(one), "version": one.version + 1}
@@ -46,16 +46,16 @@ class MaintenanceStore:
         return found[0] if found else None
 
     def open(self) -> list[Maintenance]:
-        """Those that are not over, by start."""
+        """Return those that are not over, by start."""
         found = self._find(MAINTENANCES.c.open_host.is_not(None))
         return sorted(found, key=lambda one: (one.start, one.host))
 
     def with_holds(self) -> list[Maintenance]:
-        """Those that are over, and of which the ledger may have holds."""
+        """Return those that are over, and of which the ledger may have holds."""
         return [one for one in self._find(MAINTENANCES.c.holds) if not one.open]
 
     def past(self, host: str = "", since: datetime | None = None, limit: int = 100) -> list[Maintenance]:
-        """Those that are over, of a host or of all, the newest first. `since`: planned since then."""
+        """Return those that are over, of a host or of all, the newest first. `since`: planned since then."""
         wanted: list[Any] = [MAINTENANCES.c.open_host.is_(None)]
         wanted += [MAINTENANCES.c.host == storable(host)] if host else []
         wanted += [MAINTENANCES.c.created >= seconds(since)] if since else []

@@ -1,7 +1,7 @@
-"""The store of health, open.
+"""Stores states and records of GPUs, observations, contacts of hosts, tokens and a few named values.
 
-The record of a GPU is only ever added to and stays for good: repeat offenders are known by it. Open observations are
-few: one that is open already, of the same signal by the same one, is not written again.
+A record is only ever added to, and its lines are kept for five years, longer than a card is: repeat offenders are known
+by it. Open observations are few: one that is open already, of the same signal by the same source, is not written again.
 """
 
 from __future__ import annotations
@@ -42,24 +42,23 @@ PRUNED = 20_000
 
 
 class HealthStore:
-    """Safe to use from several threads, and from several processes on one database. Every method is a transaction of
-    its own, and raises StoreError when the database cannot be used."""
+    """The store of health, safe to use from several threads, and from several processes on one database. Every method
+    is a transaction of its own, and raises StoreError when the database cannot be used."""
 
     def __init__(self, database: Database) -> None:
-        """Makes the tables, or brings older ones up to date. Whoever opened the database closes it. Raises
-        StoreError."""
+        """Make the tables, or bring older ones up to date. Whoever opened the database closes it. Raises StoreError."""
         migrate(database.url, ROOM)
         self._database = database
 
     @property
     def database(self) -> Database:
-        """For others who keep something there."""
+        """The database, for other stores with tables in it."""
         return self._database
 
     # GPUs and their records
 
     def gpus(self, states: Collection[HealthState] = (), host: str = "") -> list[GpuHealth]:
-        """By host and address; those in some states and of one host, or all."""
+        """Return GPUs by host and address; those in some states and of one host, or all."""
         query = select(GPUS).order_by(GPUS.c.host, GPUS.c.address)
         if host:
             query = query.where(GPUS.c.host == storable(host))
@@ -72,9 +71,9 @@ class HealthStore:
         return found[0] if found else None
 
     def put(self, gpu: GpuHealth, *events: HealthEvent, settles: Collection[int] = ()) -> bool:
-        """Write what was read, changed, with what belongs to it: lines of its record, and the ids of the observations
-        that it follows from, which are open no more. A `version` of 0 is a GPU that is not there yet. False, and
-        nothing is written, when somebody else has written it since it was read: read it again."""
+        """Write a GPU that was read and changed, with lines of its record, and close the observations (by id) that the
+        change follows from. A `version` of 0 is a new GPU. False, and nothing is written, when somebody else has
+        written it since it was read: read it again."""
         row = {**_gpu_row(gpu), "version": gpu.version + 1}
         with self._database.writing() as connection:
             if gpu.version == 0:
@@ -88,7 +87,7 @@ class HealthStore:
             return written
 
     def forget(self, gpu: GpuHealth, *events: HealthEvent) -> bool:
-        """A GPU that has left the site; its record stays. False as in `put`."""
+        """Delete a GPU that has left the site, with its observations; its record stays. False as in `put`."""
         row = _gpu_row(gpu)
         same = (GPUS.c.host == row["host"], GPUS.c.address == row["address"], GPUS.c.version == gpu.version)
         mine = (OBSERVATIONS.c.host == row["host"], OBSERVATIONS.c.address == row["address"])
@@ -100,7 +99,7 @@ class HealthStore:
             return gone
 
     def note(self, *events: HealthEvent, settles: Collection[int] = ()) -> None:
-        """Lines of records that change no state."""
+        """Add lines to records without a change of state, and close observations by id."""
         with self._database.writing() as connection:
             add_events(connection, events)
             _settle(connection, settles)
@@ -109,8 +108,8 @@ class HealthStore:
         self, host: str = "", address: str = "", card: str = "", limit: int = 100, before: int | None = None,
         since: datetime | None = None,
     ) -> list[HealthEvent]:  # fmt: skip
-        """Of a host, a GPU or a card, or of all: the newest first. `before`: only those with a smaller id. `since`: not
-        older."""
+        """Return lines of the records of a host, a GPU or a card, or of all, the newest first. `before`: only those
+        with a smaller id. `since`: not older."""
         query = select(EVENTS)
         for column, value in ((EVENTS.c.host, host), (EVENTS.c.address, address), (EVENTS.c.card, card)):
             query = query.where(column == storable(value)) if value else query
@@ -120,7 +119,7 @@ class HealthStore:
             return [_event(row) for row in connection.execute(query.order_by(EVENTS.c.id.desc()).limit(limit))]
 
     def became(self, state: HealthState, since: datetime) -> dict[tuple[str, str], int]:
-        """(host, address) -> how often a GPU came to a state since then; those that did."""
+        """Return how often GPUs came to a state since then: (host, address) -> count; those that did."""
         came = (EVENTS.c.after == state.value, EVENTS.c.before != state.value, EVENTS.c.at >= seconds(since))
         query = select(EVENTS.c.host, EVENTS.c.address, func.count()).where(*came)
         with self._database.reading() as connection:
@@ -130,7 +129,7 @@ class HealthStore:
     # Observations
 
     def observe(self, observations: Sequence[Observation]) -> bool:
-        """Durable when this returns; whether any of them was not open already."""
+        """Write observations, and return whether any of them was not open already. Durable when this returns."""
         rows = [
             {
                 "host": storable(observation.host),
@@ -148,8 +147,8 @@ class HealthStore:
             return insert_new(connection, OBSERVATIONS, *rows)
 
     def open_observations(self, limit: int = 100_000) -> list[Observation]:
-        """The oldest first. What a GPU's server must end for stays open: of all of a large site several, when its hosts
-        get another firmware and QEMU."""
+        """Return open observations, the oldest first. Those that wait for the end of a GPU's server stay open: several
+        for each GPU of a large site, when its hosts get another firmware and QEMU."""
         with self._database.reading() as connection:
             rows = connection.execute(select(OBSERVATIONS).order_by(OBSERVATIONS.c.id).limit(limit)).all()
         return [
@@ -157,7 +156,7 @@ class HealthStore:
         ]
 
     def settle(self, ids: Collection[int]) -> None:
-        """Observations of which something has become."""
+        """Close observations, by id."""
         if ids:
             with self._database.writing() as connection:
                 _settle(connection, ids)
@@ -165,19 +164,19 @@ class HealthStore:
     # Hosts
 
     def hear(self, word: HostContact) -> None:
-        """A host has said something."""
+        """Write the last contact of a host."""
         row = {"host": storable(word.host), "heard": seconds(word.heard), "look": storable(word.look)}
         with self._database.writing() as connection:
             put(connection, HOSTS, row)
 
     def host(self, host: str) -> HostContact | None:
-        """With what it said last; None when nothing was ever heard of it."""
+        """Return the last contact of a host, with its report; None when there was none."""
         with self._database.reading() as connection:
             row = connection.execute(select(HOSTS).where(HOSTS.c.host == storable(host))).first()
         return None if row is None else HostContact(row.host, moment(row.heard), row.look)
 
     def heard(self) -> dict[str, datetime]:
-        """Host -> when something was heard of it last; those of which something was."""
+        """Return when each host was last heard; those that were."""
         with self._database.reading() as connection:
             rows = connection.execute(select(HOSTS.c.host, HOSTS.c.heard)).all()
         return {row.host: moment(row.heard) for row in rows}
@@ -185,7 +184,7 @@ class HealthStore:
     # Tokens
 
     def add_token(self, token: HealthToken) -> None:
-        """Raises ConflictError when its digest is known."""
+        """Write a token. Raises ConflictError when its digest is known."""
         row = {
             "digest": token.digest,
             "purpose": storable(token.purpose),
@@ -198,7 +197,7 @@ class HealthStore:
             connection.execute(insert(TOKENS), row)
 
     def token(self, digest: str) -> HealthToken | None:
-        """Also one that has expired or is spent: whoever asks looks at that."""
+        """Return a token by its digest, also one that has expired or is spent: the caller checks that."""
         with self._database.reading() as connection:
             row = connection.execute(select(TOKENS).where(TOKENS.c.digest == storable(digest))).first()
         return None if row is None else _token(row)
@@ -218,13 +217,13 @@ class HealthStore:
             return spent.rowcount == 1
 
     def end_tokens(self, purpose: str, subject: str) -> int:
-        """Of a host or a server; how many there were."""
+        """Delete the tokens of a host or a server, and return how many there were."""
         mine = (TOKENS.c.purpose == storable(purpose), TOKENS.c.subject == storable(subject))
         with self._database.writing() as connection:
             return connection.execute(delete(TOKENS).where(*mine)).rowcount
 
     def prune(self, now: datetime) -> None:
-        """Let go of tokens that have expired, and of lines of records that are older than RECORD."""
+        """Delete tokens that have expired, and lines of records that are older than RECORD."""
         with self._database.writing() as connection:
             connection.execute(delete(TOKENS).where(TOKENS.c.expires <= seconds(now)))
             # Those that were written first are the oldest: not all lines are read to find that none is old enough.
@@ -235,12 +234,12 @@ class HealthStore:
     # Small things
 
     def value(self, key: str) -> str:
-        """Empty when there is none."""
+        """Return a named value; empty when there is none."""
         with self._database.reading() as connection:
             return connection.scalar(select(VALUES.c.value).where(VALUES.c.key == storable(key))) or ""
 
     def set_value(self, key: str, value: str) -> None:
-        """Empty: forget it."""
+        """Write a named value; an empty one deletes it."""
         with self._database.writing() as connection:
             if value:
                 put(connection, VALUES, {"key": storable(key), "value": storable(value)})
@@ -258,7 +257,7 @@ def _settle(connection: Connection, ids: Collection[int]) -> None:
 
 
 def add_events(connection: Connection, events: Sequence[HealthEvent]) -> None:
-    """Lines of records, within a transaction."""
+    """Add lines to records, within a transaction."""
     rows = [
         {
             "host": storable(event.host),

@@ -1,4 +1,4 @@
-"""What is kept of acceptances: every try, and where it stands."""
+"""Stores every attempt to accept a GPU by a server, and its state."""
 
 from __future__ import annotations
 
@@ -18,39 +18,40 @@ _TEXTS = ("pool", "by", "by_id", "nonce", "name", "server", "loan", "cause", "dr
 
 
 class TryStore:
-    """The table is one of HealthStore's, which makes it. Every method is a transaction of its own, and raises
-    StoreError when the database cannot be used."""
+    """The store of attempts. Its table is one of HealthStore's, which makes it. Every method is a transaction of its
+    own, and raises StoreError when the database cannot be used."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add(self, tries: Collection[Try]) -> None:
-        """All of a batch, or none."""
+        """Write all attempts of a batch, or none."""
         rows = [_row(attempt) for attempt in tries]
         if rows:
             with self._database.writing() as connection:
                 connection.execute(insert(TRIES), rows)
 
     def put(self, one: Try) -> bool:
-        """Write what was read, changed. False, and nothing is written, when somebody else has written it since."""
+        """Write an attempt that was read and changed. False, and nothing is written, when somebody else has written it
+        since."""
         row = _row(one)
         same = (TRIES.c.id == row["id"], TRIES.c.version == one.version)
         with self._database.writing() as connection:
             return connection.execute(update(TRIES).where(*same).values(**row)).rowcount == 1
 
     def open(self) -> list[Try]:
-        """All tries of every batch that has an open one, the oldest first."""
+        """Return all attempts of every batch that has an open one, the oldest first."""
         states = TRIES.c.state.in_(sorted(state.value for state in OPEN))
         batches = select(TRIES.c.batch).where(states).distinct()
         return self._read(select(TRIES).where(TRIES.c.batch.in_(batches)).order_by(TRIES.c.begun, TRIES.c.id))
 
     def batch(self, id: str) -> list[Try]:
-        """In the order in which they were asked for."""
+        """Return the attempts of a batch in the order in which they were asked for."""
         found = self._read(select(TRIES).where(TRIES.c.batch == storable(id)))
         return sorted(found, key=lambda one: one.number)
 
     def latest(self, host: str = "", limit: int = 1000) -> dict[str, Try]:
-        """By GPU (``host/address``), its last try; of a host, or of all."""
+        """Return the last attempt of each GPU (``host/address``), of a host or of all."""
         query = select(TRIES).order_by(TRIES.c.begun.desc(), TRIES.c.id.desc()).limit(limit)
         query = query.where(TRIES.c.host == storable(host)) if host else query
         found: dict[str, Try] = {}
@@ -60,7 +61,7 @@ class TryStore:
         return found
 
     def counts(self) -> dict[TryState, int]:
-        """How many are in each state, as far back as the store goes."""
+        """Return how many attempts are in each state, as far back as the store goes."""
         query = select(TRIES.c.state, func.count()).group_by(TRIES.c.state)
         with self._database.reading() as connection:
             return {TryState(state): count for state, count in connection.execute(query)}

@@ -52,7 +52,7 @@ Take = Callable[[Scope, Receive], Awaitable[tuple[int, dict[str, object] | None]
 
 
 class AgentIntake:
-    """Made once per app; runs in its event loop."""
+    """The endpoints of agents. Made once per app; runs in its event loop."""
 
     def __init__(
         self, service: AgentService, gateways: Sequence[str] = (), clock: Callable[[], float] = time.monotonic
@@ -70,11 +70,11 @@ class AgentIntake:
         self.doors: Mapping[str, ASGIApp] = {SAMPLES: self.samples, ENROL: self.enrol}
 
     async def samples(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST of a report: 204 when it was taken."""
+        """Take a report by POST: 204 when it was taken."""
         await self._answered(self._samples, self._of_samples, scope, receive, send)
 
     async def enrol(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST of {server, code}: 200 with {token, period, batch}."""
+        """Enrol a guest by POST of {server, code}: 200 with {token, period, batch}."""
         await self._answered(self._enrol, self._of_codes, scope, receive, send)
 
     async def _answered(self, take: Take, outcomes: Outcomes, scope: Scope, receive: Receive, send: Send) -> None:

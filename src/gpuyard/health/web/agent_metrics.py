@@ -1,5 +1,7 @@
-"""Metrics of what agents in guests say of GPUs. They have the names and labels of NVIDIA's dcgm-exporter, so that
-dashboards can be kept; only hosts see a GPU's address, so that takes the place of the guest's number of it."""
+"""Metrics of GPUs as agents in guests see them, with the names and labels of NVIDIA's dcgm-exporter.
+
+So dashboards can be kept. Only hosts see a GPU's address, so that takes the place of the guest's number of it.
+"""
 
 from __future__ import annotations
 

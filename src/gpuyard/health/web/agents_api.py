@@ -1,4 +1,4 @@
-"""What agents have said, for those whose servers they are in, and for admins: all that is sent, and nothing else."""
+"""The API of agents: everything that they have sent, for those whose servers they are in, and for admins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What health adds to the portal: how GPUs are, what hosts and guests report, and what GPUs are used for."""
+"""The parts of the portal that health adds: states of GPUs, reports of hosts and guests, and the use of GPUs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gpuyard.web.outcomes import Outcomes
 
 
 class HealthCapability(Capability):
-    """Of a site that follows the health of its GPUs; it has bookings."""
+    """The routes, pages and metrics of a site that follows the health of its GPUs; it has bookings."""
 
     tags = ("health",)
 
@@ -48,7 +48,7 @@ class HealthCapability(Capability):
         rows: BookingRows,
         of_guests: Sequence[Outcomes],
     ) -> None:
-        """`of_guests`: what becomes of what guests report, for the metrics."""
+        """`of_guests`: outcomes of guests' reports, for the metrics."""
         self._context, self._service, self._ledger, self._people, self._rows = context, service, ledger, people, rows
         self.reader = HealthReader(context, service, ledger)
         self.faults = FaultReports(self.reader, service)
@@ -71,7 +71,7 @@ class HealthCapability(Capability):
 
 
 class GuestsCapability(Capability):
-    """What guests report of their GPUs, of a site that has bookings. Where none reports, /v1/uses says so."""
+    """The reports of guests about their GPUs, of a site that has bookings. Where none reports, /v1/uses says so."""
 
     def __init__(self, context: InventoryContext, ledger: Ledger, agents: AgentService | None) -> None:
         self._context, self._ledger, self._agents = context, ledger, agents
@@ -79,7 +79,7 @@ class GuestsCapability(Capability):
 
     @property
     def outcomes(self) -> Sequence[Outcomes]:
-        """What becomes of what guests report."""
+        """The outcomes of guests' reports."""
         return self._intake.outcomes if self._intake is not None else ()
 
     @property

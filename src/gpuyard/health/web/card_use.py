@@ -1,5 +1,4 @@
-"""What GPUs do now, as agents in their servers say it, for the pages of those who may see it: so that who has a GPU
-that does nothing sees it."""
+"""Describes for pages what GPUs do now, by the agents in their servers, so that owners notice an idle GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ LONG = 30
 
 @dataclass(frozen=True)
 class UseLine:
-    """What one GPU does."""
+    """The use of one GPU, in words."""
 
     used: str
     """``used 3 % over the last 60 min``; or that it is not known now."""
@@ -32,7 +31,7 @@ class UseLine:
     idle: str
     """``has done nothing for 3 h``; empty when it does something, or nobody knows."""
     little: bool
-    """It does so little that somebody else might need it more."""
+    """Whether it does so little that somebody else might need it more."""
 
     @property
     def words(self) -> str:
@@ -41,14 +40,14 @@ class UseLine:
 
 
 class CardUses:
-    """Safe to use from several threads."""
+    """The use of GPUs, for pages. Safe to use from several threads."""
 
     def __init__(self, agents: AgentService | None) -> None:
-        """None where no server is asked."""
+        """`agents`: None where no server is asked."""
         self._agents = agents
 
     def of(self, servers: Iterable[str], who: Visitor) -> Mapping[str, UseLine]:
-        """``host/address`` -> what it does: of GPUs of these servers (ids), where an agent says it and `who` may see
+        """Return the use of GPUs (``host/address``) of these servers (ids), where an agent reports it and `who` may see
         it. Raises StoreError."""
         agents, found = self._agents, {}
         snapshot = agents.seen() if agents is not None else None
@@ -77,7 +76,7 @@ def _placed(gpus: Iterable[str], seen: Iterable[UseSeen]) -> dict[str, UseSeen]:
 
 
 def use_line(seen: UseSeen, idle: float) -> UseLine:
-    """`idle`: seconds for which it has done nothing."""
+    """Return the use in words. `idle`: seconds for which it has done nothing."""
     known = seen.lately is not None
     little = known and seen.minutes >= LONG and (seen.lately or 0) < LITTLE
     return UseLine(

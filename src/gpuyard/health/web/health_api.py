@@ -80,7 +80,7 @@ class FaultReports:
         self._limit = RateLimit(REPORTS, REPORT_EVERY, clock)
 
     def report(self, gpu: str, words: str, who: Visitor) -> None:
-        """Durable when this returns. Raises ForbiddenError; Refusal 429."""
+        """Record a person's report of a fault. Durable when this returns. Raises ForbiddenError; Refusal 429."""
         require(who.person, Verb.REPORT)
         if not self._book.may_report(gpu, who):
             text = f"{who.person.user} has no server on GPU {gpu}, and had no booking of it in the last week"

@@ -1,7 +1,7 @@
-"""What programs and pages get and send about the health of GPUs: the JSON of /v1/health.
+"""The JSON of /v1/health: documents about the health of GPUs that programs and pages get and send.
 
-Everybody sees the state of every GPU. What names servers and people (evidence, words, who decided) is for admins, and
-what a server said of its own GPU for those whose it is; the site's choice about others (others.py) holds for names.
+Everybody sees the state of every GPU. Evidence, words and deciders name servers and people, and are for admins, and the
+report of a server about its own GPU for those whose it is; the site's choice about others (others.py) holds for names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpuyard.web.others import SOMEBODY
 MOST_WORDS = 500
 """Characters of what somebody reports or notes."""
 _OF_PEOPLE = frozenset({Source.GUEST, Source.PERSON, Source.JOB, Source.NOVA})
-"""What these saw can name servers and people."""
+"""Sources whose evidence can name servers and people."""
 
 
 def _says_something(text: str) -> str:
@@ -172,7 +172,7 @@ class RepairList(BaseModel):
 
 @dataclass(frozen=True)
 class Viewer:
-    """Who looks."""
+    """The rights of the person who looks."""
 
     admin: bool
     names: bool
@@ -181,7 +181,7 @@ class Viewer:
     """Ids of servers that are theirs, or of a project of theirs."""
     user: str = ""
     verdicts: SignalVerdicts = BUILT_IN
-    """What signals mean in this site."""
+    """The verdicts on signals in this site."""
 
 
 def health_row(

@@ -1,7 +1,7 @@
-"""Where hosts say how their GPUs are: ``POST /v1/hosts/{host}/looks``; and where admins make the tokens for it.
+"""The endpoint for reports of hosts, ``POST /v1/hosts/{host}/looks``, and the one where admins make tokens for it.
 
-A host's token is good for that host and one purpose. With it nobody sees anything, and what is said with it is about
-GPUs of that host.
+A host's token is good for that host and one purpose. It gives no access to anything, and reports with it are about GPUs
+of that host only.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class HostToken(BaseModel):
 def install(
     app: FastAPI, sources: PortalContext, looks: HostReportIntake, store: HealthStore, ledger: Ledger
 ) -> Outcomes:
-    """Returns what becomes of looks."""
+    """Add the endpoints, and return the outcomes of reports."""
     outcomes = Outcomes("looks of hosts", REFUSALS)
     bodies = BoundedBodies(MOST_BYTES, MOST_AT_ONCE)
     tokens = MachineTokens(store, PURPOSE, sources.now, sources.settings.trusted_gateways, AT_ONCE, EVERY)

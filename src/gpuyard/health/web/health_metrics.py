@@ -1,4 +1,4 @@
-"""Metrics of the health of GPUs."""
+"""Metrics of the health of GPUs: states, signals, scrubs and acceptances."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ LONGEST_SCRUB = timedelta(hours=1)
 
 class HealthCollector(Collector):
     def __init__(self, service: HealthService, details: bool, intakes: Sequence[Outcomes] = ()) -> None:
-        """`details`: whether hosts and GPUs are named; else all of a pool count together. `intakes`: what becomes of
-        what hosts and agents send."""
+        """`details`: whether hosts and GPUs are named; else all of a pool count together. `intakes`: outcomes of the
+        reports of hosts and agents."""
         self._service, self._details, self._intakes = service, details, intakes
         self._quarantines, self._scrubs = Tally[str](service.now()), Tally[float](service.now())
         self._by_signal: Counter[str] = Counter()

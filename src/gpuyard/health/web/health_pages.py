@@ -1,5 +1,7 @@
-"""The page of health: what is out of use, for operators. Made on the server; runners.js loads it again, health.js sends
-what is done on it."""
+"""The page of health: GPUs that are out of use, and maintenances, for operators.
+
+It is made on the server; runners.js loads it again, health.js sends what is done on it.
+"""
 
 from __future__ import annotations
 

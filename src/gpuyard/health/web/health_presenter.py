@@ -1,4 +1,4 @@
-"""From the health of GPUs to what stands on its pages: rows, words, counts. Pure, but for `marks_of`, which reads."""
+"""Turns the health of GPUs into rows, words and counts of its pages. Pure, but for `marks_of`, which reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLOURS = {
 """State of a GPU on the map whose colour a state of health has."""
 SILENT, MAINTAINED = "not heard from", "in maintenance"
 PLAIN = frozenset({HealthState.FINE, HealthState.IN_USE})
-"""What these say the map says too."""
+"""States that the map shows, too."""
 MEANINGS = {
     HealthState.FINE: "Nothing is known against it.",
     HealthState.IN_USE: "A server has it.",
@@ -167,7 +167,7 @@ class HealthPage:
 
 
 def marks_of(service: HealthService | None) -> Marks | None:
-    """What the map says of GPUs besides; None where their health is not followed. Raises StoreError."""
+    """Return the words that the map adds to GPUs; None where their health is not followed. Raises StoreError."""
     if service is None:
         return None
     return {(view.health.host, view.health.address): _mark(view) for view in service.view()}
@@ -211,7 +211,7 @@ def health_card(row: HealthRow, now: datetime) -> HealthCard:
 
 
 def record_lines(events: Sequence[HealthEventRow], now: datetime) -> list[RecordLine]:
-    """The newest first."""
+    """Return the lines of a record, the newest first."""
     lines = []
     for event, newer in zip(events, [None, *events], strict=False):
         changed = newer is not None and event.card and newer.card and event.card != newer.card

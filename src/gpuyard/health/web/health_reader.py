@@ -1,4 +1,4 @@
-"""What is told of the health of GPUs, to whoever asks: the API and the pages say the same."""
+"""Reads the health of GPUs for whoever asks, so that the API and the pages say the same."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ STEPS: dict[str, frozenset[HealthState]] = {
     "abandon": frozenset({HealthState.IN_REPAIR}),
     "release": frozenset({HealthState.SUSPECT, HealthState.QUARANTINED, HealthState.TO_ACCEPT}),
 }
-"""What operators do about a GPU, and the states in which there is something to do."""
+"""Steps of operators on a GPU, and the states in which each is possible."""
 
 
 class HealthReader:
@@ -55,7 +55,7 @@ class HealthReader:
         self._sources, self._service, self._ledger = sources, service, ledger
 
     def eyes(self, who: Visitor) -> Viewer:
-        """What somebody sees."""
+        """Return what a person may see."""
         near = {claim.server_id for _, claim in self._claims(who)}
         return Viewer(
             who.person.admin,
@@ -66,24 +66,24 @@ class HealthReader:
         )
 
     def rows(self, who: Visitor) -> list[HealthRow]:
-        """All GPUs, by host and address."""
+        """Return all GPUs, by host and address."""
         return self._rows(self._service.view(), who)
 
     def row(self, gpu: str, who: Visitor) -> HealthRow:
-        """Of ``host/address``. Raises NoSuchGpuError."""
+        """Return one GPU by ``host/address``. Raises NoSuchGpuError."""
         return self._rows([self._service.look(gpu)], who)[0]
 
     def record(
         self, gpu: str, who: Visitor, limit: int, before: int | None = None
     ) -> tuple[list[HealthEventRow], int | None]:
-        """Lines of a GPU's record, the newest first, and what to ask for the next page `before`; None on the last."""
+        """Return lines of a GPU's record, the newest first, and the `before` of the next page; None on the last."""
         host, _, address = gpu.partition("/")
         found = self._service.store.events(host, address.lower(), limit=limit, before=before)
         eyes = self.eyes(who)
         return [event_row(event, eyes) for event in found], found[-1].id if len(found) == limit else None
 
     def out(self, who: Visitor) -> list[RepairRow]:
-        """GPUs that are kept back or should be, who waits longest first, and what was tried."""
+        """Return GPUs that are kept back or should be, the longest waiting first, and what was tried."""
         views = [one for one in self._service.view() if one.health.state in KEPT_BACK or one.health.asked]
         views.sort(key=lambda one: (not one.health.asked, one.health.since, one.health.name))
         eyes, rows = self.eyes(who), self._rows(views, who)
@@ -93,7 +93,7 @@ class HealthReader:
         ]
 
     def repeats(self, by: By) -> list[RepeatRow]:
-        """What went bad most often, within a year."""
+        """Return the most frequent failures within a year."""
         now = self._sources.now()
         lanes = self._ledger.lanes()
         slots = {(lane.host, address): lane.name for lane in lanes for address in lane.addresses}
@@ -101,7 +101,8 @@ class HealthReader:
         return [repeat_row(repeat) for repeat in repeats(events, by, slots)]
 
     def may_report(self, gpu: str, who: Visitor) -> bool:
-        """Admins; who has a server of their own on it; who has or in the last week had a booking of it."""
+        """Whether a person may report a fault: an admin; the owner of a server on it; whoever has, or in the last week
+        had, a booking of it."""
         return bool(may(who.person, Verb.REPAIR)) or gpu in self._theirs(who)
 
     def _tried(self, gpu: GpuHealth) -> Iterable[HealthEvent]:

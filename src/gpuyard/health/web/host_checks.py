@@ -1,4 +1,4 @@
-"""What `gpuyard host check` says of the hosts of a site, as they were recorded for its site file."""
+"""Runs the checks of `gpuyard host check` on the recordings of a site's hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEPT = 64
 
 
 class RecordedChecks:
-    """Safe to use from several threads."""
+    """Findings of recorded hosts, cached for 64 of them. Safe to use from several threads."""
 
     def __init__(self, site: LoadedSite) -> None:
         self._site = site

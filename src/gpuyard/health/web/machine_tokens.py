@@ -1,4 +1,4 @@
-"""Who is let in with a token of one purpose: a host, or a guest. Nobody logs in here; no person has such a token."""
+"""Authenticates hosts and guests by tokens of one purpose. No person has such a token, and nobody logs in here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuyard.web.unknown_callers import UnknownCallerThrottle
 
 
 class MachineTokens:
-    """Made once for one purpose. Safe to use from several threads."""
+    """The tokens of one purpose. Made once for it. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class MachineTokens:
         self._strangers = UnknownCallerThrottle(gateways, clock)
 
     def admit(self, request: Request, subject: str) -> HealthToken:
-        """The token that a request comes with. All who have none that is good for this purpose and subject, and has
-        not expired, get the same answer. Raises Refusal, StoreError."""
+        """Return the token of a request. All who have none that is good for this purpose and subject, and has not
+        expired, get the same answer. Raises Refusal, StoreError."""
         origin = self._strangers.origin(request)
         _refuse_when(origin.wait())
         scheme, _, text = request.headers.get("authorization", "").partition(" ")

@@ -1,4 +1,4 @@
-"""The API of maintenances of hosts. For admins."""
+"""The API of maintenances of hosts, for admins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What admins get and send about maintenances of hosts: the JSON of /v1/maintenances."""
+"""The JSON of /v1/maintenances: documents about maintenances of hosts that admins get and send."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS: dict[MaintenanceState, tuple[str, ...]] = {
     MaintenanceState.BACK: (),
     MaintenanceState.CANCELLED: (),
 }
-"""What is there to do in each state."""
+"""The steps that are possible in each state."""
 
 
 ServerIds = Annotated[

@@ -1,4 +1,4 @@
-"""From maintenances of hosts to what stands on the page of health: cards with words and buttons. Pure."""
+"""Turns maintenances of hosts into the cards on the page of health, with words and buttons. Pure."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class MaintenanceCard:
     buttons: Sequence[StepButton]
 
     def for_all(self) -> MaintenanceCard:
-        """As those see it who are no admins: when and why."""
+        """Return the card for people who are no admins: when and why."""
         return replace(self, by="", used_by=(), problems=(), buttons=())
 
 

@@ -1,7 +1,7 @@
-"""Where hosts fetch what they are to scrub, and say what came of it: ``POST /v1/hosts/{host}/scrubs``.
+"""The endpoint where hosts fetch scrub orders and send results: ``POST /v1/hosts/{host}/scrubs``.
 
-A host has a token that is good for this and for itself only. All that it can say is what came of an order that is open
-for it; anything else changes nothing.
+A host has a token that is good for this and for itself only. With it it can only send the result of an order that is
+open for it; anything else changes nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SentResults(_Told):
 
 
 def read_results(body: bytes) -> list[ScrubResult]:
-    """Raises Refusal."""
+    """Parse the results of a request. Raises Refusal."""
     try:
         return [result.result() for result in SentResults.model_validate_json(body).results]
     except ValidationError as error:
@@ -78,7 +78,7 @@ def read_results(body: bytes) -> list[ScrubResult]:
 
 
 def install(app: FastAPI, sources: PortalContext, service: ScrubService, store: HealthStore) -> Outcomes:
-    """Returns what becomes of the requests of hosts."""
+    """Add the endpoint, and return the outcomes of the requests of hosts."""
     outcomes = Outcomes("results of scrubs", REFUSALS)
     bodies = BoundedBodies(MOST_BYTES, MOST_AT_ONCE)
     tokens = MachineTokens(store, PURPOSE, sources.now, sources.settings.trusted_gateways, AT_ONCE, EVERY)

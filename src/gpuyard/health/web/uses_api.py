@@ -1,5 +1,4 @@
-"""What the GPUs of bookings do, for their owners and admins: as agents in their servers tell it, and "not known" where
-none does."""
+"""The API of the use of booked GPUs, for their owners and admins; "not known" where no agent reports it."""
 
 from __future__ import annotations
 
