@@ -1,7 +1,10 @@
-"""PCI devices in Placement, stage by stage: where a cloud is, whether the next stage may come, and in which order.
+"""Judges how far PCI devices in Placement are rolled out, and whether the next stage may be deployed. Pure.
 
-A stage may come when every condition holds that can be seen from outside. What cannot be seen is said, and is the
-operator's to know. Pure.
+There are three stages: off, report (nova-compute reports GPUs, one of each IOMMU group) and on (the scheduler asks
+Placement). Each host's stage follows from its devices in Placement. The first stage that a host has not reached is next
+when every condition holds that can be seen from outside, and blocked otherwise; what cannot be seen is reported as
+unknown, and is the operator's to know. For `on`, the controllers are deployed before the hosts: a scheduler that does
+not ask Placement would give the other GPUs of a group to anybody.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ EITHER = "report/on"
 
 
 class Stage(StrEnum):
-    """What of the roll-out is in force."""
+    """A stage of the roll-out."""
 
     OFF = "off"
     REPORT = "report"
@@ -39,7 +42,7 @@ class Stage(StrEnum):
 
 
 class StageState(StrEnum):
-    """Where a stage is."""
+    """The state of a stage."""
 
     DONE = "done"
     NEXT = "next"
@@ -50,7 +53,7 @@ class StageState(StrEnum):
 
 @dataclass(frozen=True)
 class HostStage:
-    """How far one host has come."""
+    """The stage that one host has reached."""
 
     host: str
     stage: str
@@ -60,22 +63,22 @@ class HostStage:
 
 @dataclass(frozen=True)
 class StageAnswer:
-    """One stage."""
+    """The state of one stage, with its conditions and its order of deployment."""
 
     stage: Stage
     state: StageState
     conditions: tuple[Finding, ...]
-    """What must be so before the next stage comes: ``OK`` where it is, ``UNKNOWN`` where that cannot be seen from
-    outside. None of a stage that is done or comes later."""
+    """Conditions of the next stage: ``OK`` where they hold, ``UNKNOWN`` where that cannot be seen from outside. None of
+    a stage that is done or comes later."""
     order: tuple[str, ...]
-    """What to do, in this order."""
+    """The steps of the deployment, in this order."""
     final: str
-    """What of it cannot be taken back."""
+    """The part of it that cannot be taken back."""
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """The answer."""
+    """The stages of all hosts, and the state of each stage."""
 
     hosts: tuple[HostStage, ...]
     stages: tuple[StageAnswer, ...]
@@ -87,7 +90,7 @@ class Rollout:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All of it as findings: the hosts, then each stage with its conditions."""
+        """The same as findings: the hosts, then each stage with its conditions."""
         found = [
             Finding("host-stage", Severity.OK, host.host, host.reason, "", {"stage": host.stage}) for host in self.hosts
         ]
@@ -107,14 +110,14 @@ class StagedSite:
 
     stage: Stage
     gpus: tuple[Gpu, ...]
-    """That it offers then."""
+    """The GPUs that it offers then."""
     compiled: CompiledSite
     problems: tuple[str, ...] = ()
     """Why the site file cannot say this stage."""
 
 
 def staged(site: Site, inventories: Mapping[str, Inventory], stage: Stage) -> StagedSite:
-    """A site at a stage, whichever it says itself."""
+    """Return a site as it would be at a stage, whichever it names itself."""
     other = site.model_copy(update={"pci_in_placement": stage.value})
     encoded, _ = encode(other, inventories)
     compiled, problems = compile_site(other, inventories)
@@ -124,14 +127,15 @@ def staged(site: Site, inventories: Mapping[str, Inventory], stage: Stage) -> St
 
 
 def world_site(site: Site, inventories: Mapping[str, Inventory]) -> CompiledSite:
-    """The site to read the world for: with every GPU and class that any stage knows, and nothing else to ask about."""
+    """Return the site to read the world for: with every GPU and class that any stage knows, and nothing else."""
     target = staged(site, inventories, Stage.ON)
     shares = (gpu for gpu in target.compiled.gpus if gpu.is_unit)
     return replace(target.compiled, gpus=(*target.gpus, *shares), images=(), limits=(), aggregates=())
 
 
 def plan_rollout(site: Site, inventories: Mapping[str, Inventory], world: World, to: Stage = Stage.ON) -> Rollout:
-    """Where the cloud is and what comes next. `world` was read with the site at stage ``on``, and with migrations."""
+    """Return the stages of hosts, and what comes next. `world` was read with the site at stage ``on``, and with
+    migrations."""
     report, on = (staged(site, inventories, stage) for stage in (Stage.REPORT, Stage.ON))
     hosts = tuple(_host_stage(name, world, report, on) for name in site.hosts)
     answers = []

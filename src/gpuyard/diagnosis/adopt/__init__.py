@@ -1,6 +1,7 @@
-"""Takes over a cloud that was set up by hand: what was seen of it in, a site that changes nothing out. Pure.
+"""Takes over a cloud that was set up by hand: makes a site file of it whose plan changes nothing.
 
-``adopt`` in planner.py ties the parts together: config.py reads the operator's nova.conf, devices.py says what it
-offers, pools.py and flavors.py put that into the words of a site, servers.py looks at what runs, report.py says what to
-do next, document.py writes the file.
+``adopt`` in planner.py ties the parts together, and is pure: config.py parses the operator's nova.conf and says which
+devices it offers, pools.py, flavors.py and others.py describe aliases, flavors and other devices as a site does,
+servers.py compares what runs with what the site would offer, report.py writes the report. Around it, read.py reads the
+cloud, recordings.py the recordings, and document.py writes the file.
 """

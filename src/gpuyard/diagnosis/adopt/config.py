@@ -1,4 +1,4 @@
-"""What the operator's nova.conf files say about PCI devices, which no API shows, and what hosts offer by them."""
+"""Reads the operator's nova.conf files for PCI devices, which no API shows, and lists what hosts offer by them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuyard.nova.options import PLACED
 
 @dataclass(frozen=True)
 class HandMade:
-    """The configuration that somebody wrote."""
+    """The operator's own configuration of PCI devices."""
 
     aliases: Mapping[str, tuple[Alias, ...]]
     """By name, in the order of the files. Several of one name are alternatives."""
@@ -28,7 +28,7 @@ class HandMade:
     in_placement: bool = False
     """``[filter_scheduler]pci_in_placement``."""
     complaints: tuple[str, ...] = ()
-    """What Nova would stumble over, or reads otherwise than it was meant."""
+    """Settings that Nova would stumble over, or reads otherwise than they were meant."""
 
 
 def read_config(named: Iterable[tuple[str | None, Path]]) -> list[ConfigFile]:
@@ -56,7 +56,8 @@ def read_config(named: Iterable[tuple[str | None, Path]]) -> list[ConfigFile]:
 
 
 def hand_made(files: Sequence[ConfigFile], hosts: Collection[str]) -> HandMade:
-    """What the files say. A host's own files count for what they set; what they leave out is in those of all hosts.
+    """Return the configuration in the files. A host's own files count for what they set; the rest is in those of all
+    hosts.
 
     That is right for whole files, one of each machine, and for layers of overrides, where the later one wins.
     """
@@ -123,7 +124,8 @@ def _in_placement(shared: View, own: Mapping[str, View]) -> tuple[bool, list[str
 
 
 def offered_now(inventories: Mapping[str, Inventory], config: HandMade) -> list[Offer]:
-    """By host, in bus order; every GPU of a host for which the files given have no device_spec."""
+    """Return the devices offered by host, in bus order; every GPU of a host for which the files given have no
+    device_spec."""
     found: list[Offer] = []
     for host, inventory in inventories.items():
         entries = config.entries.get(host)

@@ -1,4 +1,4 @@
-"""Writes the site file: in a readable order, with comments above what they are about."""
+"""Writes the site file as YAML, in a readable order, with comments above the keys that they are about."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH = 118
 NO_FOLD = 1_000_000
 """ruamel folds long texts at a width; a folded line is hard to search for."""
 BLOCK_DEPTH = {"hosts": 1, "pools": 2, "flavors": 2, "projects": 1, "extra_aliases": 1}
-"""How deep below a section each key has a line of its own; what is below that stands on one line."""
+"""The depth below a section down to which each key has a line of its own; deeper ones stand on one line."""
 LONG = "properties"
 """Has a line for each key wherever it stands."""
 ENTRIES = "extra_device_specs"
@@ -27,7 +27,7 @@ QUOTED = ("release", "pci_in_placement", "models", "extra_aliases", ENTRIES, LON
 
 
 def render(document: Mapping[str, Any], comments: Mapping[Place, str], header: Sequence[str]) -> str:
-    """The text of a site file."""
+    """Return the text of a site file."""
     root = CommentedMap()
     for key, value in document.items():
         root[key] = _node(value, _depth(key, value), key in QUOTED)
@@ -76,5 +76,6 @@ def _comment(node: CommentedMap, place: Place, comments: Mapping[Place, str], in
 
 
 def plain(text: str) -> str:
-    """One line without anything that could end a comment: names of flavors and projects may hold any character."""
+    """Return the text as one line, without anything that could end a comment: names of flavors and projects may hold
+    any character."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -1,4 +1,4 @@
-"""Flavors of somebody else in the words of a site: as they are, so that a plan changes nothing."""
+"""Describes an operator's flavors as a site file does, as they are, so that a plan changes nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AdoptedFlavor:
 
     @property
     def document(self) -> dict[str, Any]:
-        """As it stands in the site file."""
+        """The flavor as it is written in the site file."""
         seen = self.flavor
         wanted: dict[str, Any] = {"vcpus": seen.vcpus, "ram": size(seen.ram), "disk": f"{seen.disk} GiB"}
         if seen.ephemeral:
@@ -52,12 +52,12 @@ class AdoptedFlavor:
 
 
 def size(mib: int) -> str:
-    """65536 -> ``64 GiB``."""
+    """Format MiB: 65536 -> ``64 GiB``."""
     return f"{mib // 1024} GiB" if mib % 1024 == 0 else f"{mib} MiB"
 
 
 def aliases_of(flavor: FlavorObject) -> list[tuple[str, int]] | None:
-    """Aliases and counts that a flavor asks for, in order; None when Nova cannot read what it says."""
+    """Return aliases and counts that a flavor asks for, in order; None when Nova cannot parse them."""
     text = flavor.extra_specs.get(ALIAS_SPEC)
     if text is None:
         return []
@@ -65,7 +65,7 @@ def aliases_of(flavor: FlavorObject) -> list[tuple[str, int]] | None:
 
 
 def asks_for_gpus(flavor: FlavorObject, uses: Mapping[str, Use]) -> bool:
-    """Whether it may: also with an alias that nobody knows."""
+    """Whether a flavor may ask for GPUs: also by an alias that nobody knows."""
     parts = aliases_of(flavor)
     if parts is None:
         return True
@@ -73,7 +73,7 @@ def asks_for_gpus(flavor: FlavorObject, uses: Mapping[str, Use]) -> bool:
 
 
 def why_left_out(flavor: FlavorObject) -> str | None:
-    """Why a flavor cannot stand in a site file at all; None when it can."""
+    """Return why a flavor cannot stand in a site file at all; None when it can."""
     if not FLAVOR_NAME.match(flavor.name):
         return "a site's flavors have names of letters, digits and . _ + - that begin with a letter or digit"
     if len(flavor.name) > LONGEST:
@@ -82,7 +82,7 @@ def why_left_out(flavor: FlavorObject) -> str | None:
 
 
 class FlavorAdopter:
-    """Puts flavors into words; remembers what all of them have in common."""
+    """Describes flavors, with what is common to all of them."""
 
     def __init__(
         self,

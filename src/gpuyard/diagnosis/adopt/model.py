@@ -1,4 +1,4 @@
-"""What is known of a cloud that was set up by hand, and what becomes of it."""
+"""The input and the result of adopting a cloud: facts that were read, options of the operator, and the site."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GpuServer:
 
 @dataclass(frozen=True)
 class CloudFacts:
-    """What is seen of a cloud besides the objects that a site manages."""
+    """The facts of a cloud besides the objects that a site manages."""
 
     servers: tuple[GpuServer, ...] = ()
     reported: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class CloudFacts:
 
 @dataclass(frozen=True)
 class AdoptOptions:
-    """What the operator says about the site that is to be written."""
+    """The operator's choices for the site that is to be written."""
 
     site: str
     release: str
@@ -63,7 +63,7 @@ class Adoption:
     document: Mapping[str, Any]
     """The site file as plain data."""
     comments: Mapping[Place, str]
-    """Above which key of the document which comment belongs."""
+    """The comment above each key of the document that has one."""
     compiled: CompiledSite
     report: tuple[Finding, ...]
-    """What the operator should read before going on; the codes are those of `report.SECTIONS`."""
+    """Findings that the operator should read before going on; the codes are those of `report.SECTIONS`."""

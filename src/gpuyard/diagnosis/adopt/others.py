@@ -1,6 +1,6 @@
-"""Aliases and device_spec of devices that are no GPUs: a site has them as they were found.
+"""Copies aliases and device_spec of devices that are no GPUs into the site, as they were found.
 
-Nova reads aliases as one list, and device_spec too. Where the site's options replace an operator's own, what he has for
+Nova reads aliases as one list, and device_spec too. Where the site's options replace an operator's own, those for
 network cards and the like must be among them.
 """
 
@@ -23,7 +23,7 @@ Text = dict[str, str]
 
 @dataclass(frozen=True)
 class Others:
-    """What goes into the site for other devices, and what cannot."""
+    """Aliases and entries that go into the site for other devices, and those that cannot."""
 
     aliases: tuple[Text, ...] = ()
     specs: Mapping[str, tuple[Text, ...]] = field(default_factory=dict)
@@ -31,11 +31,11 @@ class Others:
     kept: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
     """The same, as they were read."""
     left: tuple[str, ...] = ()
-    """What is not in the file, and why."""
+    """Those that are not in the file, and why."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the aliases."""
+        """The names of the aliases."""
         return tuple(dict.fromkeys(alias["name"].strip() for alias in self.aliases))
 
     def keeps(self, offer: Offer) -> bool:
@@ -44,7 +44,7 @@ class Others:
 
 
 def key_of(host: str | None, raw: Mapping[str, str]) -> str:
-    """What an alias (of no host) or an entry is known by from one attempt to the next."""
+    """Return the key of an alias (of no host) or an entry, the same from one attempt to the next."""
     return f"{host or ''} {compact_json(dict(raw))}"
 
 
@@ -55,8 +55,8 @@ def others_of(
     pools: Pools,
     refused: Mapping[str, str],
 ) -> Others:
-    """What names no GPU of the recordings, and nothing that comes with one. `refused` are those that the compiler
-    refused, by `key_of`, with the reason."""
+    """Return the aliases and entries that name no GPU of the recordings, and nothing that comes with one. `refused` are
+    those that the compiler refused, by `key_of`, with the reason."""
     aliases: list[Text] = []
     left: list[str] = []
     for name, lines in config.aliases.items():

@@ -1,4 +1,9 @@
-"""Ties the parts together: the compiler judges what was put into words, and what it refuses stays as it was found."""
+"""Makes a site of what was read: drafts it, lets the compiler judge it, and takes back what it refuses.
+
+A draft describes as much as it can in a site's own terms: pools for aliases, 'gpus' for flavors. Whatever the compiler
+refuses is remembered with its reason, left as it was found in the next draft, or left out, until a draft compiles. The
+result is a site whose plan changes nothing, with comments and a report.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +39,7 @@ STAGES = {
 
 @dataclass
 class Drafts:
-    """What the compiler has refused so far, with its reasons."""
+    """The parts that the compiler has refused so far, with its reasons."""
 
     pools: dict[str, str] = field(default_factory=dict)
     """By the pool's key, its alias."""
@@ -58,8 +63,8 @@ class Draft:
 def adopt(
     seen: SeenObjects, facts: CloudFacts, inventories: Mapping[str, Inventory], config: HandMade, wishes: AdoptOptions
 ) -> Adoption:
-    """The site that describes the cloud and plans to nothing. Raises UsageError when there is nothing to make pools of,
-    BlockedError when the cloud has flavors of a site of this name."""
+    """Return a site that describes the cloud and whose plan is empty. Raises UsageError when there is nothing to make
+    pools of, BlockedError when the cloud has flavors of a site of this name."""
     _require_new(seen, wishes.site)
     if not any(inventory.gpus for inventory in inventories.values()):
         raise UsageError(
@@ -96,7 +101,7 @@ def _require_new(seen: SeenObjects, site: str) -> None:
 
 
 def stage_of(facts: CloudFacts, config: HandMade) -> str:
-    """How far PCI devices in Placement are rolled out."""
+    """Return how far PCI devices in Placement are rolled out."""
     if config.in_placement:
         return "on"
     return "report" if any(facts.reported.values()) else "off"
@@ -132,7 +137,8 @@ def _by_use(seen: SeenObjects, config: HandMade) -> list[str]:
 
 
 def chosen(seen: SeenObjects, pools: Pools, wishes: AdoptOptions) -> list[FlavorObject]:
-    """Flavors that belong into the file, those with GPUs first. What gpuyard made for another site is that site's."""
+    """Return the flavors that belong into the file, those with GPUs first. Flavors that gpuyard made for another site
+    are that site's."""
     foreign = [item.flavor for item in seen.flavors if not item.flavor.description.startswith(owner_mark(""))]
     with_gpus = [flavor for flavor in foreign if asks_for_gpus(flavor, pools.uses)]
     others = [flavor for flavor in foreign if flavor not in with_gpus] if wishes.all_flavors else []

@@ -1,4 +1,8 @@
-"""Aliases become pools: one for each alias that asks for GPUs, with the models and hosts that it reaches now."""
+"""Turns aliases into pools: one for each alias that asks for GPUs, with the models and hosts that it reaches now.
+
+Aliases are taken in the order given. A model belongs to the first alias that reaches it; a later alias that reaches a
+model of another pool gets none. Without any alias for GPUs there is a pool for each model that is offered.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ RESERVED = ("-peer", "-count")
 
 
 class Kind(Enum):
-    """What an alias asks for, as far as the recordings show it."""
+    """The kind of devices that an alias asks for, as far as the recordings show it."""
 
     POOL = "pool"
     COMPANION = "companion"
@@ -37,7 +41,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Use:
-    """What became of an alias."""
+    """The pool that an alias has become, or why it has none."""
 
     kind: Kind
     pool: str = ""
@@ -60,12 +64,12 @@ class AdoptedPool:
 
     @property
     def key(self) -> str:
-        """What it is known by from one attempt to the next."""
+        """The key of a pool, the same from one attempt to the next."""
         return self.alias or self.name
 
     @property
     def document(self) -> dict[str, Any]:
-        """As it stands in the site file."""
+        """The pool as it is written in the site file."""
         alias = {"alias": self.alias} if self.alias not in ("", self.name) else {}
         hosts = {"hosts": list(self.hosts)} if self.hosts is not None else {}
         return {**alias, "models": list(self.models), **hosts, **self.settings}
@@ -73,7 +77,7 @@ class AdoptedPool:
 
 @dataclass(frozen=True)
 class Pools:
-    """All pools, and what became of every alias."""
+    """All pools, and the use of every alias."""
 
     items: tuple[AdoptedPool, ...]
     uses: Mapping[str, Use]
@@ -227,13 +231,13 @@ def adopted_pools(
     order: Sequence[str],
     banned: Mapping[str, str],
 ) -> Pools:
-    """The pools; `order` names all aliases, those first that shall get their GPUs if two ask for the same ones.
+    """Return the pools; `order` names all aliases, those first that shall get their GPUs if two ask for the same ones.
     `banned` are keys of pools that the compiler refused, with the reason."""
     return _Builder(inventories, config, offered, stage, release, banned).build(order)
 
 
 def pool_name(text: str, model: str, used: Collection[str]) -> str:
-    """A pool's name made of an alias or a model's name: ``GP102_VGA`` -> ``gp102-vga``. Not one that is used."""
+    """Return an unused name for a pool, made of an alias or a model's name: ``GP102_VGA`` -> ``gp102-vga``."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[: LONGEST - 4].strip("-")
     name = name or "gpu-" + model.replace(":", "-")
     if name.endswith(RESERVED):

@@ -1,4 +1,4 @@
-"""Reads what adopting a cloud needs besides what a site manages: which servers have PCI devices, and which ones.
+"""Reads from a cloud which servers have PCI devices, and which ones, to adopt it.
 
 That takes the lists, a call for each project of another domain, and one for each server with PCI devices.
 """
@@ -20,7 +20,7 @@ DEVICE = re.compile(r"^(?P<host>.+)_(?P<address>[0-9A-F]{4}:[0-9A-F]{2}:[0-9A-F]
 
 
 def read_facts(api: CloudApi, seen: SeenObjects) -> CloudFacts:
-    """What runs on the cloud. Raises CloudError."""
+    """Read the facts of a cloud. Raises CloudError."""
     with Reader(api) as cloud:
         providers = cloud.later(cloud.providers)
         newest = cloud.later(cloud.newest_microversion)

@@ -1,4 +1,4 @@
-"""Recordings of hosts, under the names that Nova has for them."""
+"""Reads recordings of hosts, and finds the names that Nova has for them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def read_recordings(named: Iterable[tuple[str | None, Path]], hosts: Collection[
 
 
 def service_name(name: str, hosts: Collection[str]) -> str:
-    """The nova-compute service that a name means, with or without its domain; the name itself when there is none."""
+    """Return the nova-compute service that a name means, with or without its domain; the name itself when there is
+    none."""
     if name in hosts:
         return name
     same = [host for host in hosts if host.split(".")[0].lower() == name.split(".")[0].lower()]

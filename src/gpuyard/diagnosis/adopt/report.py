@@ -1,4 +1,4 @@
-"""What the operator reads after a cloud was adopted."""
+"""Writes the report for the operator after a cloud was adopted: one finding for each line of its sections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECTIONS = {
     "change": "What deploying the site's options will change",
     "next-step": "What to do next",
 }
-"""Code of a finding -> what its section of the report is called."""
+"""Code of a finding -> the title of its section of the report."""
 
 
 def report(
@@ -46,7 +46,7 @@ def report(
     flavors: Sequence[AdoptedFlavor],
     left_out: Iterable[str],
 ) -> tuple[Finding, ...]:
-    """Everything that is worth saying, in the order in which it is printed."""
+    """Return all findings, in the order in which they are printed."""
     said = {
         "adopted": _adopted(look, pools, flavors),
         "left-out": (*left_out, *_left(look, seen, pools, flavors)),

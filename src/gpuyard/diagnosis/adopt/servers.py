@@ -1,4 +1,4 @@
-"""What runs on a cloud that is adopted, and what its hosts offer now, held against what the new site offers."""
+"""Compares servers that run on an adopted cloud, and what its hosts offer now, with what the new site offers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuyard.nova.offers import Offer, asks
 
 @dataclass(frozen=True)
 class AdoptionFacts:
-    """Everything that the findings are made of."""
+    """The inputs of the comparison."""
 
     inventories: Mapping[str, Inventory]
     config: HandMade
@@ -25,7 +25,7 @@ class AdoptionFacts:
     gpus: Sequence[Gpu]
     """Of the new site."""
     others: Others = field(default_factory=Others)
-    """What the new site has for other devices."""
+    """Aliases and entries that the new site has for other devices."""
 
     def function(self, host: str, address: str) -> PciFunction | None:
         inventory = self.inventories.get(host)
@@ -41,7 +41,7 @@ class AdoptionFacts:
 
 
 def server_lines(look: AdoptionFacts) -> Iterable[str]:
-    """One line for each server: where it is, and what it holds as far as that can be seen."""
+    """Return one line for each server: its host, and the devices that it holds, as far as they can be seen."""
     for server in sorted(look.facts.servers, key=lambda one: (one.host, one.name)):
         where = f"{server.title} on {server.host}, flavor {server.flavor} ({server.asks})"
         if server.host not in look.inventories:
@@ -62,7 +62,7 @@ def _device(look: AdoptionFacts, host: str, address: str) -> str:
 
 
 def dangers(look: AdoptionFacts) -> list[str]:
-    """What can break servers, now or once the options of the site are deployed."""
+    """Return what can break servers, now or once the options of the site are deployed."""
     return [
         *_split_groups(look),
         *_splittable_groups(look),
@@ -160,7 +160,8 @@ def _gpu_count(look: AdoptionFacts, server: GpuServer) -> int:
 
 
 def offer_changes(look: AdoptionFacts) -> Iterable[str]:
-    """What the hosts offer now and the site would not, and the other way round, once its options are deployed."""
+    """Return devices that the hosts offer now and the site would not, and the other way round, once its options are
+    deployed."""
     now = {(one.host, one.function.address): one for one in look.offered if one.entry is not None}
     by_reason: dict[str, list[str]] = {}
     for (host, address), offer in now.items():
@@ -187,7 +188,7 @@ def _no_gpu(look: AdoptionFacts, offer: Offer) -> str:
 
 
 def devname_changes(look: AdoptionFacts) -> Iterable[str]:
-    """Entries that nova-compute refuses as soon as it reports PCI devices to Placement."""
+    """Return entries that nova-compute refuses as soon as it reports PCI devices to Placement."""
     for host, entries in look.others.kept.items():
         for entry in entries:
             if entry.address is None:
@@ -198,7 +199,7 @@ def devname_changes(look: AdoptionFacts) -> Iterable[str]:
 
 
 def class_changes(look: AdoptionFacts) -> Iterable[str]:
-    """GPUs that Placement knows under another class than the site gives them."""
+    """Return GPUs that Placement knows under another class than the site gives them."""
     moves: dict[tuple[str, str, str], int] = {}
     for offer in look.offered:
         gpu = look.site_gpu(offer.host, offer.function.address)

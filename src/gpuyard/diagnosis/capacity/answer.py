@@ -1,4 +1,4 @@
-"""Answers as rows, the same for the API, the pages and the command lines; keys are only ever added."""
+"""Formats answers as rows, the same for the API, the pages and the command lines; keys are only ever added."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gpuyard.diagnosis.capacity.reckon import Bootable
 from gpuyard.model.booking import Booking
 
 MOST_HOSTS = 50
-"""That are named of one flavor, and of one reason."""
+"""Hosts that are named of one flavor, and of one reason."""
 MOST_KINDS = 3
-"""That a line names beside the first."""
+"""Reasons that a line names beside the first."""
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """What the ledger adds, where GPUs can be booked and it can be asked."""
+    """The ledger's part of an answer, where GPUs can be booked and it can be asked."""
 
     spans: tuple[Span, ...] = ()
     coming: Booking | None = None
@@ -31,7 +31,7 @@ NOTHING_AHEAD = Ahead()
 
 
 def row_of(one: Bootable, ahead: Ahead = NOTHING_AHEAD) -> dict[str, Any]:
-    """One flavor. Times are datetimes, RAM is in MiB, disks in GiB."""
+    """Return the row of one flavor. Times are datetimes, RAM is in MiB, disks in GiB."""
     flavor, coming = one.flavor, ahead.coming
     return {
         "name": flavor.name,
@@ -73,7 +73,8 @@ def _fullest(where: Mapping[str, int]) -> list[str]:
 
 
 def answer(one: Bootable, ahead: Ahead = NOTHING_AHEAD) -> str:
-    """One line: ``2 now, until Fri 2026-11-27 08:00 UTC``, or ``none now: `` and the reason that is nearest."""
+    """Return the answer in one line: ``2 now, until Fri 2026-11-27 08:00 UTC``, or ``none now: `` and the nearest
+    reason."""
     if one.now is None:
         return f"not known: {one.doubts[-1]}"
     if not one.now:

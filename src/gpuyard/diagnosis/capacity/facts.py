@@ -1,4 +1,4 @@
-"""What answers are made from, of one look at a cloud. ``diagnosis/capacity/read.py`` reads it."""
+"""The facts that answers are reckoned from, of one read of a cloud by ``diagnosis/capacity/read.py``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FreeDevice:
 
 @dataclass(frozen=True)
 class HostResources:
-    """A hypervisor, and what is left on it."""
+    """A hypervisor, and its free resources and devices."""
 
     node: ComputeNode
     """With `rooms` of all classes that it reports; None where it has no RAM left, which nobody looks beyond."""
@@ -36,7 +36,7 @@ class HostResources:
 
 @dataclass(frozen=True)
 class CloudResources:
-    """Everything that does not depend on who asks. Reading it takes a bounded number of calls."""
+    """The facts that do not depend on the project that asks. Reading them takes a bounded number of calls."""
 
     taken_at: datetime
     flavors: tuple[NovaFlavor, ...]
@@ -65,12 +65,12 @@ class CloudResources:
 
     @cached_property
     def share_classes(self) -> frozenset[str]:
-        """Those that flavors ask for by themselves."""
+        """Resource classes of shares, which flavors ask for by themselves."""
         return frozenset(gpu.resource_class for gpu in self.gpus if gpu.kind is GpuKind.VGPU)
 
     @cached_property
     def gpus_of(self) -> Mapping[str, tuple[Gpu, ...]]:
-        """By host."""
+        """The site's GPUs by host."""
         found: dict[str, list[Gpu]] = {}
         for gpu in self.gpus:
             found.setdefault(gpu.host, []).append(gpu)

@@ -1,4 +1,4 @@
-"""How many servers of one flavor a host would take one after the other, whichever of its devices Nova gives to each."""
+"""Counts how many servers of one flavor a host takes one after the other, whichever devices Nova gives to each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ENOUGH = 10**6
 
 
 def on_host(host: HostResources, request: Request) -> int:
-    """Of a host that nothing speaks against. What all servers share on it, and its devices, bound each other; what
-    providers share with several hosts is not counted here."""
+    """Return the count for a host without any other obstacle. Resources that all servers share on it, and its devices,
+    each bound it; what providers share with several hosts is not counted here."""
     rooms = host.node.rooms or {}
     bounds = [
         rooms_for(host, name, needs) for name, needs in request.amounts.items() if name in rooms or name == PINNED
@@ -26,16 +26,16 @@ def on_host(host: HostResources, request: Request) -> int:
 
 
 def rooms_for(host: HostResources, name: str, needs: int) -> int:
-    """How many times an amount of a class is left on a host."""
+    """Return how many times an amount of a class is left on a host."""
     rooms = host.node.rooms or {}
     room = rooms.get(name) or (rooms.get(SHARED) if name == PINNED else None)
     return max(0, room.free) // needs if room is not None else 0
 
 
 def on_devices(devices: Iterable[FreeDevice], needs: tuple[DeviceNeed, ...]) -> int:
-    """How many servers get all their devices. Where two needs of one server mean some of the same devices, Nova may
-    give the first the last device of the second: then only what no choice of its can spoil is counted, and one server
-    that Placement finds a way for."""
+    """Return how many servers get all their devices. Where two needs of one server mean some of the same devices, Nova
+    may give the first the last device of the second: then only servers are counted that no choice of Nova's can spoil,
+    and one server that Placement finds a way for."""
     kinds = Counter((need.resource_class, need.traits) for need in needs)
     if not kinds:
         return ENOUGH
@@ -58,12 +58,13 @@ def on_devices(devices: Iterable[FreeDevice], needs: tuple[DeviceNeed, ...]) -> 
 
 
 def can_be(device: FreeDevice, resource_class: str, traits: frozenset[str]) -> bool:
-    """Whether a device could be what a need means."""
+    """Whether a device fits a need."""
     return device.left.get(resource_class, 0) > 0 and traits <= device.traits
 
 
 def shared_bound(shared: Mapping[str, Mapping[str, int]], lacking: Iterable[str], request: Request) -> int:
-    """How many servers what is shared between hosts is enough for, of the classes that hosts do not have themselves."""
+    """Return for how many servers the resources shared between hosts suffice, of the classes that hosts do not have
+    themselves."""
     bounds = [
         sum(max(0, has.get(name, 0)) // request.amounts[name] for has in shared.values()) for name in set(lacking)
     ]
@@ -71,7 +72,7 @@ def shared_bound(shared: Mapping[str, Mapping[str, int]], lacking: Iterable[str]
 
 
 def under_limits(limits: Iterable[Limit], counted: Mapping[str, int]) -> int:
-    """How many servers the limits of a project let in; `counted`: what one adds to each."""
+    """Return how many servers the limits of a project let in; `counted`: what one adds to each."""
     bounds = [
         max(0, item.limit - item.used) // counted[item.resource]
         for item in limits

@@ -1,4 +1,4 @@
-"""Reads what is left on all hosts for all flavors, in a number of calls that does not grow with hosts or GPUs.
+"""Reads the free resources of all hosts for all flavors, in a number of calls that does not grow with hosts or GPUs.
 
 Placement has no list of what providers have left, but its answer about candidates has: asked who could give 1 MiB of
 RAM, it names each host once, with all of its tree: what every provider has of every class, how much of it is used, and
@@ -35,7 +35,7 @@ from gpuyard.site.encoding import count_class
 from gpuyard.site.load import LoadedSite
 
 ONE = "MEMORY_MB:1"
-"""What every server takes some of, of its host itself: so there is one candidate a host."""
+"""A resource that every server takes some of, from its host itself: so there is one candidate a host."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class _Summary:
 
 
 class CapacityReader:
-    """Looks at one cloud for one site, and remembers of hosts what does not change. One look at a time."""
+    """Reads one cloud for one site, and remembers inventories of hosts. One read at a time."""
 
     def __init__(self, api: CloudApi, loaded: LoadedSite) -> None:
         self._api, self._loaded = api, loaded
@@ -58,7 +58,7 @@ class CapacityReader:
         self._lock = threading.Lock()
 
     def read(self, now: datetime) -> CloudResources:
-        """One look. Raises CloudError."""
+        """Read the facts of the cloud now. Raises CloudError."""
         with self._lock, Reader(self._api) as cloud:
             before = self._api.calls
             compiled = self._loaded.compiled
@@ -106,12 +106,12 @@ class CapacityReader:
             )
 
     def asker(self, project: str, resources: Iterable[str]) -> Asker:
-        """A project, by name or id, with its limits on some resources. Raises CloudError, UsageError."""
+        """Return a project, by name or id, with its limits on some resources. Raises CloudError, UsageError."""
         with Reader(self._api) as cloud:
             return limits_of(cloud, self._loaded.compiled, asker_named(cloud, project), resources)
 
     def limits(self, asker: Asker, resources: Iterable[str]) -> Asker:
-        """The same of one whose id is known. Raises CloudError."""
+        """Return a project whose id is known, with its limits on some resources. Raises CloudError."""
         with Reader(self._api) as cloud:
             return limits_of(cloud, self._loaded.compiled, asker, resources)
 

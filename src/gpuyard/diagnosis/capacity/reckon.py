@@ -1,4 +1,10 @@
-"""What could be started now: of every flavor that a project sees how many servers, where, and why not more."""
+"""Reckons for each flavor that a project sees how many servers could start now, where, and why not more.
+
+For each host that has GPUs of the flavor, the causes against it are found first, as ``gpuyard gpu why`` finds them; a
+host without any counts as many servers as it has room for. Each other GPU of the pool gets the nearest reason. Only
+then the project's limits are applied: they differ between projects, and all else is reckoned once for all of them,
+unless aggregates are kept for certain projects.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +25,14 @@ from gpuyard.nova.request import PINNED, SHARED, NovaFlavor, Request, request_of
 from gpuyard.site.encoding import slot_traits
 
 Statuses = Mapping[str, GpuStatus]
-"""What is said of GPUs, by the names of their providers."""
+"""States of GPUs by the names of their providers."""
 MOST_REASONS = 12
-"""That are told of one flavor; those that keep most back come first."""
+"""Reasons that are given for one flavor; those that keep most back come first."""
 
 
 @dataclass(frozen=True)
 class KeptBack:
-    """What no server of the flavor could have, and why."""
+    """GPUs that no server of the flavor could have, and why."""
 
     code: str
     """A state of ``gpuyard gpu list``, or the kind of cause as in docs/how-to/why-no-valid-host.md, or ``peer``,
@@ -45,7 +51,7 @@ class Bootable:
     pool: str
     """Of its GPUs; empty of a flavor without, or with GPUs that the site does not know."""
     gpus: int
-    """That one server has."""
+    """The number that one server has."""
     whole: bool
     """It takes a whole IOMMU group."""
     now: int | None
@@ -53,11 +59,11 @@ class Bootable:
     where: Mapping[str, int]
     """Host -> how many it would take, limits of the project apart."""
     causes: tuple[Finding, ...] = ()
-    """What keeps the next one from starting wherever it would be: the flavor, the project's limits."""
+    """The obstacles to the next one wherever it would be: the flavor, the project's limits."""
     others: tuple[KeptBack, ...] = ()
     """The other GPUs of the pool, or of a flavor without GPUs the other hosts; those that are most first."""
     doubts: tuple[str, ...] = ()
-    """What is not looked at, and may have Nova decide otherwise."""
+    """Aspects that are not looked at, and may have Nova decide otherwise."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +78,11 @@ class _FlavorRoom:
 
 
 class Reckoning:
-    """Answers from one look at the cloud, for any number of projects. What it has reckoned once it keeps; safe to use
-    from several threads, which at worst reckon the same twice."""
+    """Answers from one read of the cloud, for any number of projects. It keeps what it has reckoned; safe to use from
+    several threads, which at worst reckon the same twice."""
 
     def __init__(self, room: CloudResources, statuses: Statuses) -> None:
-        """`statuses`: for the words; they may be of a moment before or after."""
+        """`statuses`: states of GPUs for the reasons; they may be from a moment before or after."""
         self.room = with_units(room, statuses)
         self._statuses = statuses
         self._known: dict[tuple[str, str], _FlavorRoom] = {}
@@ -84,11 +90,12 @@ class Reckoning:
 
     @cached_property
     def resources(self) -> frozenset[str]:
-        """Names of the limits that any flavor counts against."""
+        """The names of the limits that any flavor counts against."""
         return frozenset(name for flavor in self.room.flavors for name in self._request(flavor).counted(True))
 
     def all_of(self, asker: Asker | None) -> list[Bootable]:
-        """Of every flavor that the project sees, with GPUs first, by pool and size; None sees all, without limits."""
+        """Return the answer for every flavor that the project sees, with GPUs first, by pool and size; None sees all,
+        without limits."""
         found = [self.of(flavor, asker) for flavor in self.room.flavors if _sees(flavor, asker)]
         return sorted(found, key=lambda one: (not one.gpus, one.pool, one.gpus, one.flavor.ram, one.flavor.name))
 
@@ -310,8 +317,8 @@ def _why_spare(host: HostResources, request: Request, causes: Sequence[Finding],
 
 
 def with_units(room: CloudResources, statuses: Statuses) -> CloudResources:
-    """Each unit of a device that servers share as a device of its own: as many as Placement has left, and of those the
-    ones that are said to be free."""
+    """Return the facts with each unit of a shared device as a device of its own: as many as Placement has left, those
+    first that are known to be free."""
     units: dict[str, list[Gpu]] = {}
     for gpu in room.gpus:
         if gpu.is_unit and not gpu.blocked:

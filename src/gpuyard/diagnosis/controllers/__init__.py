@@ -1,1 +1,1 @@
-"""What keeps the answer to "what could be started now" fresh."""
+"""The service that keeps answers to "what could be started now" fresh."""

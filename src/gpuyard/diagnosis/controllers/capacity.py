@@ -1,4 +1,8 @@
-"""What could be started now, for all who ask: one look at the cloud for all of them, as long as it is fresh."""
+"""Answers how many servers could be started now, for all who ask, from one shared read of the cloud.
+
+A read is used for at least 10 seconds, and for three times as long as it took, so that a slow cloud is not kept busy;
+bookings are used for 2 seconds. When the cloud cannot be asked again, the last answer is given with the problem.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from gpuyard.openstack.errors import CloudError
 
 LOG = logging.getLogger(__name__)
 FRESH = timedelta(seconds=10)
-"""How long a look at the cloud, and what was read of a project, is used without another one."""
+"""The time for which a read of the cloud, or of a project, is used without another one."""
 SOON = timedelta(seconds=2)
 """The same for bookings."""
 REST = 3.0
@@ -37,7 +41,7 @@ T = TypeVar("T")
 
 
 class AsksCapacity(Protocol):
-    """Where the cloud is asked: `diagnosis/capacity/read.py`. Both raise CloudError."""
+    """The reader of the cloud: `diagnosis/capacity/read.py`. Both methods raise CloudError."""
 
     def read(self, now: datetime) -> CloudResources: ...
 
@@ -56,10 +60,10 @@ class BootableNow:
 
 
 class CapacityService:
-    """Safe to use from several threads."""
+    """Keeps reads and answers. Safe to use from several threads."""
 
     def __init__(self, reader: AsksCapacity, now: Callable[[], datetime], ledger: Ledger | None = None) -> None:
-        """`ledger`: where GPUs can be booked; then it is told until when, too."""
+        """`ledger`: where GPUs can be booked; then answers have an end, too."""
         self._reader, self._now, self._ledger = reader, now, ledger
         self._room = _Kept[CloudResources](now)
         self._askers: OrderedDict[str, _Kept[Asker]] = OrderedDict()
@@ -69,9 +73,9 @@ class CapacityService:
         self._lock = threading.Lock()
 
     def told(self, view: InventoryView, asker: Asker | None, seen_as: Hashable = ()) -> BootableNow:
-        """For a project (its limits may be missing), or for nobody: then no limits are looked at. `view`: the GPUs in
-        the words that who asks may see; `seen_as`: the same for all who see the same words. Raises CloudError when the
-        cloud cannot be asked and nothing is known."""
+        """Return the answers for a project (its limits may be missing), or for nobody: then no limits are applied.
+        `view`: the GPUs in the words that the visitor may see; `seen_as`: a key that is the same for all who see the
+        same words. Raises CloudError when the cloud cannot be asked and nothing is known."""
         taken, room, problem = self._room.get(lambda: self._reader.read(self._now()))
         reckoning = self._reckoning(room, view, seen_as)
         if asker is not None:
@@ -125,7 +129,7 @@ class CapacityService:
 
 
 def pool_ahead(ledger: Ledger, pool: str, view: InventoryView, now: datetime) -> PoolAhead:
-    """Who has which GPU of a pool from now on."""
+    """Return the bookings and states of a pool's GPUs from now on."""
     lanes = ledger.lanes(pool)
     states = {(status.gpu.host, status.gpu.address): status.state for status in view.statuses}
 
@@ -163,9 +167,9 @@ class _Kept(Generic[T]):
         self._problem = ""
 
     def get(self, ask: Callable[[], T]) -> tuple[datetime, T, str]:
-        """When it was asked, the answer, and why it is no newer one. While somebody asks anew others get the last one:
-        all who look would else wait for a slow cloud, and nobody be left to answer anything. Raises CloudError when
-        there is none."""
+        """Return when the cloud was asked, the answer, and why it is no newer one. While somebody asks anew others get
+        the last one: all who look would else wait for a slow cloud, and nobody be left to answer anything. Raises
+        CloudError when there is none."""
         answer = self._answer
         if not self._lock.acquire(blocking=answer is None):
             assert answer is not None

@@ -1,4 +1,8 @@
-"""What of a running cloud is not as its site file says, and what of that can be mended safely. Pure."""
+"""Compares a running cloud with its site file, and plans the fixes that are safe.
+
+The functions here are pure; read.py reads the cloud and apply.py carries fixes out. Findings come from four
+comparisons: objects that a site manages, hosts, GPUs, and servers with their allocations.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,8 @@ from gpuyard.site.plan import plan_site, some_of
 def find_drift(
     compiled: CompiledSite, inventories: Mapping[str, Inventory], world: World, words: LedgerWords | None = None
 ) -> list[Finding]:
-    """Every difference, alarms first. Those of level NOTE are no drift. `words`: what bookings and holds keep; None
-    where that is not known."""
+    """Return every difference, alarms first. Findings of level NOTE are no drift. `words`: the reasons for which
+    bookings and holds keep GPUs; None where they are not known."""
     subject = DriftSubject(compiled, inventories, world, words)
     found = [
         *object_findings(subject),
@@ -53,8 +57,8 @@ def drifts(findings: Iterable[Finding]) -> bool:
 
 
 def plan_fixes(compiled: CompiledSite, world: World, findings: Iterable[Finding]) -> FixPlan:
-    """What mends, of what was found, safely: the steps of the site's plan in their order, then allocations of nobody,
-    then providers of nobody. Nothing else is touched, and never what a server has."""
+    """Return the fixes that are safe: the steps of the site's plan in their order, then allocations of nobody, then
+    providers of nobody. Nothing else is touched, and never what a server has."""
     plan = plan_site(compiled, world.objects)
     site = () if plan.refusals else plan.steps
     own = [step for finding in findings for step in finding.payload["fix"] if isinstance(step, FixStep)]

@@ -1,7 +1,6 @@
-"""Mends what a look for drift found and can be mended safely: what a site's plan has, allocations of consumers that
-are nobody, providers that nobody reports.
+"""Applies fixes for drift: steps of the site's plan, allocations of consumers and providers that nobody has any more.
 
-It decides nothing, but asks again before each deletion whether it is still so, and what it leaves alone it says.
+It decides nothing, but checks before each deletion that the reason still holds, and returns what it left alone.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ NOT_FOUND, CONFLICT = 404, 409
 
 @dataclass(frozen=True)
 class SkippedFix:
-    """A step that was not carried out, because it is not so any more or could not be."""
+    """A step that was not carried out, because it is not needed any more or could not be."""
 
     step: FixStep
     reason: str
@@ -36,7 +35,7 @@ class SkippedFix:
 
 
 class DriftFixer:
-    """Carries fixes out."""
+    """Carries fixes out on one cloud."""
 
     def __init__(self, api: CloudApi, compiled: CompiledSite, seen: SeenObjects) -> None:
         self._api = api
@@ -45,8 +44,8 @@ class DriftFixer:
         self._seen = seen
 
     def apply(self, plan: FixPlan, report: Callable[[SiteStep | FixStep], None]) -> list[SkippedFix]:
-        """All steps in order; `report` is called before each. What is left alone comes back with its reason. Raises
-        CloudError when the cloud refuses a step of the site's plan, or does not answer."""
+        """Carry out all steps in order; `report` is called before each. Returns the steps that were left alone, with
+        the reason. Raises CloudError when the cloud refuses a step of the site's plan, or does not answer."""
         if plan.site:
             apply_plan(self._api, self._compiled, self._seen, SitePlan(plan.site), report)
         left = []
@@ -135,6 +134,6 @@ class DriftFixer:
 
 
 def sayable(consumer_type: str) -> str:
-    """The type of a consumer as Placement takes it: it shows those that have none as 'unknown' and does not take
+    """Return the type of a consumer as Placement takes it: it shows those that have none as 'unknown' and does not take
     that. Which type it is makes no difference to a consumer that is about to have nothing."""
     return "INSTANCE" if consumer_type == "unknown" else consumer_type

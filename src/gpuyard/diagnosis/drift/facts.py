@@ -1,4 +1,4 @@
-"""What a look for drift and a roll-out go by: the cloud as it is seen from outside, at one moment."""
+"""The cloud as it is seen from outside at one moment, for drift and for a roll-out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuyard.site.objects import SeenObjects
 
 @dataclass(frozen=True)
 class HostSeen:
-    """A host of the site. Amounts by resource class."""
+    """A host of the site, as Nova and Placement have it. Amounts by resource class."""
 
     name: str
     provider: str | None = None
@@ -103,7 +103,7 @@ class Root:
 
 @dataclass(frozen=True)
 class World:
-    """The cloud at one moment. Everything is as an administrator sees it."""
+    """The cloud at one moment, as an administrator sees it."""
 
     objects: SeenObjects
     hosts: Mapping[str, HostSeen]
@@ -137,12 +137,12 @@ class World:
     calls: int = 0
 
     def server_behind(self, consumer: str) -> str:
-        """The server that a consumer stands for: itself, or the one that a migration moves."""
+        """Return the server that a consumer stands for: itself, or the one that a migration moves."""
         migration = self.migrations.get(consumer)
         return migration.server if migration else consumer
 
     def called(self, consumer: str) -> str:
-        """A consumer for people."""
+        """Describe a consumer for people."""
         if consumer in self.servers:
             return f"server {self.servers[consumer]}"
         migration = self.migrations.get(consumer)
@@ -152,7 +152,7 @@ class World:
 
     @cached_property
     def devices_of(self) -> dict[str, list[DeviceSeen]]:
-        """Id of a consumer -> the PCI devices that it has."""
+        """The PCI devices that consumers have, by their ids."""
         found: dict[str, list[DeviceSeen]] = {}
         for device in self.devices.values():
             for consumer in device.holders:

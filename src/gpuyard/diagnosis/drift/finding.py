@@ -1,4 +1,4 @@
-"""What a look for drift finds: an alarm, a difference (an error), or a note, of which nothing needs to be done."""
+"""Makes findings of drift: an alarm, a difference (an error), or a note, which needs no action."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpuyard.site.steps import SiteStep
 
 
 class Steps(tuple[SiteStep | FixStep, ...]):
-    """What mends a difference safely, if anything does."""
+    """The steps that mend a difference safely, if any do."""
 
     def __str__(self) -> str:
         return "; ".join(map(str, self))
@@ -24,10 +24,10 @@ def drift(
     remedy: str,
     steps: tuple[SiteStep | FixStep, ...] = (),
 ) -> Finding:
-    """One difference between the site and the cloud: what is, what should be, and what it means for users."""
+    """Return one difference between the site and the cloud: what is, what should be, and what it means for users."""
     return Finding(code, severity, object, seen, remedy, {"wanted": wanted, "effect": effect, "fix": Steps(steps)})
 
 
 def by_weight(finding: Finding) -> tuple[int, str, str]:
-    """Key to sort by: alarms first."""
+    """Sort findings by this key: alarms first."""
     return finding.severity.rank, finding.code, finding.object

@@ -1,4 +1,5 @@
-"""What mends drift besides the steps of a site's plan: allocations and providers that are nobody's are deleted."""
+"""The steps that mend drift besides those of a site's plan: deletions of allocations and providers that are
+nobody's."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from gpuyard.site.steps import CloudStep, SiteStep
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a consumer has in Placement: ``{"gpu-server VCPU": 4}``."""
+    """The amounts that a consumer has in Placement: ``{"gpu-server VCPU": 4}``."""
 
     name: str
     """The consumer's id."""
@@ -28,7 +29,7 @@ class AllocationStep(CloudStep[Allocation]):
 
 
 class ProviderStep(CloudStep[Root]):
-    """A provider goes with those below it."""
+    """Deletes a provider with those below it."""
 
     kind = "provider"
 

@@ -1,4 +1,4 @@
-"""GPUs of the site against the PCI devices in Placement."""
+"""Compares GPUs of the site with the PCI devices in Placement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEPLOY = "deploy the rendered Nova options to {host} and restart its nova-comput
 
 
 def gpu_findings(subject: DriftSubject) -> Iterable[Finding]:
-    """What is odd about the site's GPUs, and which devices Placement has beside them."""
+    """Return findings about the site's GPUs, and about devices that Placement has beside them."""
     yield from _lost(subject)
     yield from _not_reserved(subject)
     for device in subject.devices_on_site():
@@ -202,7 +202,7 @@ def _shares(subject: DriftSubject) -> Iterable[Finding]:
 
 
 def split_groups(subject: DriftSubject) -> Iterable[Finding]:
-    """IOMMU groups whose devices are with more than one server."""
+    """Return IOMMU groups whose devices are with more than one server."""
     groups: dict[tuple[str, int], dict[str, list[str]]] = {}
     for device in subject.devices_on_site():
         function = subject.function(device)

@@ -1,4 +1,4 @@
-"""Hosts of the site against Nova's services and the providers in Placement."""
+"""Compares hosts of the site with Nova's services and the providers in Placement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESERVED = {"reserved_host_cpus": "VCPU", "reserved_host_memory_mb": "MEMORY_MB"
 
 
 def host_findings(subject: DriftSubject) -> Iterable[Finding]:
-    """What is odd about hosts, their own providers included."""
+    """Return findings about hosts, their own providers included."""
     for host in subject.world.hosts.values():
         missing = list(_missing(host))
         yield from missing

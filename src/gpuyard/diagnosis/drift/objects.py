@@ -1,4 +1,5 @@
-"""What a site manages by plan and apply, and what others have beside it: flavors, limits, images."""
+"""Compares flavors, limits and images with the site file: those that it manages, and those of others that reach its
+GPUs."""
 
 from __future__ import annotations
 

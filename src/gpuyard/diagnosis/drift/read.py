@@ -1,7 +1,8 @@
-"""Reads what a look for drift and a roll-out go by: what objects.py reads, hosts, devices, servers and who has what.
+"""Reads the cloud for drift and for a roll-out: objects of the site, hosts, devices, servers and who has what.
 
-docs/how-to/watch-for-drift.md has the calls: of a cloud that is as it should be, only hosts, projects and servers with
-GPUs cost some each.
+Servers are read before devices. So a GPU that changes hands in between shows as held by a stranger, which is looked at
+again, and not as somebody else's. docs/how-to/watch-for-drift.md has the calls: of a cloud that is as it should be,
+only hosts, projects and servers with GPUs cost some each.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MANAGED = "COMPUTE_MANAGED_PCI_DEVICE"
 
 
 def read_world(api: CloudApi, compiled: CompiledSite, migrations: bool = False) -> World:
-    """The cloud as it is now; with `migrations` also those of them that nothing asks for. Raises CloudError."""
+    """Return the cloud as it is now; with `migrations` also those of them that nothing asks for. Raises CloudError."""
     before = api.calls
     with Reader(api) as cloud:
         world = WorldReader(cloud, compiled).read(migrations)
@@ -36,7 +37,7 @@ def read_world(api: CloudApi, compiled: CompiledSite, migrations: bool = False) 
 
 
 class WorldReader:
-    """One look at a cloud."""
+    """Reads one cloud once."""
 
     def __init__(self, cloud: Reader, compiled: CompiledSite) -> None:
         self._cloud = cloud
@@ -291,8 +292,8 @@ class WorldReader:
 
 
 def known_hypervisors(hypervisors: Future[list[Hypervisor]], silent: bool) -> set[str] | None:
-    """Ids of all hypervisors. None where a cell does not answer: then Nova lists none at all, but fails (nova 34.0.0,
-    compute/api.py, `compute_node_get_all`)."""
+    """Return ids of all hypervisors. None where a cell does not answer: then Nova lists none at all, but fails (nova
+    34.0.0, compute/api.py, `compute_node_get_all`)."""
     try:
         return {row.id for row in hypervisors.result()}
     except CloudError:

@@ -1,4 +1,5 @@
-"""Servers and allocations: who has what, and whether it is theirs."""
+"""Compares allocations in Placement with servers: consumers that are none, and servers with more or less than is
+theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compared with what, and the words of the site that several comparisons need."""
+"""The subject of a comparison: a site, its recordings and the cloud, with look-ups that several comparisons need."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class DriftSubject:
     inventories: Mapping[str, Inventory]
     world: World
     words: LedgerWords | None = None
-    """What bookings and holds keep; None where that is not known."""
+    """The reasons for which bookings and holds keep GPUs; None where they are not known."""
 
     @cached_property
     def offered(self) -> dict[str, Gpu]:
-        """GPUs that Placement should know, by name of their provider."""
+        """The GPUs that Placement should know, by name of their provider."""
         if self.compiled.site.pci_in_placement == "off":
             return {}
         return {gpu.provider_name: gpu for gpu in self.compiled.whole_gpus if not gpu.blocked}
@@ -51,7 +51,7 @@ class DriftSubject:
 
     @cached_property
     def pool_of_alias(self) -> dict[str, str]:
-        """Alias of the site -> its pool."""
+        """The site's aliases, each with its pool."""
         site = self.compiled.site
         found = {alias(site, pool): pool for pool in site.pools}
         for gpu in self.compiled.gpus:
@@ -63,7 +63,7 @@ class DriftSubject:
         return found
 
     def asked(self, server: ServerSeen) -> dict[str, int]:
-        """Pool -> number of GPUs that a server's flavor asks for."""
+        """Return how many GPUs of each pool a server's flavor asks for."""
         found: dict[str, int] = {}
         for name, number in asked_devices(server.specs).items():
             pool = self.pool_of_alias.get(name)

@@ -1,6 +1,6 @@
-"""The linter: reads any nova.conf and says what would go wrong with GPUs, with file, line, reason and fix.
+"""The linter: reads any nova.conf and says what would go wrong with GPUs, with file, line, reason and fix. Pure.
 
-Pure: texts in, findings out. It never looks at a machine or a cloud, and never raises on what a file says.
+Texts go in, findings come out. It never looks at a machine or a cloud, and never raises on the content of a file.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def subject_of(
     flavors_from: str = "flavors",
     base: str = "",
 ) -> tuple[LintInput, list[str]]:
-    """Put together what is to be looked at: path -> text of each file, and name -> inventory of each recorded host.
+    """Put together the subject: path -> text of each file, and name -> inventory of each recorded host.
 
-    Relative paths are seen from the folder `base`. The second part of the answer are the recordings that belong to
-    none of the files.
+    Relative paths are seen from the folder `base`. The second part of the result are the recordings that belong to none
+    of the files.
     """
     read = tuple(file for path, text in files.items() for file in config_files(path, text, service, base))
     seen, unused = with_inventories(views(read), recorded or {})
@@ -43,7 +43,7 @@ def subject_of(
 
 
 def lint(subject: LintInput) -> list[Finding]:
-    """All findings, in the order of the files and their lines, flavors last."""
+    """Return all findings, in the order of the files and their lines, flavors last."""
     position = {file.path: index for index, file in enumerate(subject.files)}
 
     def place(item: Finding) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""What is wrong with aliases, on one service and between services."""
+"""Checks aliases, on one service and between services."""
 
 from __future__ import annotations
 

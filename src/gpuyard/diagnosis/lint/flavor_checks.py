@@ -1,4 +1,4 @@
-"""Flavors: what they ask for, and whether the configuration knows it."""
+"""Checks what flavors ask for, and whether the configuration knows it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROPERTY = re.compile(r"(?<![^\s=,])([^\s=,]+)='([^']*)'")
 
 
 def read_flavors(text: str, name: str) -> tuple[FlavorText, ...]:
-    """Flavors as ``openstack flavor list --long -f json`` or ``openstack flavor show -f json`` prints them.
+    """Parse flavors as ``openstack flavor list --long -f json`` or ``openstack flavor show -f json`` prints them.
 
     Raises UsageError naming the file and what is wrong with it.
     """

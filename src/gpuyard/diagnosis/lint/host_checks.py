@@ -1,4 +1,4 @@
-"""What ``device_spec`` and aliases do on a host that is known from its recording."""
+"""Checks ``device_spec`` and aliases against the recording of the host that they are for."""
 
 from __future__ import annotations
 

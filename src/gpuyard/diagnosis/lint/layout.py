@@ -1,7 +1,6 @@
-"""Who reads a file: the service and the host that its name and folders say, and which files are read together;
-where neither says it, its content does.
+"""Finds out which service and host read a file, and which files are read together.
 
-Four ways to lay configuration out are known:
+Name and folders of a file say it; where they do not, its content does. Four layouts of configuration are known:
 
 - ``/etc/nova``: ``nova.conf`` for every service of the machine, ``nova-compute.conf`` on top of it for one.
 - An override folder of Kolla, and what ``gpuyard site render`` writes: ``nova.conf`` for every service,
@@ -30,7 +29,8 @@ LOCAL = "local.conf"
 
 
 def service_of(name: str) -> str | None:
-    """``nova-compute-ironic``, ``nova_compute``, ``nova-super-conductor`` -> the service; None for other names."""
+    """Return the service of a name, as of ``nova-compute-ironic``, ``nova_compute``, ``nova-super-conductor``; None for
+    other names."""
     dashed = name.lower().replace("_", "-").removesuffix(".conf").replace("nova-super-conductor", "nova-conductor")
     if dashed.startswith("placement"):
         return PLACEMENT
@@ -49,7 +49,8 @@ def concerns_nova(path: str) -> bool:
 
 
 def config_files(path: str, text: str, service: str | None = None, base: str = "") -> list[ConfigFile]:
-    """A file with what its path, seen from the folder `base`, says about it; `service` where it says nothing.
+    """Return a file with the service and host that its path, seen from the folder `base`, names; `service` where it
+    names none.
 
     Devstack's local.conf has the files of several services in it.
     """
@@ -111,7 +112,7 @@ def _place(path: PurePosixPath) -> tuple[PurePosixPath, str | None, str | None, 
 
 
 def views(files: Iterable[ConfigFile]) -> tuple[View, ...]:
-    """What each service reads, folder by folder. Placement's files are not in it."""
+    """Return the files that each service reads, folder by folder, without Placement's."""
     folders: dict[str, list[ConfigFile]] = {}
     for file in files:
         if file.service != PLACEMENT:
@@ -150,7 +151,7 @@ def _layer(file: ConfigFile) -> tuple[int, int, int, int]:
 
 
 def with_inventories(given: Sequence[View], recorded: Mapping[str, Inventory]) -> tuple[tuple[View, ...], list[str]]:
-    """Put each recorded host into the view of its nova-compute; and the recordings that fit none of them.
+    """Put each recorded host into the view of its nova-compute; and return the recordings that fit none.
 
     A view fits a recording when it is of that host, or its folder has the host's name. One recording alone goes to
     every nova-compute whose host is not known, because the files say nothing that speaks against it.
@@ -188,8 +189,8 @@ OF_CONTROLLER = (
 
 
 def looks_like(view: View) -> str | None:
-    """The service that a view is of, or that it seems to be of: with a device_spec nova-compute, with aliases or what
-    the scheduler or quotas read nova-api; None when it has neither."""
+    """Return the service that a view is of, or that it seems to be of: with a device_spec nova-compute, with aliases or
+    options of the scheduler or of quotas nova-api; None when it has neither."""
     if view.service is not None:
         return view.service
     if device_specs(view).set:
@@ -200,6 +201,7 @@ def looks_like(view: View) -> str | None:
 
 
 def of_controller(subject: LintInput, service: str) -> list[View]:
-    """The views that one of the controller's services may read, without those of hypervisors where there are others."""
+    """Return the views that one of the controller's services may read, without those of hypervisors where there are
+    others."""
     given = subject.of(service)
     return [view for view in given if looks_like(view) in (service, API)] or given

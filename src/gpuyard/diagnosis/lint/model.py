@@ -1,4 +1,4 @@
-"""What the linter reads and what it says."""
+"""The input of the linter: files, views, recordings and flavors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class FlavorText:
 
 @dataclass(frozen=True)
 class LintInput:
-    """All that is given to be looked at."""
+    """The files, views and flavors that are checked."""
 
     files: tuple[ConfigFile, ...]
     views: tuple[View, ...]
     release: Release
     flavors: tuple[FlavorText, ...] = ()
     flavors_from: str = "flavors"
-    """Where the flavors are from: a file or a cloud."""
+    """The source of the flavors: a file or a cloud."""
     placement: tuple[View, ...] = field(default_factory=tuple)
     """Placement's own configuration, if it was given."""
 
@@ -36,5 +36,5 @@ class LintInput:
 
 
 def unique(findings: Iterable[Finding]) -> list[Finding]:
-    """Without repetitions: what stands in a file that several services read is found once for each."""
+    """Return findings without repetitions: a line in a file that several services read is found once for each."""
     return list(dict.fromkeys(findings))

@@ -1,4 +1,4 @@
-"""Options that stand under an old name, in a wrong section, or under no name that Nova knows."""
+"""Checks names and values of options: old names, wrong sections, unknown names, and values that cannot be."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_PROBLEMS = 3
 
 
 def check_file(file: ConfigFile, release: Release) -> Iterator[Finding]:
-    """What is wrong with one file whoever reads it."""
+    """Return findings about one file, whichever service reads it."""
     yield from _not_ini(file)
     if file.template:
         reason = "it is a template: values that Kolla fills in are not judged, and both ways of a condition are"
@@ -129,7 +129,7 @@ def _value(item: Located) -> Iterator[Finding]:
 
 
 def check_view(view: View) -> Iterator[Finding]:
-    """Old and new names together, and lists that two layers set."""
+    """Return findings about old and new names together, and about lists that two layers set."""
     for names in map(names_of, (DEVICE_SPEC, ALIAS)):
         items = [item for section, key in names for item in view.all(section, key)]
         used = list(dict.fromkeys(str(item.setting) for item in items))

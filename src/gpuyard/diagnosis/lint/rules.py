@@ -94,8 +94,8 @@ def found(
     severity: Severity | None = None,
     line: int | None = None,
 ) -> Finding:
-    """A finding at a setting (or at a line of its value), or about a file as a whole. Its payload has ``file`` and
-    ``line`` (from 1; None when it is about a file as a whole, or about a flavor)."""
+    """Return a finding at a setting (or at a line of its value), or about a file as a whole. Its payload has ``file``
+    and ``line`` (from 1; None when it is about a file as a whole, or about a flavor)."""
     if isinstance(place, str):
         file = place
     elif isinstance(place, Rejection):

@@ -1,4 +1,4 @@
-"""The scheduler's filters."""
+"""Checks the scheduler's filters: unknown or removed ones, and a missing PciPassthroughFilter."""
 
 from __future__ import annotations
 

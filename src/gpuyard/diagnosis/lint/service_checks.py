@@ -1,4 +1,4 @@
-"""Options that must fit together: on one host, and between services."""
+"""Checks options that must fit together, on one host and between services."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with ``device_spec``, without knowing the host."""
+"""Checks ``device_spec`` without knowing the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What diagnosis adds to the portal: which servers could start now, and why others could not."""
+"""The parts of the portal that diagnosis adds: which servers could start now, and why others could not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuyard.web.capability import Capability
 
 
 class DiagnosisCapability(Capability):
-    """The API, and where people log in the page Start."""
+    """The API, and, where people log in, the page Start."""
 
     def __init__(
         self, context: InventoryContext, capacity: CapacityService, authenticator: Authenticator | None

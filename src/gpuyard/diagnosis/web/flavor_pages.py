@@ -1,4 +1,7 @@
-"""The page of what somebody could start now: the rows of /v1/flavors, made on the server; runners.js loads it again."""
+"""The page of servers that a person could start now, with the rows of /v1/flavors.
+
+It is made on the server; runners.js loads it again.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ def install(app: FastAPI, sources: InventoryContext, bootable: CapacityService, 
 
 
 def parts(told: FlavorList) -> dict[str, object]:
-    """What the template shows: those that would start before those that would not, in the order of the document."""
+    """Return the values for the template: flavors that would start before those that would not, in the document's
+    order."""
     rows = [once(row) for row in told.flavors]
     with_gpus: list[FlavorRow] = [row for row in rows if row.gpus]
     return {
@@ -38,7 +42,7 @@ def parts(told: FlavorList) -> dict[str, object]:
 
 
 def once(row: FlavorRow) -> FlavorRow:
-    """The row for a page, on which nothing is said twice: a cause is told with its numbers and its remedy, and so
+    """Return the row for a page, which repeats nothing: a cause is shown with its numbers and its remedy, and so
     neither in short in the answer nor again as what keeps GPUs back."""
     if not row.causes:
         return row

@@ -1,4 +1,7 @@
-"""What could be started now, flavor by flavor: for one's own projects, for admins for any; without a login for any."""
+"""The API of flavors that could be started now: for a person's own projects, or any project for admins.
+
+Without a login there is no project, and limits are not applied.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,7 @@ def flavor_list(
     pool: str,
     authenticator: Authenticator | None,
 ) -> FlavorList:
-    """The document. Raises Refusal."""
+    """Return the document. Raises Refusal."""
     asker = None
     if who is not None and authenticator is not None:
         person = acting_for(who, project, authenticator.people)

@@ -1,4 +1,9 @@
-"""What stands in the way: of the flavor and the project wherever the server would run, and of one host."""
+"""Finds the obstacles to a server: of the flavor wherever it would run, and of one host.
+
+For a host, nova-compute's service is judged first, then Placement, device types, NUMA, and aggregates. Placement's
+answer for the whole request has the last word: when it names the host, its single answers, which were read a moment
+before or after, do not count.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +19,14 @@ from gpuyard.nova.request import PINNED, SHARED, DeviceNeed, Request
 # Placement decides about these. It is asked for the whole request too, and has the last word.
 OF_PLACEMENT = frozenset({"gpu", "gpu-count", "room", "too-big", "max-unit", "class", "trait", "group"})
 LIBVIRT = "QEMU"
-"""What nova-compute with libvirt says of itself; no other driver of Nova reports a NUMA topology."""
+"""The hypervisor type that nova-compute with libvirt reports; no other driver of Nova reports a NUMA topology."""
 ISOLATION = "trait:"
 TENANTS = "filter_tenant_id"
 """Metadata of aggregates that TENANT_FILTER keeps for some projects begins with it."""
 
 
 def of_flavor(facts: RequestFacts, request: Request) -> list[Finding]:
-    """Of the flavor itself, whatever the host."""
+    """Return causes in the flavor itself, whatever the host."""
     flavor = facts.flavor
     causes = [obstacle(problem.code, problem.reason, problem.remedy) for problem in request.problems]
     if flavor.disabled:
@@ -56,8 +61,8 @@ def _classes(request: Request) -> set[str]:
 
 
 def of_host(facts: RequestFacts, request: Request, host: ComputeNode) -> list[Finding]:
-    """All that stands in the way on one host. When Placement names the host for the whole request, what was read a
-    moment before or after does not count."""
+    """Return all causes on one host. When Placement names the host for the whole request, what was read of it a moment
+    before or after does not count."""
     causes = _of_service(host)
     if facts.candidates is None or host.provider not in facts.candidates:
         causes += _of_placement(facts, request, host)
@@ -72,7 +77,7 @@ def of_host(facts: RequestFacts, request: Request, host: ComputeNode) -> list[Fi
 
 
 def candidates_of(facts: RequestFacts, request: Request) -> tuple[list[ComputeNode], list[ComputeNode]]:
-    """Hosts that could be meant, and those that have no GPU of the kind, whatever its state."""
+    """Return the hosts that could be meant, and those that have no GPU of the kind, whatever its state."""
     if facts.gpu_hosts is not None:
         names = facts.gpu_hosts
         return [h for h in facts.hosts if h.name in names], [h for h in facts.hosts if h.name not in names]
@@ -196,7 +201,7 @@ def _kept(host: ComputeNode, name: str) -> str:
 
 
 def matching(devices: Iterable[Device], need: DeviceNeed, host: str | None) -> list[Device]:
-    """The devices that a need means, in whatever state; of one host, or of all."""
+    """Return the devices that a need means, in whatever state; of one host, or of all."""
     return [
         device
         for device in devices
@@ -205,13 +210,13 @@ def matching(devices: Iterable[Device], need: DeviceNeed, host: str | None) -> l
 
 
 def available(facts: RequestFacts, devices: Iterable[Device], need: DeviceNeed) -> list[str]:
-    """Providers among some that Placement would give to a need."""
+    """Return those of these providers that Placement would give to a need."""
     able = facts.able_devices.get((need.resource_class, need.traits), frozenset())
     return [device.provider for device in devices if device.provider in able]
 
 
 def unmet(choices: Sequence[Sequence[str]]) -> list[int]:
-    """Indexes of the needs that are left over when as many as possible get a provider of their own."""
+    """Return indexes of the needs that are left over when as many as possible get a provider of their own."""
     holder: dict[str, int] = {}
 
     def place(index: int, tried: set[str]) -> bool:
@@ -419,7 +424,7 @@ COMPARE_TEXT = {
 
 
 def match(value: str, wanted: str) -> bool:
-    """Nova's comparison of extra specs (``extra_specs_ops.py``); what it cannot compare does not match."""
+    """Compare as Nova's extra specs do (``extra_specs_ops.py``); a comparison that it does not know does not match."""
     words = wanted.split()
     if not words or words[0] not in {*COMPARE, *COMPARE_TEXT, "<in>", "<all-in>", "<or>"}:
         return value == wanted
@@ -439,7 +444,7 @@ def match(value: str, wanted: str) -> bool:
 
 
 def shortage(rooms: Mapping[str, HostStock | None], amounts: Mapping[str, int]) -> dict[str, int]:
-    """Class -> how much is missing, of the classes that were looked at."""
+    """Return how much is missing of each class, of those that were looked at."""
     found = {}
     for name, needs in amounts.items():
         room = rooms.get(name)

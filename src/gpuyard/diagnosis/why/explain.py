@@ -1,4 +1,4 @@
-"""The explanation: whether a server would start now and where, or all that stands in the way, host by host."""
+"""Explains whether a server would start now and where, or else all that stands in the way, host by host."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SHORT = {
 
 
 def explain(facts: RequestFacts, request: Request) -> Explanation:
-    """All that can be said of the facts."""
+    """Return the explanation of the facts."""
     meant, without = candidates_of(facts, request)
     global_causes = (*of_flavor(facts, request), *of_project(facts, request))
     known = () if request.problems else meant  # of an alias that nobody knows, no host can be said to have it

@@ -1,4 +1,4 @@
-"""The facts that an explanation is made from, and the words it is made of; ``diagnosis/why/read.py`` reads them."""
+"""The facts that an explanation is made from, and the parts of an explanation; ``diagnosis/why/read.py`` reads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuyard.nova.request import NovaFlavor
 def obstacle(
     code: str, reason: str, remedy: str, details: Sequence[Mapping[str, object]] = (), short: str = ""
 ) -> Finding:
-    """A cause: one thing that stands in the way, and what would take it away. The code is one of those in
+    """Return a cause: one thing that stands in the way, and its remedy. The code is one of those in
     docs/how-to/why-no-valid-host.md. `details`: of ``gpu`` the GPUs, of ``room`` and ``quota`` the numbers. `short`:
     for the first line of the answer, where the reason is too long for one."""
     return Finding(code, Severity.ERROR, "", reason, remedy, {"details": list(details), "short": short})
@@ -21,13 +21,13 @@ def obstacle(
 
 @dataclass(frozen=True)
 class HostStock(Stock):
-    """What a host has of one resource class, as Placement counts it."""
+    """The amount that a host has of one resource class, as Placement counts it."""
 
     used: int = 0
 
     @property
     def capacity(self) -> int:
-        """What all servers together may have."""
+        """The amount that all servers together may have."""
         return int((self.total - self.reserved) * self.ratio)
 
     @property
@@ -63,7 +63,7 @@ class Device:
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server on a host, and what it would give back."""
+    """A server on a host, and the resources that it would give back."""
 
     id: str
     name: str
@@ -142,7 +142,7 @@ NeedKey = tuple[str, frozenset[str]]
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """Everything that was read."""
+    """The facts that were read for one request."""
 
     flavor: NovaFlavor
     hosts: tuple[ComputeNode, ...]
@@ -161,7 +161,7 @@ class RequestFacts:
     candidates: frozenset[str] | None = None
     """Ids of the root providers that Placement would give the whole request to; None when it was not asked."""
     candidates_error: str = ""
-    """What Placement said instead of an answer."""
+    """Placement's error, where it gave no answer."""
     aggregates: tuple[HostAggregate, ...] = ()
     asker: Asker | None = None
     zone: str | None = None
@@ -185,14 +185,14 @@ class RequestFacts:
     ledger_known: bool = False
     """It was asked which bookings and holds keep GPUs."""
     gpu_hosts: frozenset[str] | None = None
-    """Where Placement does not decide about GPUs: the hosts with GPUs of the pools that are asked; None where it does,
+    """The hosts with GPUs of the pools that are asked, where Placement does not decide about GPUs; None where it does,
     or where the site knows no such pool."""
     calls: int = 0
 
 
 @dataclass(frozen=True)
 class Action:
-    """One thing that somebody would do."""
+    """An action of an operator or a user."""
 
     kind: str
     """A stable word: ``delete-server``, ``enable-service``, ``raise-limit`` ..."""
@@ -222,23 +222,23 @@ class HostAnswer:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The answer."""
+    """The answer, with causes, hosts and remedies."""
 
     flavor: str
     project: str | None
     answer: str
     """One line."""
     causes: tuple[Finding, ...]
-    """What stands in the way on every host: the flavor, the project."""
+    """The obstacles on every host: the flavor, the project."""
     hosts: tuple[HostAnswer, ...]
     others: tuple[str, ...] = ()
     """Hosts that have no GPU of the kind that is asked, whatever else."""
     first: tuple[Action, ...] = ()
-    """What must be done wherever the server is to run."""
+    """Actions that are needed wherever the server is to run."""
     remedies: tuple[Remedy, ...] = ()
     """Then one of these, cheapest first; none are needed when a host has room."""
     doubts: tuple[str, ...] = ()
-    """What may still stand in the way of this flavor."""
+    """Things that may still stand in the way of this flavor."""
     not_looked_at: tuple[str, ...] = ()
     gpus_looked_at: bool = True
     """False where the flavor asks for GPUs and Placement does not decide about them."""
@@ -246,7 +246,7 @@ class Explanation:
 
     @property
     def where(self) -> tuple[str, ...]:
-        """Hosts that would take a server, limits and the flavor apart."""
+        """The hosts that would take a server, limits and the flavor apart."""
         return tuple(answer.host for answer in self.hosts if answer.fits)
 
     @property

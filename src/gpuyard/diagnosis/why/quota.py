@@ -1,4 +1,4 @@
-"""Limits of the project: which of them one more server would exceed, and what they would have to be."""
+"""Finds the project's limits that one more server would exceed, and the values that they would have to have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NONE_FREED: Mapping[str, int] = {}
 
 
 def uncounted(asker: Asker) -> str:
-    """A doubt about limits while a cell of Nova is silent: its servers are not listed."""
+    """Return a doubt about limits while a cell of Nova is silent: its servers are not listed."""
     return (
         f"a cell of Nova does not answer: servers of project {asker.name} that are there are not counted here, and "
         "Nova counts them against its limit on servers"
@@ -24,8 +24,9 @@ def uncounted(asker: Asker) -> str:
 
 
 def exceeded(facts: RequestFacts, request: Request, freed: Mapping[str, int] = NONE_FREED) -> dict[str, list[Limit]]:
-    """The limits that one more server would exceed when this much of the project's use is given back before; those on
-    the classes of one pool together, the one that counts all its GPUs first. Key: the pool, or the resource."""
+    """Return the limits that one more server would exceed when this much of the project's use is given back before;
+    those on the classes of one pool together, the one that counts all its GPUs first. Key: the pool, or the
+    resource."""
     groups: dict[str, list[Limit]] = {}
     for item in sorted(_asked(facts, request), key=lambda limit: (_class(limit) not in facts.counting, limit.resource)):
         if item.limit >= 0 and _needs(facts, request, item, freed) > item.limit:
@@ -48,7 +49,7 @@ def _needs(facts: RequestFacts, request: Request, item: Limit, freed: Mapping[st
 
 
 def of_project(facts: RequestFacts, request: Request) -> list[Finding]:
-    """Limits that one more server would exceed: one cause for each pool, and for each other resource."""
+    """Return causes for limits that one more server would exceed: one for each pool, and for each other resource."""
     if facts.asker is None:
         return []
     groups = exceeded(facts, request).values()
@@ -86,7 +87,7 @@ def _cause(facts: RequestFacts, request: Request, asker: Asker, group: list[Limi
 
 
 def raising(facts: RequestFacts, request: Request, freed: Mapping[str, int] = NONE_FREED) -> tuple[Action, ...]:
-    """What must become of the limits: one action for each key of the site file, with the highest number."""
+    """Return actions that raise the limits: one for each key of the site file, with the highest number."""
     if facts.asker is None:
         return ()
     return tuple(
@@ -140,7 +141,7 @@ def _by_site(facts: RequestFacts, item: Limit, to: int, key: str, values: Mappin
 
 
 def counted_of(asker: Asker | None, servers: Iterable[tuple[str, Mapping[str, int]]]) -> dict[str, int]:
-    """What servers give back of the asker's use; each is the id of its project, and what it counts for."""
+    """Return what servers give back of the asker's use; each is the id of its project, and what it counts for."""
     freed: dict[str, int] = {}
     for project, counted in servers:
         if asker is not None and project == asker.id:

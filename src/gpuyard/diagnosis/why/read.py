@@ -1,7 +1,8 @@
-"""Reads the facts for ``gpuyard gpu why``: sets for all hosts at once, and a closer look at a few of them.
+"""Reads the facts for ``gpuyard gpu why``: sets for all hosts at once, then details of a few of them.
 
 Placement is asked which providers have what the flavor asks, one call a question for any number of hosts and GPUs. Only
-of hosts that fail on GPUs or on room, and of a few of them at most, why_closer.py asks what they have and who holds it.
+hosts that fail on GPUs or on room, and a few of them at most, are then read in detail by read_closer.py: what they have
+and who holds it.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def why(
     zone: str | None = None,
     words: LedgerWords | None = None,
 ) -> Explanation:
-    """Why a server of a flavor (name or id) would not start now, or where it would. `words`: what the ledger says of
-    GPUs; None where that is not known.
+    """Explain why a server of a flavor (name or id) would not start now, or where it would. `words`: the ledger's
+    reasons for keeping GPUs; None where they are not known.
 
     Raises UsageError for a flavor or a project that does not exist, CloudError when the cloud does not answer.
     """
@@ -60,7 +61,7 @@ def why(
 
 
 class FactsReader:
-    """Reads facts: the first round, which is of all hosts at once."""
+    """Reads the first round of facts, which is of all hosts at once."""
 
     def __init__(self, cloud: Reader, loaded: LoadedSite) -> None:
         self._cloud = cloud
@@ -71,7 +72,7 @@ class FactsReader:
         self._gpus: list[Gpu] = []
 
     def read(self, name: str, project: str | None, zone: str | None) -> tuple[RequestFacts, Request]:
-        """The first round: what holds of all hosts at once."""
+        """Return the facts that hold of all hosts at once, and the request."""
         run, cloud = self._cloud.later, self._cloud
         asker = run(asker_named, cloud, project) if project is not None else None
         services = run(cloud.services)
@@ -127,7 +128,7 @@ class FactsReader:
         return _with_candidates(facts, [later.result() for later in candidates]), request
 
     def closer(self, facts: RequestFacts, words: LedgerWords | None) -> CloserReader:
-        """What reads the second round, after the first."""
+        """Return the reader of the second round, after the first."""
         asker = (facts.asker.id, facts.asker.name) if facts.asker else None
         return CloserReader(self._cloud, self._aliases, self._gpus, self._providers, self._allocatable, asker, words)
 

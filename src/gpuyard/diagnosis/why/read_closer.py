@@ -1,4 +1,7 @@
-"""The closer look of ``gpuyard gpu why``: what hosts that nearly fit have, and who holds it. See why.py."""
+"""Reads details of the hosts that nearly fit for ``gpuyard gpu why``: their resources, and who holds them.
+
+It is the second round after read.py, and reads eight hosts at most, those nearest to fitting.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ LOOK_CLOSER = 8
 
 
 class CloserReader:
-    """Reads what the first round left open, of a few hosts."""
+    """Reads the facts that the first round left open, of a few hosts."""
 
     def __init__(
         self,
@@ -44,7 +47,7 @@ class CloserReader:
         self._names = Names({("project", asker[0]): asker[1]} if asker else {})
 
     def look(self, facts: RequestFacts, request: Request, answers: Sequence[HostAnswer]) -> RequestFacts:
-        """The facts with numbers, servers and holders of the hosts that are nearest to having room."""
+        """Return the facts with numbers, servers and holders of the hosts that are nearest to having room."""
         # Nova lists no server of a cell that is silent, so nothing more can be known of hosts there.
         silent = {host.name for host in facts.hosts if host.silent}
         short = [a for a in answers if any(cause.code in ("gpu", "room") for cause in a.causes)]

@@ -1,4 +1,4 @@
-"""What decides about servers beside GPUs, read the same way for every question about them: hosts, limits, options."""
+"""Reads hosts, limits and options that decide about servers beside GPUs, the same way for `why/` and `capacity/`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT_REQUIRED = "servers"
 
 
 def asker_named(cloud: Reader, name: str) -> Asker:
-    """A project by its id, or by its name as the site file has it. Raises UsageError."""
+    """Return a project by its id, or by its name as the site file has it. Raises UsageError."""
     found = KeystonePeople(cloud.api).projects(name)
     if not found:
         raise UsageError(f"cloud {cloud.api.name} has no project {name!r}; one of another domain is NAME@DOMAIN")
@@ -35,7 +35,7 @@ def asker_named(cloud: Reader, name: str) -> Asker:
 
 
 def limits_of(cloud: Reader, compiled: CompiledSite, asker: Asker, resources: Iterable[str]) -> Asker:
-    """The project with its limits on some resources, and what it uses of them, counted as Nova does."""
+    """Return the project with its limits on some resources, and its use of them, counted as Nova does."""
     usages = cloud.later(cloud.project_usages, asker.id)
     servers = cloud.pages("compute", "/servers", "servers", all_tenants=1, project_id=asker.id)
     used = {"servers": sum(1 for _ in servers)}
@@ -61,8 +61,8 @@ def compute_nodes(
     providers: Iterable[Provider],
     sharing: frozenset[str],
 ) -> Iterable[ComputeNode]:
-    """Every hypervisor, and every root provider of which Nova knows none. `sharing`: ids of providers that are no
-    hosts."""
+    """Return every hypervisor, and every root provider of which Nova knows none. `sharing`: ids of providers that are
+    no hosts."""
     kept = {capacity.host: capacity.reserve.classes for capacity in loaded.compiled.capacities if capacity.keeps}
     known = set()
     for row in hypervisors:
@@ -88,7 +88,7 @@ def compute_nodes(
 
 
 def site_aliases(compiled: CompiledSite) -> dict[str, Alias]:
-    """The aliases that the site gives to every Nova service."""
+    """Return the aliases that the site gives to every Nova service."""
     return aliases_of(compiled.options_of("nova").values("pci", "alias"))
 
 
@@ -98,14 +98,14 @@ def placement_decides(compiled: CompiledSite) -> bool:
 
 
 def pools_of_classes(compiled: CompiledSite) -> dict[str, str]:
-    """Resource class of GPUs, or one that counts them -> the site's pool."""
+    """Return the pool of each resource class of GPUs, and of each class that counts them."""
     return {gpu.resource_class: gpu.pool for gpu in compiled.gpus} | {
         count_class(pool): pool for pool in compiled.site.pools
     }
 
 
 def scheduling(compiled: CompiledSite) -> dict[str, Any]:
-    """Fields of `RequestFacts` that follow from options of Nova's services."""
+    """Return fields of `RequestFacts` that follow from options of Nova's services."""
     filters = _option(compiled, "filter_scheduler", "enabled_filters") or DEFAULT_FILTERS
     isolated = _option(compiled, "scheduler", "enable_isolated_aggregate_filtering") or "false"
     return {

@@ -1,4 +1,10 @@
-"""What would make a server start: for each host the fewest actions that take all its causes away."""
+"""Finds remedies: for each host the fewest actions that take all its causes away.
+
+Actions that are needed on every host come first, then the cheapest of the hosts. GPUs and room are freed by deleting
+servers, idle ones first; as an alternative also by releasing GPUs that no server holds; and where that is enough, by a
+smaller reserve. Limits are raised only by what is still short after that. A host with a cause that no simple action
+takes away has no remedy.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +28,7 @@ IDLE = ("ERROR", "SHUTOFF", "SUSPENDED", "PAUSED")
 
 @dataclass(frozen=True)
 class Freeing:
-    """Something that would be given back, and the action that gives it back."""
+    """Something that can be given back, and the action that does it."""
 
     action: Action
     providers: frozenset[str]
@@ -31,14 +37,14 @@ class Freeing:
     """Less is better."""
     project_id: str = ""
     counted: Mapping[str, int] = field(default_factory=dict)
-    """What its project gets back of its limits."""
+    """The amounts that its project gets back of its limits."""
 
 
 def remedies(
     facts: RequestFacts, request: Request, causes: Iterable[Finding], answers: Sequence[HostAnswer]
 ) -> tuple[tuple[Action, ...], tuple[Remedy, ...]]:
-    """What must be done wherever the server is to run, and then the cheapest remedies of hosts, one or two a host; none
-    of these when a host has room already.
+    """Return the actions that are needed wherever the server is to run, and then the cheapest remedies of hosts, one or
+    two a host; none of these when a host has room already.
 
     A server of the project gives its share of the limits back when it is deleted; only what is short then is raised.
     """

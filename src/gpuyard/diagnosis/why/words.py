@@ -1,4 +1,4 @@
-"""Resource classes and amounts in the words of people, with their units."""
+"""Names resource classes and amounts for people, with their units."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ WORDS = {
 
 
 def words(facts: RequestFacts, name: str) -> str:
-    """``MEMORY_MB`` -> ``RAM``; a class that counts a pool's GPUs -> ``GPUs of pool v100``; others as they are."""
+    """Name a class: ``MEMORY_MB`` -> ``RAM``; a class that counts a pool's GPUs -> ``GPUs of pool v100``; others as
+    they are."""
     if name in facts.pools:
         return f"GPUs of pool {facts.pools[name]}"
     return WORDS[name][0] if name in WORDS else name
 
 
 def amount(name: str, number: int) -> str:
-    """``8192 MiB``."""
+    """Format an amount: ``8192 MiB``."""
     return f"{number}{WORDS[name][1] if name in WORDS else ''}"
 
 
@@ -37,10 +38,10 @@ def countable(facts: RequestFacts, name: str) -> bool:
 
 
 def amount_of(facts: RequestFacts, name: str, number: int) -> str:
-    """``8192 MiB of RAM``, ``4 vCPUs``."""
+    """Format an amount with its name: ``8192 MiB of RAM``, ``4 vCPUs``."""
     return f"{amount(name, number)} {'' if countable(facts, name) or name not in WORDS else 'of '}{words(facts, name)}"
 
 
 def and_list(items: list[str] | tuple[str, ...]) -> str:
-    """``a, b and c``."""
+    """Join names: ``a, b and c``."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
