@@ -1,4 +1,8 @@
-"""Carries a site's plan out: flavors with their access, limits, aggregates, properties of images."""
+"""Applies a site's plan to the cloud: flavors with their access, limits, aggregates, and properties of images.
+
+Steps are carried out in the plan's order, up to the first that fails. Then the cloud is read again, and must be as the
+site wants it. Whatever was not done is in the next plan.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ NOT_FOUND, CONFLICT = 404, 409
 
 
 class SiteApplier:
-    """Carries steps out, one by one. It decides nothing, and a step that is done already is done."""
+    """Carries steps out, one by one. It decides nothing, and carrying out a step twice changes nothing more."""
 
     def __init__(self, api: CloudApi, seen: SeenObjects) -> None:
         self._api = api
@@ -31,7 +35,8 @@ class SiteApplier:
         self._image_ids = {item.image.name: item.id for item in seen.images}
 
     def apply(self, plan: SitePlan, report: Callable[[SiteStep], None]) -> None:
-        """All steps in order; `report` is called before each. Raises CloudError at the first one that fails."""
+        """Carry out all steps in order; `report` is called before each. Raises CloudError at the first one that
+        fails."""
         for step in plan.steps:
             report(step)
             try:
@@ -189,7 +194,7 @@ def apply_plan(
     report: Callable[[SiteStep], None],
     prune: bool = False,
 ) -> None:
-    """Carry a plan out, then look again: raises CloudError unless the cloud is as the site wants it."""
+    """Carry a plan out, then read the cloud again: raises CloudError unless it is as the site wants it."""
     try:
         SiteApplier(api, seen).apply(plan, report)
     except CloudError as error:
@@ -207,7 +212,7 @@ def apply_plan(
 
 
 def hidden_limits(api: CloudApi, compiled: CompiledSite, steps: Iterable[SiteStep]) -> str:
-    """What to do when limits of projects that are to be made may be there and not be shown; empty where all are."""
+    """Return what to do when Keystone may hide limits of projects that are to be made; empty where it shows all."""
     release = RELEASES[compiled.site.release]
     makes = any(isinstance(step, LimitStep) and step.before is None and step.object.project for step in steps)
     if release.limits_shown or not makes or api.sees_all_limits:

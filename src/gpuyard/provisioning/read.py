@@ -1,5 +1,6 @@
-"""Reads the objects that a site manages: flavors with their access, limits, aggregates, properties of images, and what
-hosts have reported of their provider.yaml. docs/architecture.md has the calls; none of them grows with the GPUs.
+"""Reads the objects that a site manages: flavors with access, limits, aggregates, images, and reported provider.yaml.
+
+docs/reference/openstack-calls.md has the calls; none of them grows with the GPUs.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ OF_PROVIDER_CONFIGS = re.compile(r"^CUSTOM_(NOGPU_\w+|GPU_\w+_COUNT)$")
 
 
 def read_objects(api: CloudApi, compiled: CompiledSite | None = None, look_at_hosts: bool = True) -> SeenObjects:
-    """What the cloud has now. What only a site can name, its images and hosts, is left out without one; what hosts have
-    in Placement is also left out without `look_at_hosts`."""
+    """Return the cloud's objects. Images and hosts, which only a site can name, are left out without one; the hosts'
+    inventories in Placement are also left out without `look_at_hosts`."""
     with Reader(api) as cloud:
         return see_objects(cloud, compiled, look_at_hosts)
 
 
 def see_objects(cloud: Reader, compiled: CompiledSite | None, look_at_hosts: bool) -> SeenObjects:
-    """As `read_objects`."""
+    """Return the same as `read_objects`, with an open reader."""
     projects = cloud.projects()
     names = {identity: name for name, identity in projects.items()}
     limits = cloud.later(cloud.limits)

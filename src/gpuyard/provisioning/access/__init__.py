@@ -1,1 +1,2 @@
-"""What gpuyard may do in a cloud when it is no admin: the calls that it makes, and who must let it make them."""
+"""The rights of gpuyard in a cloud where it is no admin: the calls that it makes, and the accounts and policies for
+them."""

@@ -1,4 +1,9 @@
-"""The accounts that gpuyard works with: what Keystone shall have, and what is missing of it. Pure."""
+"""Plans the accounts that gpuyard works with, from what Keystone and the credentials file have. Pure.
+
+A plan makes projects, roles, users, grants, credentials and the log-in for limits, in that order, since each needs
+those before it. It is refused when somebody has a role that the site file does not call for, and, unless secrets are
+rotated, when a new password would lock out a user whose credentials this file does not have.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from gpuyard.provisioning.access.policies import LIMITS_ROLE, ROLE, SERVERS_ROLE
 USER = PROJECT = CLOUD = "gpuyard"
 LIMITS_USER = LIMITS_CLOUD = "gpuyard-limits"
 SYSTEM = ""
-"""In place of a project's name."""
+"""The grant's place in a project's stead: the system."""
 MEMBER, READER = "member", "reader"
 """The second follows from the first, and Keystone lists it in credentials."""
 WHOLE_SYSTEM = ("system", "all")
@@ -33,7 +38,7 @@ class Credential:
 
 @dataclass(frozen=True)
 class Accounts:
-    """What shall be."""
+    """The roles and credentials that shall be."""
 
     grants: tuple[tuple[str, str, str], ...]
     """User, role, and project or `SYSTEM`."""
@@ -42,7 +47,7 @@ class Accounts:
 
 @dataclass(frozen=True)
 class HeldRole:
-    """That somebody has a role somewhere, as Keystone lists it."""
+    """A role that somebody has somewhere, as Keystone lists it."""
 
     holder: tuple[str, str]
     """``user`` or ``group``, and its id."""
@@ -62,14 +67,14 @@ class HeldRole:
 
     @property
     def removal(self) -> str:
-        """The command that takes it away: with ids, since names may be those of several, or end up in a shell."""
+        """The command that takes the role away: with ids, since names may be those of several, or end up in a shell."""
         words = [f"--{kind} {id}" for kind, id in (self.holder, self.scope)]
         return " ".join(["openstack role remove", *words, *(["--inherited"] * self.inherited), self.role])
 
 
 @dataclass(frozen=True)
 class SeenAccounts:
-    """What Keystone and the file have. Ids by name."""
+    """The accounts that Keystone and the file have. Ids by name."""
 
     projects: Mapping[str, str] = field(default_factory=dict)
     users: Mapping[str, str] = field(default_factory=dict)
@@ -87,7 +92,7 @@ class SeenAccounts:
 
 
 def wanted(prefixes: dict[str, str], projects_of_servers: tuple[str, ...], shares: bool = False) -> Accounts:
-    """`prefixes` and `shares`: as in `access_rules`."""
+    """Return the accounts that shall be. `prefixes` and `shares`: as in `access_rules`."""
 
     def credential(cloud: str, project: str, door: CallCredentials, *roles: str) -> Credential:
         rules = access_rules(door, prefixes, shares)
@@ -116,8 +121,8 @@ def grant_name(user: str, role: str, place: str) -> str:
 
 
 def granted(accounts: Accounts, seen: SeenAccounts) -> dict[HeldRole, tuple[str, str, str]]:
-    """What Keystone lists when they are made, and which of `Accounts.grants` it is; of users, roles and projects that
-    there are."""
+    """Return the roles that Keystone lists once they are made, each with its entry of `Accounts.grants`; only those of
+    users, roles and projects that exist."""
     found = {}
     for grant in accounts.grants:
         user, role, place = grant
@@ -128,8 +133,8 @@ def granted(accounts: Accounts, seen: SeenAccounts) -> dict[HeldRole, tuple[str,
 
 
 def plan_accounts(accounts: Accounts, seen: SeenAccounts, rotate: bool) -> Plan:
-    """In the order in which they must be made. `rotate`: also what is as it should be gets new secrets, and so do
-    users that somebody else may log in as."""
+    """Return steps in the order in which they must be made. `rotate`: accounts that are as they should be get new
+    secrets, too, and so do users that somebody else may log in as."""
     steps = tuple(_steps(accounts, seen, rotate))
     notes = [
         f"the user {USER} has another application credential, {name}, which this file does not have; 'openstack "

@@ -1,7 +1,8 @@
-"""Makes the accounts that gpuyard works with, as somebody who may: roles, users, and credentials in a file.
+"""Makes gpuyard's accounts as an administrator: projects, roles, users, and credentials in a file.
 
-Only the user of the credentials can make some, and nobody knows its password: it gets a new one for each time, which is
-forgotten at once.
+Only the user of the credentials can make some, and nobody knows its password: it gets a new one for each run, which is
+not kept. New credentials are tried first, then written to the file, and only then the old ones end; so a failure leaves
+the file as it was, and no credential that is in no file.
 """
 
 from __future__ import annotations
@@ -50,22 +51,22 @@ OPTIONS = {
 """Of users that no person logs in as."""
 PROBES = (("compute", "/os-services"), ("placement", "/resource_classes"), ("identity", "/services"),
           ("image", "/images"), ("identity", "/limits"))  # fmt: skip
-"""What each service must let the portal's credential see."""
+"""Requests that each service must allow with the portal's credential."""
 
 
 def prefixes_of(api: CloudApi) -> dict[str, str]:
-    """The path of each service's API, as access rules need it. Raises CloudError."""
+    """Return the path of each service's API, as access rules need it. Raises CloudError."""
     return {service: prefix(service, api.address(service), api.project) for service in ROOTS}
 
 
 class AccountsReader:
-    """Looks at the accounts of one cloud, and at a file with credentials for them."""
+    """Reads the accounts of one cloud, and a file with credentials for them."""
 
     def __init__(self, api: CloudApi, path: Path) -> None:
         self._api, self._path = api, path
 
     def read(self, accounts: Accounts) -> SeenAccounts:
-        """Raises CloudError and UsageError."""
+        """Return the accounts. Raises CloudError and UsageError."""
         places = {place for _, _, place in accounts.grants} - {SYSTEM}
         names = {user for user, _, _ in accounts.grants}
         projects = self._ids("project", places, domain_id=DOMAIN)
@@ -161,10 +162,11 @@ class Bootstrapper:
         """Of users that were made, or got a new one, just now."""
 
     def apply(self, plan: Plan, report: Callable[[Step], None]) -> list[str]:
-        """All steps; `report` is called before each. Returns what services do not let the portal do yet, and why.
+        """Carry out all steps; `report` is called before each. Returns what services do not let the portal do yet, and
+        why.
 
-        Credentials that are replaced end when the new ones were seen to work: raises BlockedError when they do not,
-        and CloudError, and then the file is as it was.
+        Credentials that are replaced end when the new ones were seen to work: raises BlockedError when they do not, and
+        CloudError, and then the file is as it was.
         """
         entries: dict[str, dict[str, Any]] = {}
         made: list[str] = []
@@ -284,8 +286,8 @@ class Bootstrapper:
 
 
 def probe(clouds_file: Path) -> list[str]:
-    """What the portal's credential in a file cannot do of what it must, each with what to do about it. Raises
-    CloudError when a service does not answer."""
+    """Return what services refuse the portal's credential in a file that it needs, each with what to do about it.
+    Raises CloudError when a service does not answer."""
     api = _insist(lambda: _in(clouds_file))
     found = []
     for service, path in PROBES:

@@ -1,7 +1,7 @@
-"""The calls to OpenStack that `gpuyard serve` makes: the one table from which come access rules of its credentials,
-policy files, and docs/reference/grants.md.
+"""The table of calls to OpenStack that `gpuyard serve` makes, each with its credential and policy rules.
 
-A test runs the portal's loops with these rights and fails when one makes a call that is not here.
+Access rules of its credentials, policy files, and docs/reference/grants.md are all made from it. A test runs the
+portal's loops with these rights and fails when one makes a call that is not here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 
 class CallCredentials(StrEnum):
-    """Which of its credentials a call is made with."""
+    """The credential that a call is made with."""
 
     PORTAL = "portal"
     """In gpuyard's own project, with its own role: looks at everything, and keeps limits, holds and deadlines."""
@@ -24,7 +24,7 @@ class CallCredentials(StrEnum):
 
 @dataclass(frozen=True)
 class AllowedCall:
-    """One row."""
+    """A call that the portal makes."""
 
     door: CallCredentials
     service: str
@@ -153,13 +153,13 @@ ROOTS = {"compute": "/v2.1", "placement": "", "identity": "/v3", "image": "/v2",
 
 
 def calls_of(shares: bool) -> tuple[AllowedCall, ...]:
-    """All that are made. `shares`: for a site with pools of shares."""
+    """Return all calls. `shares`: for a site with pools of shares."""
     return (*CALLS, *CALLS_FOR_SHARES) if shares else CALLS
 
 
 def access_rules(door: CallCredentials, prefixes: dict[str, str], shares: bool) -> list[dict[str, str]]:
-    """Of a credential, as Keystone takes them. `prefixes`: the path of each service's API, by type, as requests have
-    it when they come to the service; a rule may have Keystone's wildcards. `shares`: as in `calls_of`."""
+    """Return the rules of a credential, as Keystone takes them. `prefixes`: the path of each service's API, by type, as
+    requests have it when they come to the service; a rule may have Keystone's wildcards. `shares`: as in `calls_of`."""
     mine = [one for one in calls_of(shares) if one.door is door]
     rules = [(one.service, one.method, prefixes[one.service] + one.path) for one in mine]
     # The client asks each service which versions it has, with its token.
@@ -172,8 +172,8 @@ def access_rules(door: CallCredentials, prefixes: dict[str, str], shares: bool) 
 
 
 def prefix(service: str, address: str, project: str | None) -> str:
-    """The path of a service's API by its `address` in the catalogue: ``/v2.1`` of ``http://host:8774/v2.1``. `project`:
-    whose id an old catalogue has in it, in which place any may be."""
+    """Return the path of a service's API by its `address` in the catalogue: ``/v2.1`` of ``http://host:8774/v2.1``.
+    `project`: whose id an old catalogue has in it, in which place any may be."""
     path = urlsplit(address).path.rstrip("/")
     if project and path.endswith(project):
         path = path.removesuffix(project).removesuffix("AUTH_") + "*"

@@ -1,4 +1,4 @@
-"""A clouds.yaml that gpuyard writes: only its owner may read it, and what others have written there stays."""
+"""Reads and writes gpuyard's entries of a clouds.yaml: only its owner may read it, and entries of others stay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Entries = Mapping[str, Mapping[str, Any]]
 
 
 def read_clouds(path: Path) -> dict[str, Any]:
-    """Clouds by name; none when there is no such file. Raises UsageError."""
+    """Return clouds by name; none when there is no such file. Raises UsageError."""
     return dict(_document(path)["clouds"])
 
 

@@ -1,9 +1,9 @@
-"""Policy rules as their services have them by default: those that gpuyard's policy files name, each with its check.
+"""Default policy rules of the OpenStack services: those that gpuyard's policy files name, each with its check.
 
-A file replaces a rule as a whole, so what it adds to one must be added to what the service has. Of Nova and Glance also
-every rule that names ``context_is_admin``, for policies.py to take that away, and of Nova those that did so once. A
-test compares with the services that are installed. Another release than `RELEASE` may have rules that go by
-``context_is_admin`` and are not here: by them gpuyard's role would be an admin.
+A file replaces a rule as a whole, so what it adds to one must be added to what the service has. For Nova and Glance the
+table also has every rule that names ``context_is_admin``, for policies.py to take that away, and for Nova those that
+did so once. A test compares with the services that are installed. Another release than `RELEASE` may have rules that go
+by ``context_is_admin`` and are not here: by them gpuyard's role would be an admin.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nova counts what a project uses against its limits in Keystone as its own user, who must be allowed to read them."""
+"""Lets Nova's own user read all limits in Keystone, which it needs to count what a project uses against them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ USER, DOMAIN, ROLE = "nova", "default", "reader"
 
 
 def nova_reads_limits(api: CloudApi) -> bool:
-    """Raises CloudError, also when there is no such user."""
+    """Whether Nova's user may read all limits. Raises CloudError, also when there is no such user."""
     user, role = _user(api), _role(api)
     query = {"user.id": user, "role.id": role, "scope.system": "all"}
     return bool(api.get("identity", "/role_assignments", **query)["role_assignments"])
 
 
 def let_nova_read_limits(api: CloudApi) -> None:
-    """Said again it changes nothing. Raises CloudError."""
+    """Give Nova's user the right; once more changes nothing. Raises CloudError."""
     api.request("PUT", "identity", f"/system/users/{_user(api)}/roles/{_role(api)}")
 
 

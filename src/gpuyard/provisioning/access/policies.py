@@ -1,4 +1,4 @@
-"""Policy files that let gpuyard's own roles do what calls.py has, and nothing else; no role of theirs is an admin.
+"""Policy files that let gpuyard's own roles make the calls of calls.py, and nothing else; none of them is an admin.
 
 Nova and Glance decide by ``context_is_admin`` in code whose servers and images somebody sees at all, so gpuyard's role
 must be named there; by default that would let it do everything. Therefore their files say of every rule that goes by it
@@ -13,11 +13,11 @@ from gpuyard.provisioning.access.calls import CALLS_FOR_SHARES, calls_of
 from gpuyard.provisioning.access.defaults import ADMIN, DEFAULTS
 
 ROLE = "gpuyard"
-"""The portal's, in its own project."""
+"""The portal's role, in its own project."""
 SERVERS_ROLE = "gpuyard-servers"
-"""In projects that its own servers are in, beside ``member``."""
+"""The role in projects that its own servers are in, beside ``member``."""
 LIMITS_ROLE = "gpuyard-limits"
-"""On the system; no rule names it."""
+"""The role on the system; no rule names it."""
 
 OURS = f"role:{ROLE}"
 BY_NOVA = f"service_roles:service and {OURS}"
@@ -29,13 +29,13 @@ SPECIAL = {
     "get_image": f"(({OWN} or 'community':%(visibility)s or 'public':%(visibility)s) and {OURS})",
     "modify_image": f"({OWN} and {OURS})",
 }
-"""Where what is added is not `OURS`."""
+"""The rules to which another check than `OURS` is added."""
 
 FOR_NOVA: Mapping[str, Mapping[str, str]] = {
     "glance": dict.fromkeys(("add_image", "upload_image", "add_member", "delete_image"), f"({OWN} and {BY_NOVA})"),
     "neutron": dict.fromkeys(("context_is_advsvc", "get_port", "delete_port"), f"({BY_NOVA})"),
 }
-"""What other services must let Nova do when we have a server shelved, made an image of, or deleted."""
+"""Calls that other services must let Nova make when we have a server shelved, made an image of, or deleted."""
 
 SERVICES = {"compute": "nova", "placement": "placement", "identity": "keystone", "image": "glance"}
 """Type in the catalogue -> service. Neutron's calls are made as a member, which it lets pass."""
@@ -47,7 +47,7 @@ HEADER = """\
 
 
 def additions(shares: bool = False) -> dict[str, dict[str, str]]:
-    """Service -> rule -> the check that is added to it. `shares`: as in `calls_of`."""
+    """Return the check that is added to each rule: service -> rule -> check. `shares`: as in `calls_of`."""
     found: dict[str, dict[str, str]] = {service: {} for service in (*SERVICES.values(), "neutron")}
     for call in calls_of(shares):
         for rule in call.rules:
@@ -58,7 +58,7 @@ def additions(shares: bool = False) -> dict[str, dict[str, str]]:
 
 
 def policies(shares: bool = False) -> dict[str, dict[str, str]]:
-    """Service -> rule -> check: what differs from its defaults. `shares`: as in `calls_of`."""
+    """Return the checks that differ from a service's defaults: service -> rule -> check. `shares`: as in `calls_of`."""
     return {service: _policy(DEFAULTS[service], added) for service, added in additions(shares).items()}
 
 
@@ -74,10 +74,11 @@ def _check(default: str, added: str | None) -> str:
 
 
 def policy_files(shares: bool = False) -> dict[str, str]:
-    """Path below Kolla's folder of configuration, as ``nova/policy.yaml`` -> text. `shares`: as in `calls_of`."""
+    """Return the text of each file by its path below Kolla's folder of configuration, as ``nova/policy.yaml``.
+    `shares`: as in `calls_of`."""
     return {f"{service}/policy.yaml": render(rules) for service, rules in policies(shares).items()}
 
 
 def render(rules: Mapping[str, str]) -> str:
-    """YAML; no check has a quotation mark."""
+    """Format rules as YAML; no check has a quotation mark."""
     return HEADER + "".join(f'"{rule}": "{check}"\n' for rule, check in sorted(rules.items()))
