@@ -1,7 +1,8 @@
-"""``python3 -m gpuyard.host``: everything that is done on a hypervisor, with Python 3.9 and nothing else.
+"""The command line on a hypervisor, ``python3 -m gpuyard.host``, with Python 3.9 and nothing else.
 
 Each verb imports what it needs: the file that goes to hosts has no bytecode, so that there every module is compiled at
-each call."""
+each call.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts what a hypervisor needs into one file, a zipapp, which any Python 3.9 or newer runs.
+"""Builds the file that hypervisors run, a zipapp with all that they need, for any Python 3.9 or newer.
 
 The same sources give the same bytes: times and modes are fixed, so that a copy can be told by its checksum.
 """

@@ -1,7 +1,7 @@
-"""The verbs that look at a host or change it, as they run on the host itself. What they print is for people, or JSON.
+"""Runs the verbs that look at a host or change it, on the host itself, and prints for people or as JSON.
 
 With `json` one object per line: ``{"event": "step", "done": 2, "of": 9, "text": ...}`` while steps are carried out, and
-at the end ``{"event": "result", "verb": ..., "exit": ..., ...}``: the exit code, and what the verb found out.
+at the end ``{"event": "result", "verb": ..., "exit": ..., ...}``: the exit code, and the verb's result.
 
 Each verb imports itself what no other needs: the file that goes to hosts has no bytecode, so that there every module is
 compiled at each call.

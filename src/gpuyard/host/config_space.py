@@ -1,4 +1,4 @@
-"""Registers of a function's configuration space, read one by one: of 4096 bytes, two are usually all that is wanted.
+"""Reads registers of a function's configuration space one by one: of 4096 bytes, two are usually all that is wanted.
 
 Everybody may read the first 64 bytes, and only root those behind them.
 """

@@ -1,4 +1,4 @@
-"""Whether the host runs NVIDIA's Fabric Manager in its shared model, by its configuration.
+"""Detects by its configuration whether the host runs NVIDIA's Fabric Manager in its shared model.
 
 An NVSwitch board (HGX) whose GPUs go to several VMs needs it: Fabric Manager keeps the switches on the host and makes a
 partition of the board active for each VM. Without, CUDA in a VM with a part of the board fails with error 802.

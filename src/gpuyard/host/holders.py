@@ -1,4 +1,4 @@
-"""Who holds a device now: the processes that have its device node open.
+"""Finds the processes that hold a device now: those that have its device node open.
 
 A driver lets go of a device only when nobody has it open any more. Until then an unbind waits, in the kernel, without
 an end. All that is looked at are the links in ``/proc/PID/fd``; those of other users' processes only root may read.

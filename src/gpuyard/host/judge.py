@@ -1,4 +1,9 @@
-"""Judges IOMMU groups: which GPUs can be given to a VM, together with what, and if not, why not."""
+"""Judges IOMMU groups: which GPUs can be given to a VM, together with what, and if not, why not.
+
+A slot is blocked when any function of its group is needed by the host, is the boot console, is cut into parts that
+servers share, or is part of the chipset and in use. GPUs and functions of their cards go together; other functions of
+the group are noted as lost to the host. A driver of the host on a function does not block: preparation changes it.
+"""
 
 from __future__ import annotations
 

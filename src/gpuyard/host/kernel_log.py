@@ -1,6 +1,6 @@
-"""The kernel's log as /dev/kmsg gives it: one record at a time, each with its number and its time since the boot.
+"""Reads the kernel's log from /dev/kmsg: one record at a time, each with its time since the boot.
 
-Only what the kernel itself has said counts: programs may write there too, and the kernel marks their lines.
+Only the kernel's own records count: programs may write there too, and the kernel marks their lines.
 """
 
 from __future__ import annotations

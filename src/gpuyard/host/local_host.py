@@ -1,4 +1,4 @@
-"""The one door through which gpuyard changes a host: files, sysfs attributes, commands.
+"""The interface through which gpuyard changes a host: files, sysfs attributes, commands.
 
 Paths are relative to the root without a leading slash, as in a Tree. ``LocalHost`` is this machine; tests have a model
 of one, and the same contract tests run against both.

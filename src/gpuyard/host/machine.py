@@ -1,4 +1,4 @@
-"""What the checks of a host look at, and what they answer."""
+"""The input of the checks of a host, with look-ups that several of them share, and the form of their answers."""
 
 from __future__ import annotations
 

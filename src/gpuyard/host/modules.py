@@ -1,4 +1,5 @@
-"""What the kernel's module lists and modprobe's configuration say: who would take a device, and who may not."""
+"""Reads the kernel's module lists and modprobe's configuration: which drivers would take a device, and which may
+not."""
 
 from __future__ import annotations
 

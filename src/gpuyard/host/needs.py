@@ -1,6 +1,6 @@
-"""Which PCI functions the host needs for itself: its disks in use and its network ports that are up.
+"""Finds the PCI functions that the host needs for itself: its disks in use, network ports that are up, and NVSwitches.
 
-A GPU whose IOMMU group holds one of them must stay with the host. What is found here is what the kernel says is in
+A GPU whose IOMMU group holds one of them must stay with the host. A function counts when the kernel says that it is in
 use now; an idle disk or a spare network port is not needed. A disk that a process has opened itself, as a VM or a
 storage daemon does, is not to be seen in sysfs.
 """

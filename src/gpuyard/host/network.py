@@ -1,4 +1,4 @@
-"""Network interfaces of this machine with their addresses, as ``ip`` of iproute2 lists them.
+"""Lists network interfaces of this machine with their addresses, as ``ip`` of iproute2 prints them.
 
 sysfs has no addresses, and Ansible takes those that Kolla binds services to from the same program.
 """

@@ -1,4 +1,4 @@
-"""Names of vendors and products from ``pci.ids``.
+"""Looks up names of vendors and products in ``pci.ids``.
 
 The machine's own list comes first (``update-pciids`` keeps it fresh), then the small one that travels with gpuyard,
 which has the makers of GPUs only. No lspci is needed, and no list at all: ids are shown where no name is known.

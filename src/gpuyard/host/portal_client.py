@@ -1,4 +1,4 @@
-"""How a host speaks to the portal: JSON there and JSON back, over HTTPS, with a token that is good for this host alone.
+"""The host's client of the portal: JSON over HTTPS, with a token that is good for this host alone.
 
 The token goes to the address that was named and nowhere else: no redirect is followed, and no proxy is asked.
 """

@@ -1,4 +1,5 @@
-"""An inventory and its slots for people (lines like lspci's) and for programs (JSON with a documented schema)."""
+"""Formats an inventory and its slots for people (lines like lspci's) and for programs (JSON with a documented
+schema)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Makes a GPU as good as new between two tenants: its whole IOMMU group is reset, and probed.
+"""Scrubs a GPU between two tenants: its whole IOMMU group is reset, and probed.
 
 Nothing is touched unless every function of the group is in the host's list of what it gives away, is with a VFIO
 driver, and is open in no process. The group is then opened through VFIO as QEMU does: a group can be open only once, so
 no VM can have it or get it while it is reset. docs/adr/0030 says which reset, and what no reset promises.
 
-Clean is only what was reset by a method that counts and answered every question after it. Whatever else happens, an
-error nobody has thought of too, is another outcome.
+A group is clean only when it was reset by a method that counts and answered every question after it. Anything else, an
+unforeseen error too, is another outcome.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a host was asked to scrub and what came of it: ``/var/lib/gpuyard/scrubs.json``.
+"""The journal of scrub orders that were begun and of results not yet taken: ``/var/lib/gpuyard/scrubs.json``.
 
 An order is written down before anything is done, and its result until the portal has taken it. So after a crash at any
-moment it is known which scrubs were begun and not ended: nobody knows what came of those, and the portal is told so.
+moment it is known which scrubs were begun and not ended: their outcome is unknown, and the portal is told so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``gpuyard host scrub``: fetches orders from the portal, carries them out, and says what came of them.
+"""Runs ``gpuyard host scrub``: fetches orders from the portal, carries them out, and sends the results.
 
 One order at a time, each in a process of its own: a reset that hangs in the kernel cannot be ended, only left behind.
 """

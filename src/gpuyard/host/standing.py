@@ -1,4 +1,4 @@
-"""How far a machine is on its way to a host of a cloud: which boot it is in, what runs on it, and how it is rebooted.
+"""Reports how far a machine is on its way to a host of a cloud: its boot, the software that runs on it; and reboots it.
 
 Kolla's containers are asked for at the container engine itself, in the words that docker and podman share.
 """

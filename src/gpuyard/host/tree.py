@@ -1,8 +1,8 @@
-"""Where a scan reads from: a folder with ``sys`` and ``proc`` in it, or a recording in memory.
+"""The read-only tree that a scan reads: a folder with ``sys`` and ``proc`` in it, or a recording in memory.
 
 Paths are relative to the root, without a leading slash: ``sys/bus/pci/devices``. A missing file or folder is normal
-(kernels differ in the attributes that they have), so reading one answers None or an empty list instead of raising.
-All of it is input: firmware, drivers and people write what they like, and a recording comes from anywhere.
+(kernels differ in the attributes that they have), so reading one returns None or an empty list instead of raising. All
+of it is input: firmware, drivers and people write what they like, and a recording comes from anywhere.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
-"""The systemd units of hosts. The watch has a user of its own for as long as it runs, which may read what everybody
-may, and the kernel's log. The scrub is root: it opens whole IOMMU groups, and reads all of the configuration space."""
+"""The systemd units of hosts: the watch and the scrub.
+
+The watch has a user of its own for as long as it runs, which may read what everybody may, and the kernel's log. The
+scrub is root: it opens whole IOMMU groups, and reads all of the configuration space.
+"""
 
 from __future__ import annotations
 

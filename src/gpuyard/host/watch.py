@@ -1,7 +1,7 @@
-"""Looks at the GPUs of a host without any driver of theirs. Reads only, and nothing that resets a device.
+"""Reports the state of a host's GPUs without any driver of theirs. Reads only, and nothing that resets a device.
 
-What is watched: every GPU, every function that the host gives away by its list or that is with a VFIO driver, and
-whatever the last look has seen. A function that is gone is reported as gone.
+A report has every GPU, every function that the host gives away by its list or that is with a VFIO driver, and every
+function of the last report. A function that is gone is reported as gone.
 """
 
 from __future__ import annotations

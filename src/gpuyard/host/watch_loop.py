@@ -1,7 +1,7 @@
-"""``gpuyard host watch``: a look every few seconds, sent to the portal.
+"""Runs ``gpuyard host watch``: sends a report of the host's GPUs to the portal every few seconds.
 
-Nothing is kept on the host. A look that did not arrive is not sent again, because the next one says what is true then;
-only lines of the kernel's log wait until they are told.
+Nothing is kept on the host. A report that did not arrive is not sent again, because the next one says what is true
+then; only lines of the kernel's log wait until they are sent.
 """
 
 from __future__ import annotations

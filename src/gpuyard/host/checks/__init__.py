@@ -1,10 +1,10 @@
-"""The ladder of a host: what stands between this machine and giving its GPUs away, and what to do about it.
+"""Checks what stands between a host and giving its GPUs away, and says what to do about it.
 
-`check` looks at it before it is prepared, `verify` (prepared.py) proves afterwards that VMs can have what was prepared,
-and `drift` says what is not as it was recorded. All of them answer with findings of one kind.
+`check` looks at a host before it is prepared, `verify` (prepared.py) proves afterwards that VMs can have what was
+prepared, and `drift` says what is not as it was recorded. All of them return findings of one kind.
 
-Each check is a function that reads the tree and the inventory and says what is so; none changes anything. What cannot
-be seen (a recording has less than a machine, an old kernel has fewer files) is said as such and never taken for good.
+Each check is a function that reads the tree and the inventory; none changes anything. What cannot be seen (a recording
+has less than a machine, an old kernel has fewer files) is reported as unknown and never taken for good.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Access Control Services (ACS): whether a PCIe port can keep what is below it from talking past the IOMMU.
+"""Reads Access Control Services (ACS) of PCIe bridges: whether a port keeps devices below it behind the IOMMU.
 
 Linux puts everything below a port that cannot into one IOMMU group with the port. The registers are in the extended
 configuration space, which only root may read.

@@ -1,4 +1,4 @@
-"""What hangs on a GPU besides processes: the console, the firmware's frame buffer in its memory, USB devices."""
+"""Finds uses of a GPU besides processes: the console, the firmware's frame buffer in its memory, and USB devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the cards: what they are, what they share a group with, and what they ask of a VM."""
+"""Checks the cards: their models, the groups that they share, their resets, and what they ask of a VM."""
 
 from __future__ import annotations
 

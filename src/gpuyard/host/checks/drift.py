@@ -1,6 +1,6 @@
-"""What of a host's GPUs is not as it was recorded: cards that went, came or moved, groups, SR-IOV, the IOMMU.
+"""Compares a host's GPUs with its recording: cards that went, came or moved, groups, SR-IOV, and the IOMMU.
 
-Nova is told addresses, ids and device types that were compiled from the record. What has changed since must be known
+Nova is told addresses, ids and device types that were compiled from the recording. What has changed since must be known
 before Nova is told anything new. Group numbers alone are no drift: the kernel gives them anew at every boot.
 """
 

@@ -1,4 +1,4 @@
-"""Checks of who has the GPUs: drivers now and at the next boot, processes, the console, USB devices."""
+"""Checks what holds the GPUs: drivers now and at the next boot, processes, the console, and USB devices."""
 
 from __future__ import annotations
 

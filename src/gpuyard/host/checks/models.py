@@ -1,4 +1,4 @@
-"""Checks of what is known of certain models: NVSwitch boards, and cards that need more than others do."""
+"""Checks for known problems of certain models: NVSwitch boards, and cards that need more than others do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the machine around the GPUs: CPU, IOMMU, kernel options, interrupts, memory, libvirt and QEMU."""
+"""Checks the machine around the GPUs: CPU, IOMMU, kernel options, interrupts, memory, libvirt and QEMU."""
 
 from __future__ import annotations
 

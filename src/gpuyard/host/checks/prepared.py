@@ -1,6 +1,6 @@
-"""Proves that what shall go to VMs can go: a ladder from the IOMMU up to a config space that is read through VFIO.
+"""Proves that prepared functions can go to VMs: a ladder from the IOMMU up to a config space read through VFIO.
 
-Each rung looks at the groups that stood on the one below it. A group that falls climbs no further: what comes after
+Each rung checks the groups that passed the one below it. A group that fails is not checked further: the next rungs
 would only say the same in other words, and a group that is not what was recorded must not be opened.
 """
 

@@ -1,4 +1,4 @@
-"""Checks of cards that several servers share: virtual functions (SR-IOV), mediated devices (vGPU), and both at once."""
+"""Checks cards that several servers share: virtual functions (SR-IOV), mediated devices (vGPU), and both at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which libvirt and QEMU the host itself has, by files: asking the programs would take longer than all the rest."""
+"""Finds the versions of the host's own libvirt and QEMU by files: asking the programs would take longer than all
+else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of others stands in the way of changing drivers: what sets them at boot as well, and displays in use.
+"""Finds what stands in the way of changing drivers: mechanisms of others that set them at boot, and displays in use.
 
 A driver that is set by two mechanisms has the one that came last, and which one that is may change from boot to boot.
 """

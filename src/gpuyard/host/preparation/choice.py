@@ -1,4 +1,8 @@
-"""Which functions of a host go to VMs: whole slots, never one that the host needs."""
+"""Chooses the functions of a host that go to VMs: whole slots, never one that the host needs.
+
+A GPU to be kept keeps the others of its group. A group with a stranger in it, such as a disk or a network port, goes
+only when somebody names the stranger. A GPU that cannot go is a refusal when somebody asked for it, else a note.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How the host's distribution sets kernel options and makes its initramfs, and which options are set there now."""
+"""Finds the tools by which the distribution sets kernel options and makes its initramfs, and the options that are
+set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What gpuyard writes on a host, text by text. No other file of a host is ever written.
+"""The files that gpuyard writes on a host, text by text.
+
+No other file of a host is written, apart from gpuyard's state in ``/var/lib/gpuyard`` and the boot files that tools of
+the distribution make.
 
 How a function gets its VFIO driver at boot, by address and before a driver of the host can take it:
 

@@ -1,7 +1,7 @@
-"""What gpuyard has changed on a host and how it was before: ``/var/lib/gpuyard/journal.json``.
+"""The journal of gpuyard's changes to a host and of its state before them: ``/var/lib/gpuyard/journal.json``.
 
-Written before anything is changed and after each step, so that whatever happens in between, the next apply or undo
-knows how the host was when gpuyard first touched it. Copies of files lie next to it under ``originals``.
+It is written before anything is changed and after each step, so that whatever happens in between, the next apply or
+undo knows how the host was when gpuyard first touched it. Copies of files lie next to it under ``originals``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernel options: which ones passthrough needs on this host, and which ones that are set stand in its way."""
+"""Plans kernel options: those that passthrough needs on this host, and those that are set and stand in its way."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The list of functions that go to VMs, which outlives a reboot: ``/etc/gpuyard/passthrough``.
+"""Reads and formats the list of functions that go to VMs, which outlives a reboot: ``/etc/gpuyard/passthrough``.
 
-One line per function, ``ADDRESS VENDOR:PRODUCT DRIVER``. The ids are there so that another card that sits there
-one day is left alone. What binds them at boot, and where it is hooked in, is in files.py.
+One line per function, ``ADDRESS VENDOR:PRODUCT DRIVER``. The ids are there so that another card that sits there one day
+is left alone. The files that bind them at boot are in files.py.
 """
 
 from __future__ import annotations

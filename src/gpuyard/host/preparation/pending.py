@@ -1,6 +1,7 @@
-"""What is set and what runs: a change of boot files is there at once and counts from the next boot on.
+"""Compares settings in the configuration with those that run: a change of boot files counts from the next boot on.
 
-Four states, as for any setting of which one half is on the disk and the other in the running kernel.
+A setting is in one of four states: active, pending, leaving or off, by whether it is on the disk and in the running
+kernel.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Plans the preparation of a host: from what is seen and wished to the steps that are missing. Changes nothing.
+"""Plans the steps that are missing to prepare a host, from its present state and the operator's wishes. Changes
+nothing.
 
 A plan depends on the host's present state alone, so it is empty when everything is as it shall be, has only the
-difference when a GPU was added or taken out, and picks up where a crash left off.
+difference when a GPU was added or taken out, and picks up where a crash left off. Files come first, then the commands
+that make boot files of them, then the drivers that change while the machine runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A plan for people: one paragraph a step, with the diff of every file."""
+"""Formats a plan for people, one paragraph a step with the diff of every file, and for JSON."""
 
 from __future__ import annotations
 

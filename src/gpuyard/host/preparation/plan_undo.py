@@ -1,6 +1,6 @@
-"""Plans the way back: the host as it was before gpuyard's first change. Changes nothing.
+"""Plans to restore a host as it was before gpuyard's first change. Changes nothing.
 
-A file that gpuyard wrote goes, or gets its old content back. What a command made (the initramfs, GRUB's menu) gets its
+A file that gpuyard wrote goes, or gets its old content back. A command's output (the initramfs, GRUB's menu) gets its
 old bytes back while it still is what our run left; where a kernel came or went since, it is made anew instead.
 """
 

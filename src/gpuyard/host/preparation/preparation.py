@@ -1,4 +1,4 @@
-"""The way in for whoever prepares a host: look, plan, apply, undo. Ties the pure planners to one Host."""
+"""The entry point for preparing a host: look, plan, apply, undo. Ties the pure planners to one host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator wants of one host, beyond giving away every GPU that can be given away."""
+"""The operator's wishes for one host, beyond giving away every GPU that can be given away."""
 
 from __future__ import annotations
 
