@@ -1,1 +1,1 @@
-"""What servers that gpuyard itself starts have in common: how they are told what to do, and how they answer."""
+"""Parts for servers that gpuyard starts: user data that tells them what to do, and a parser of their consoles."""

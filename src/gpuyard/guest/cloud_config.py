@@ -1,4 +1,5 @@
-"""User data for cloud-init: files and what is run, as text that Nova takes. Pure."""
+"""Makes user data for cloud-init, files and commands, as text that Nova takes. Pure, but for scripts of our
+packages."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import LiteralScalarString
 
 MOST_BYTES = 65_535
-"""Of the user data in base64: Nova takes no more."""
+"""The longest user data in base64, in bytes: Nova takes no more."""
 FOLDER = "/var/lib/gpuyard"
-"""In the server: our scripts."""
+"""The folder in the server for our scripts."""
 GPU_CHECK = "gpu-check.sh"
-"""Of this package: the check of the GPUs that an image may replace by one of its own."""
+"""The script of this package that checks the GPUs; an image may replace it by one of its own."""
 
 
 def cloud_config(document: Mapping[str, object]) -> str:
-    """As cloud-init reads it."""
+    """Format a document as cloud-init reads it."""
     out = StringIO()
     yaml = YAML()
     yaml.width = 100_000
@@ -28,12 +29,12 @@ def cloud_config(document: Mapping[str, object]) -> str:
 
 
 def guest_file(path: str, content: str, permissions: str = "0644") -> dict[str, str]:
-    """An entry of ``write_files``."""
+    """Return an entry of ``write_files``."""
     shown = LiteralScalarString(content) if "\n" in content else content
     return {"path": path, "permissions": permissions, "owner": "root:root", "content": shown}
 
 
 @cache
 def script(package: str, name: str) -> str:
-    """The text of a script that comes with a package: ``gpuyard.guest``."""
+    """Return the text of a script that comes with a package, as ``gpuyard.guest``."""
     return files(package).joinpath(name).read_text(encoding="utf-8")

@@ -1,1 +1,1 @@
-"""What runs in servers that say how their GPUs are: one file of the standard library's Python, and its systemd unit."""
+"""The agent that reports the GPUs of a server from inside: one file of the standard library's Python, and its unit."""
