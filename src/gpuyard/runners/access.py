@@ -1,7 +1,9 @@
-"""Who may use a runner, by the organisation's `.access.yml`. Pure, but for what it asks of `PersonFacts`.
+"""Checks whether a person may use a runner, by the policies of the organisation's `.access.yml`. Pure, but for what it
+asks of `PersonFacts`.
 
-Of several policies one that says yes is enough. The cheap questions come first: GitHub is asked only about people of
-whom a policy may still say yes.
+One policy that allows the request is enough. Of each policy the cheap conditions are checked first: GitHub is asked
+only about people whom the policy may still allow. A policy that cannot be decided because GitHub could not be asked
+makes the whole answer unknown, unless another one allows the request.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class RunnerRequest:
-    """Who wants a runner, and where."""
+    """A request for a runner: the repository, the person and the kind of event."""
 
     repository: str
     """``owner/name``."""
@@ -32,7 +34,7 @@ class RunnerRequest:
 
 @dataclass(frozen=True)
 class Considered:
-    """One thing that was looked at on the way, for people."""
+    """One thing that was considered on the way to a decision, in words for people."""
 
     text: str
     ok: bool
@@ -40,7 +42,7 @@ class Considered:
 
 @dataclass(frozen=True)
 class Access:
-    """What the policies say. `allowed` is None when GitHub must be asked first, and could not be."""
+    """The decision of the policies. `allowed` is None when GitHub must be asked first, and could not be."""
 
     allowed: bool | None
     reasons: tuple[str, ...] = ()
@@ -49,7 +51,8 @@ class Access:
 
 
 def access_to(resource: str, access: AccessFile, request: RunnerRequest, facts: PersonFacts) -> Access:
-    """Whether a runner's job may be started there by whoever asks."""
+    """Decide whether the person of `request` may use the runner `resource` for a job. An `.access.yml` that cannot be
+    read allows nobody."""
     if not access.readable:
         reason = f"{access.file} cannot be read, so nobody may use anything; 'gpuyard runner lint' says what is wrong"
         return Access(False, (reason,), (Considered(reason, False),))
@@ -92,7 +95,7 @@ def _is_for(policy: Policy, repository: str) -> bool:
 
 
 def _refusals(policy: Policy, request: RunnerRequest, facts: PersonFacts) -> Iterator[str]:
-    """Why a policy says no; nothing when it says yes. Raises FactsUnavailableError."""
+    """Yield why a policy says no; nothing when it says yes. Raises FactsUnavailableError."""
     if request.pull_request and not policy.pull_request:
         yield "it does not allow pull requests ('pull_request' is not true)"
     anybody = policy.teams or policy.users or policy.users_from_json
@@ -112,8 +115,8 @@ def _refusals(policy: Policy, request: RunnerRequest, facts: PersonFacts) -> Ite
 
 
 def _named(policy: Policy, request: RunnerRequest, facts: PersonFacts, unread: list[str]) -> bool:
-    """Whether a policy means a user. What cannot be asked counts only if nothing else names the user. Lists that are
-    none, or not where they should be, come to `unread`."""
+    """Return whether a policy names a user. An unanswered question counts only if nothing else names the user. Lists
+    that are none, or not where they should be, are added to `unread`."""
     user = request.user.lower()
     if user in {user.lower() for user in policy.users}:
         return True

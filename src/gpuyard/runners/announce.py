@@ -1,5 +1,9 @@
-"""What people see at the commit of a job that waits: its place, why, until when. A commit status of the queue, not of
-the job, which GitHub shows itself; so it is done, and green, once the job runs.
+"""Sets commit statuses that tell people where in the queue a waiting job is, why it waits, and until when.
+
+A status is of the queue, not of the job, which GitHub shows itself; so it is done, and green, once the job runs. It is
+pending while a job waits, an error when gpuyard refused or gave up the job. The announcer limits itself, since GitHub's
+calls are needed for runners: a job gets its first status after a minute of waiting, a pending one changes at most every
+5 minutes, an enrolment sets at most 20 in one run, and none while less than 30 % of the hour's calls remain.
 """
 
 from __future__ import annotations
@@ -19,30 +23,30 @@ from gpuyard.runners.view import QueuePlace
 
 LOG = logging.getLogger(__name__)
 PATIENCE = timedelta(minutes=1)
-"""A job that waits no longer is not worth a word."""
+"""A job that waits no longer than this gets no status."""
 EVERY = timedelta(minutes=5)
-"""Between two words on one job that waits. GitHub keeps 1,000 statuses of a commit, and a job may wait for a day."""
+"""Between two statuses of one job that waits. GitHub keeps 1,000 statuses of a commit, and a job may wait for a day."""
 RECENT = timedelta(hours=1)
-"""A job that was refused longer ago is not spoken of any more."""
+"""A job that was refused longer ago gets no status any more."""
 AT_ONCE = 20
-"""Words of one enrolment in one run: GitHub allows 80 a minute, whatever they are."""
+"""Statuses of one enrolment in one run: GitHub allows 80 calls a minute that create content."""
 RESERVE = 0.3
-"""Of the calls of an hour, which are kept for more important ones."""
+"""Share of an hour's calls that is kept for more important ones."""
 SILENCE = timedelta(hours=1)
-"""How long nothing is tried where it was not permitted."""
+"""Time for which nothing is tried for an enrolment whose app or token may not set statuses."""
 STEP = 300
-"""Seconds: estimates are rounded up, so that they do not change with every look."""
+"""Seconds to which estimates are rounded up, so that they do not change with every run."""
 KEPT = 2 * RECENT
-"""How long it is remembered of a job that it does not wait any more."""
+"""Time for which the last status of a job is remembered after the job stopped waiting."""
 MOST_REMEMBERED = 1000
 UNKNOWN_COMMIT = 422
-"""GitHub does not know the commit (any more): it is not tried again."""
+"""HTTP status when GitHub does not know the commit (any more): it is not tried again."""
 PENDING, SUCCESS, ERROR = "pending", "success", "error"
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """What was said of a job, and is still true or is not."""
+    """The last commit status that was set for a job; it may be out of date."""
 
     repository: str
     sha: str
@@ -53,7 +57,7 @@ class Announcement:
 
 
 def announcement(job: Job, place: QueuePlace | None, said: Announcement | None, now: datetime) -> Announcement | None:
-    """What is to be said of a job now; None: nothing (new). `job.head_sha` must be known."""
+    """Return the status to set for a job now; None when there is nothing new. `job.head_sha` must be known."""
     wanted = _words(job, place, said, now)
     if wanted is None or not job.head_sha:
         return None
@@ -101,7 +105,7 @@ def _cut(text: str) -> str:
 
 
 class Announcer:
-    """Says it. `run` now and then, in one thread; what was said is remembered by `load` and `save`, as text."""
+    """Sets the statuses. Call `run` now and then, in one thread; `load` and `save` keep what was set, as text."""
 
     def __init__(
         self,
@@ -111,15 +115,16 @@ class Announcer:
         now: Callable[[], datetime],
         link: Callable[[Job], str] = lambda job: "",
     ) -> None:
-        """`link` is where more is said of a job; empty where there is no such page."""
+        """`link` returns the address of a page about a job; empty where there is no such page."""
         self._clients, self._save, self._now, self._link = clients, save, now, link
         self._said = read_said(load())
         self._silent: dict[str, datetime] = {}
-        """Enrolment -> until when nothing is said, since it may not."""
+        """Enrolment -> until when nothing is set, since its app or token may not."""
         self._shas: dict[tuple[str, int], str] = {}
 
     def run(self, jobs: Iterable[Job], places: Iterable[QueuePlace], job: Callable[[str], Job | None]) -> int:
-        """How many were said. `jobs`: all that are not over, and those that were refused lately. `job` finds one."""
+        """Set the statuses that are due; returns how many were set or tried. `jobs`: all that are not over, and those
+        that were refused lately. `job` finds one by its id."""
         now, by_job = self._now(), {place.job: place for place in places}
         before = self._said
         self._said = {id: one for id, one in before.items() if one.state == PENDING or now - one.at < KEPT}
@@ -136,7 +141,7 @@ class Announcer:
         return done
 
     def _say(self, job: Job, place: QueuePlace | None, now: datetime) -> bool:
-        """Whether anything was said, or tried."""
+        """Set the status of a job, if it is due. Returns whether that was done, or tried."""
         client, said = self._clients[job.scope], self._said.get(job.id)
         if not self._may(client, job.scope, now) or announcement(_with_sha(job), place, said, now) is None:
             return False
@@ -166,7 +171,7 @@ class Announcer:
             self._silent[job.scope] = error.retry_at or now + EVERY
 
     def _sha(self, client: GitHubClient, job: Job) -> str:
-        """Scale sets tell the run only."""
+        """Return the commit of a job from its run: scale sets report the run only."""
         key = (job.repository, job.run_id)
         if job.run_id and key not in self._shas:
             if len(self._shas) >= MOST_REMEMBERED:
@@ -176,12 +181,12 @@ class Announcer:
 
 
 def _with_sha(job: Job) -> Job:
-    """As if its commit were known, to see whether there is anything to say."""
+    """Return the job as if its commit were known, to see whether there is anything to say."""
     return job if job.head_sha or not job.run_id else replace(job, head_sha="?")
 
 
 def job_link(portal: str, job: Job) -> str:
-    """A job's page of a portal; empty where the portal has no address that others know."""
+    """Return the address of a job's page in a portal; empty where the portal has no address that others know."""
     return f"{portal.rstrip('/')}/job?{urlencode({'id': job.id})}" if portal else ""
 
 
@@ -196,7 +201,7 @@ def write_said(said: Mapping[str, Announcement]) -> str:
 
 
 def read_said(text: str) -> dict[str, Announcement]:
-    """What `write_said` has written; empty when it is anything else."""
+    """Read what `write_said` has written; empty when the text is anything else."""
     try:
         told = fields.row(json.loads(text or "{}"))
         return {

@@ -1,12 +1,12 @@
-"""What a runner's server has said on its serial console, from the text that Nova has of it. Pure.
+"""Reads the state of a runner's server from its serial console, whose text Nova keeps. Pure.
 
-Nothing comes in from a server but this. Its lines are ours (guest/runner.sh) only until a job runs: a job that is root
-in its server can write any of them, and push ours out of what Nova keeps (100 KiB). What that can do:
+A server reports nothing but this. Its lines are ours (guest/runner.sh) only until a job runs: a job that is root in its
+server can write any of them, and push ours out of what Nova keeps (100 KiB). What that can do:
 
-- `online` and `job` say nothing that GitHub does not say itself. They tell early; GitHub's word goes.
+- `online` and `job` say nothing that GitHub does not say itself. They tell early; GitHub's word prevails.
 - `gpu` is the one that matters, since a failed check takes a GPU out of use. It may be believed only while GitHub has
   never had the runner online: until then no job can have run. The caller must see to that. Within one text the first
-  verdict counts, and what comes after `online` never does. Whoever makes the image has said it in any case.
+  verdict counts, and what comes after `online` never does. Whoever makes the image controls this line in any case.
 - `log` is text to show, with nothing but printable characters and line ends.
 
 All else that a job can write is ignored.
@@ -28,7 +28,7 @@ LOG_LINE = "| "
 
 
 class GpuVerdict(StrEnum):
-    """Of the check before the first job."""
+    """The result of the GPU check before the first job."""
 
     UNKNOWN = "unknown"
     """It has not ended, or did not come to the console."""
@@ -37,7 +37,7 @@ class GpuVerdict(StrEnum):
 
 
 class JobProgress(StrEnum):
-    """Of the job, as its runner tells it."""
+    """The progress of the job, as its runner reports it."""
 
     NONE = "none"
     STARTED = "started"
@@ -46,7 +46,7 @@ class JobProgress(StrEnum):
 
 @dataclass(frozen=True)
 class Console:
-    """What the console says."""
+    """The parsed content of a console."""
 
     gpu: GpuVerdict = GpuVerdict.UNKNOWN
     gpu_words: str = ""
@@ -55,7 +55,7 @@ class Console:
     """The runner listens for jobs, or has."""
     job: JobProgress = JobProgress.NONE
     result: str = ""
-    """Of a job that is finished, the runner's word: ``Succeeded``, ``Failed``, ``Canceled``."""
+    """The runner's result of a finished job: ``Succeeded``, ``Failed``, ``Canceled``."""
     failed: str = ""
     """Why there is, or was, no runner for a reason other than the GPUs; empty when nothing went wrong."""
     over: bool = False
@@ -65,7 +65,7 @@ class Console:
 
 
 def read(text: str) -> Console:
-    """Takes any text, in a time that is proportional to its length."""
+    """Parse a console. Accepts any text, in a time that is proportional to its length."""
     lines = plain_lines(text)
     gpu, gpu_words, result, failed = GpuVerdict.UNKNOWN, "", "", ""
     online = over = False

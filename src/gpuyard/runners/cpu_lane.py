@@ -1,8 +1,8 @@
-"""Room for runners without GPUs.
+"""Capacity for runners without GPUs. Pure.
 
-They take none of the GPUs that the ledger gives away, so they have no lease, and bookings never end them. What bounds
-them is how many the site allows at once (`cpu_runners`), and Nova, which refuses a server that finds no CPU, RAM or
-disk. The planner sees them as a pool of so many lanes: they wait in a queue of their own, by the same rules. Pure.
+They take none of the GPUs that the ledger gives away, so they have no lease, and bookings never end them. Two things
+bound them: the number that the site allows at once (`cpu_runners`), and Nova, which refuses a server that finds no CPU,
+RAM or disk. The planner sees them as a pool with that many lanes: they wait in a queue of their own, by the same rules.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from gpuyard.site.runner_rules import CPU, SiteRunners
 
 
 def has_server(runner: Runner) -> bool:
-    """Whether a runner without GPUs that is not over still has, or may get, its server."""
+    """Return whether a runner without GPUs that is not over still has, or may get, its server."""
     return runner.ended is None
 
 
 def cpu_room(
     site: SiteRunners, runners: Iterable[Runner], boots: Mapping[str, timedelta], now: datetime
 ) -> PoolCapacity:
-    """One lane for each runner that the site allows. `runners`: all that are not over."""
+    """Return the capacity of the pool without GPUs: one lane for each runner that the site allows. `runners`: all that
+    are not over."""
     ends = sorted(
         (_end(runner, site, boots, now) for runner in runners if not runner.choice.gpus and has_server(runner)),
         reverse=True,
@@ -36,7 +37,7 @@ def cpu_room(
 
 
 def _end(runner: Runner, site: SiteRunners, boots: Mapping[str, timedelta], now: datetime) -> datetime:
-    """When its server is gone at the latest, if GitHub gives it a job now."""
+    """Return when a runner's server is gone at the latest, if GitHub gives it a job now."""
     if runner.state is RunnerState.DELETING:
         return now + TEARDOWN
     if runner.until is not None:

@@ -1,4 +1,4 @@
-"""What a policy may want to know of people, and only GitHub can say. Who asks GitHub implements `PersonFacts`."""
+"""Interface for what policies need to know about people and only GitHub can answer: roles, teams, files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuyard.model.errors import GpuyardError
 
 
 class FactsUnavailableError(GpuyardError):
-    """GitHub could not be asked now; the message says what it was and why. It is to be tried again."""
+    """GitHub could not be asked now; the message says for what and why. The question is to be tried again."""
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,19 @@ class TextFile:
 
 
 class PersonFacts(Protocol):
-    """Asked only for what the decision hangs on. All raise FactsUnavailableError; logins without regard to case."""
+    """Answers about people. Called only where the decision depends on the answer; every method raises
+    FactsUnavailableError, and logins are compared without regard to case."""
 
     def role(self, repository: str, user: str) -> str:
-        """GitHub's ``role_name`` of a user in ``owner/name``: ``admin``, ``maintain``, ``write``, ``triage``, ``read``,
-        or an organisation's own; empty for somebody without any."""
+        """Return GitHub's ``role_name`` of a user in ``owner/name``: ``admin``, ``maintain``, ``write``, ``triage``,
+        ``read``, or an organisation's own; empty for somebody without any."""
         ...
 
     def in_team(self, organization: str, team: str, user: str) -> bool:
-        """Whether the user is an active member of the team with this slug, or of one below it. False for a team that
-        does not exist."""
+        """Return whether the user is an active member of the team with this slug, or of one below it. False for a team
+        that does not exist."""
         ...
 
     def text(self, file: TextFile) -> str | None:
-        """A file's text; None when there is no such file."""
+        """Return a file's text; None when there is no such file."""
         ...

@@ -1,6 +1,7 @@
-"""Whose turn it is: what repositories have used counts less with time, and who has used least of its share goes first.
+"""Fair shares: orders waiting jobs so that repositories that used least of their share go first. Pure.
 
-Pure.
+Use counts less with time: after one half-life it counts half. The order is priority first, then jobs that are overdue,
+then use divided by share, then age.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ HOUR = timedelta(hours=1)
 
 
 def account(repository: str, gpus: int) -> str:
-    """Name under which the use of a repository is counted: what it runs without GPUs apart, for nobody waits for a GPU
-    because of that."""
+    """Return the name under which a repository's use is counted. Use without GPUs has an account of its own, since
+    nobody waits for a GPU because of it."""
     return repository.lower() if gpus else f"without gpus {repository.lower()}"
 
 
 def decayed(used: Iterable[GpuUse], now: datetime, half_life: timedelta) -> dict[str, float]:
-    """`account` -> GPU-hours, or hours without GPUs, of which those of one half-life ago count half. What is not over
-    is left out: the planner counts that with all that it may still take."""
+    """Sum up use: `account` -> GPU-hours, or hours without GPUs, of which those of one half-life ago count half. Use
+    that is not over is left out: the planner counts that with all that it may still take."""
     found: dict[str, float] = defaultdict(float)
     scale = half_life / HOUR / log(2)
     for use in used:
@@ -35,15 +36,15 @@ def decayed(used: Iterable[GpuUse], now: datetime, half_life: timedelta) -> dict
 
 
 def factor(hours: float, share: int, all_hours: float, all_shares: int) -> float:
-    """From 1 (has used nothing) over 0.5 (has used just its share of what all have used) down to 0: the higher goes
-    first. For showing: the order follows from ``hours / share`` alone."""
+    """Return the fair-share factor, from 1 (has used nothing) over 0.5 (has used just its share of what all have used)
+    down to 0: the higher goes first. Only shown to people: the order follows from ``hours / share`` alone."""
     if all_hours <= 0:
         return 1.0
     return float(2 ** -((hours / all_hours) / (share / all_shares)))
 
 
 class QueueEntry(NamedTuple):
-    """Something that has GPUs, or waits for them. They sort by priority, then by age."""
+    """A job or runner that has GPUs or waits for them. Entries sort by priority, then by age."""
 
     rank: int
     """Its priority, negative: the least goes first."""
@@ -53,7 +54,7 @@ class QueueEntry(NamedTuple):
     repository: str
     """Its `account`."""
     pool: str
-    """The one it would have first."""
+    """The pool of its first choice."""
     share: int
     hours: float
     """GPU-hours that it takes at most."""
@@ -61,12 +62,12 @@ class QueueEntry(NamedTuple):
 
 
 def in_turn(turns: Iterable[QueueEntry], used: Mapping[str, float], overdue: float) -> list[str]:
-    """Ids of those that wait, in the order of their turns: by priority, then those queued before `overdue`, the oldest
-    first, then by what its repository has used of its share, then by age.
+    """Return the ids of those that wait, in the order of their turns: by priority, then those queued before `overdue`,
+    the oldest first, then by what its repository has used of its share, then by age.
 
-    What a repository has used is what it used before, and all that its own line in a pool takes before this one:
-    older ones, whether they run or wait. So repositories take turns however many jobs one of them has, and it makes
-    no difference to the order whether somebody who waits has been given a runner in the meantime.
+    A repository's use is what it used before, and all that its own line in a pool takes before this entry: older ones,
+    whether they run or wait. So repositories take turns however many jobs one of them has, and it makes no difference
+    to the order whether an entry that waits has been given a runner in the meantime.
     """
     ranked: list[tuple[int, bool, float, float, str]] = []
     taken: dict[tuple[str, str], float] = {}

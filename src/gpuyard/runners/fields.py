@@ -1,4 +1,4 @@
-"""Reading JSON that others have written: what is there in the shape that is expected, and nothing else. Pure.
+"""Tolerant readers for fields of JSON that others wrote: return the expected type or an empty value. Pure.
 
 Nothing in here raises but `document`; text is cut to a length, and has no control characters.
 """
@@ -25,7 +25,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def document(body: bytes) -> Any:
-    """What a body of JSON says. Raises ValueError, whatever is wrong with it."""
+    """Parse a body of JSON. Raises ValueError, whatever is wrong with it."""
     try:
         return json.loads(body.removeprefix(BYTE_ORDER_MARK))
     except RecursionError:
@@ -33,27 +33,27 @@ def document(body: bytes) -> Any:
 
 
 def row(value: Any, key: str = "") -> Mapping[str, Any]:
-    """An object, or the object that it has as `key`; empty when there is none."""
+    """Return an object, or the object that it has as `key`; empty when there is none."""
     if key:
         value = row(value).get(key)
     return value if isinstance(value, dict) else NOTHING
 
 
 def rows(value: Any, key: str = "", most: int = 1000) -> list[Mapping[str, Any]]:
-    """The objects of a list, or of the list that an object has as `key`."""
+    """Return the objects of a list, or of the list that an object has as `key`."""
     if key:
         value = row(value).get(key)
     return [one for one in value[:most] if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def text(one: Mapping[str, Any], key: str, most: int = 1000) -> str:
-    """Empty when there is none."""
+    """Return the text of a key; empty when there is none."""
     value = one.get(key)
     return printable(value[:most]) if isinstance(value, str) else ""
 
 
 def whole(one: Mapping[str, Any], key: str) -> int:
-    """A number from 0 to 2**63-1; 0 when there is none."""
+    """Return a whole number from 0 to 2**63-1; 0 when there is none."""
     value = one.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= BIGGEST else 0
 
@@ -63,7 +63,7 @@ def truth(one: Mapping[str, Any], key: str) -> bool:
 
 
 def texts(one: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """The texts of a list, at most as many and as long as labels are; of objects their ``name``."""
+    """Return the texts of a list, at most as many and as long as labels are; of objects their ``name``."""
     value = one.get(key)
     if not isinstance(value, list):
         return ()
@@ -72,8 +72,8 @@ def texts(one: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def moment(one: Mapping[str, Any], key: str) -> datetime | None:
-    """A time as ISO 8601, in UTC and whole seconds, as the store keeps it: what is said again must not look like news.
-    None when there is none, and for one that nobody can mean."""
+    """Return a time given as ISO 8601, in UTC and whole seconds, as the store keeps it: a time that is reported again
+    must not look new. None when there is none, and for a year outside SANE_YEARS."""
     value = one.get(key)
     if not isinstance(value, str) or len(value) > 40:
         return None
@@ -86,7 +86,7 @@ def moment(one: Mapping[str, Any], key: str) -> datetime | None:
 
 
 def repository(one: Mapping[str, Any], key: str) -> str:
-    """``owner/name``; empty when that is not what it is."""
+    """Return ``owner/name``; empty when the value is not of that form."""
     value = one.get(key)
     if not isinstance(value, str) or not REPOSITORY.fullmatch(value) or value.rpartition("/")[2] in {".", ".."}:
         return ""

@@ -1,7 +1,7 @@
-"""The rules that a runner's server holds its job against before the first step (guest/job_rules.py). Pure.
+"""Writes the rules that a runner's server checks its job against before the first step (guest/job_rules.py). Pure.
 
-They are what the site file says when the server is made. Policies of `.access.yml` are not among them: they ask GitHub
-about people, which a server cannot.
+They are taken from the site file when the server is made. Policies of `.access.yml` are not among them: these ask
+GitHub about people, which a server cannot.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from gpuyard.site.runner_rules import Enrolment, Forks, SiteRunners
 
 
 def guest_rules(runner: Runner, enrolment: Enrolment, site: SiteRunners, run: int = 0) -> str:
-    """The rules of one runner, as JSON. `run` is that of the job for which it is made: gpuyard has let that in.
+    """Return the rules of one runner, as JSON. `run` is the run of the job for which it is made: gpuyard has admitted
+    that one.
 
     - ``repositories``: patterns in lower case; jobs of others are refused
     - ``forks``: pairs of a pattern and the associations of authors whose pull requests from forks may run, null for

@@ -1,5 +1,7 @@
-"""The secrets of webhooks, read from the files that the site names; a file that changes is read again, so that a secret
-can be replaced while gpuyard runs."""
+"""Reads the webhooks' secrets from the files that the site names, and reads a file again when it changes.
+
+So a secret can be replaced while gpuyard runs. The files are looked at every 5 seconds at most.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from gpuyard.site.runner_rules import Enrolment
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY = 5.0
-"""Seconds between looks at the files."""
+"""Seconds between checks of the files."""
 MOST_BYTES = 64 * 1024
-"""Of a file that is read."""
+"""Bytes that are read of a file."""
 
 
 class HookSecrets:
-    """For one thread, such as an event loop."""
+    """The secrets of all enrolments that have a file of them. Use it in one thread, such as an event loop."""
 
     def __init__(self, enrolments: Sequence[Enrolment], clock: Callable[[], float] = time.monotonic) -> None:
         self._files = {
@@ -33,7 +35,8 @@ class HookSecrets:
         self._told: dict[str, str] = {}
 
     def __call__(self) -> Mapping[str, Sequence[bytes]]:
-        """By enrolment's name those that are right now. While a file cannot be read, those that it had."""
+        """Return the secrets that are valid now, by the enrolment's name. While a file cannot be read, its last secrets
+        stay."""
         if self._clock() - self._looked >= LOOK_EVERY:
             self._looked = self._clock()
             for name, path in self._files.items():
@@ -56,7 +59,7 @@ class HookSecrets:
         self._tell(name, "" if self._secrets[name] else f"{path} has no secret in it; its webhooks are refused")
 
     def _tell(self, name: str, trouble: str) -> None:
-        """Once for each trouble."""
+        """Log each trouble once."""
         if trouble and self._told.get(name) != trouble:
             LOG.warning("%s: %s", name, trouble)
         self._told[name] = trouble

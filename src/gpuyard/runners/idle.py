@@ -1,4 +1,5 @@
-"""Which runners should wait for jobs now: by the site's scale sets, and by `.cirun.yml` within the site's bounds."""
+"""Decides which runners should wait for jobs now: by the site's scale sets, and by `.cirun.yml` within the site's
+bounds."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ LastJob = Callable[[str, str], datetime | None]
 def idle_runners(
     site: Site, configurations: Mapping[tuple[str, str], Configuration], last_job: LastJob, now: datetime
 ) -> list[IdleRunners]:
-    """What should wait now. `configurations`: (enrolment, ``owner/name``) -> what it has. Repositories together get
-    the site's ``most_idle`` at most, in the order of `configurations`; sets are not counted there."""
+    """Return the runners that should wait for jobs now. `configurations`: (enrolment, ``owner/name``) -> its files.
+    Repositories together get the site's ``most_idle`` at most, in the order of `configurations`; sets are not counted
+    there."""
     if site.runners is None:
         return []
     found = list(_of_sets(site, now))
@@ -67,7 +69,8 @@ def _of_repositories(
 
 
 def _kinds(enrolment: Enrolment, repository: str, configuration: Configuration) -> Iterator[tuple[str, CirunRunner]]:
-    """Where a runner is registered, and what it is. Those of `.cirun.global.yml` are the organisation's."""
+    """Yield the runners of a configuration, each with the repository that it is registered at. Those of
+    `.cirun.global.yml` are the organisation's."""
     if (
         configuration.access is None and not enrolment.access_required
     ):  # else a repository's own are not used, as in resolve.py

@@ -1,7 +1,7 @@
-"""What GitHub says of a job, from a webhook, a poll or a scale set, and how it becomes the `Job`. Pure.
+"""Turns GitHub's reports of a job, from a webhook, a poll or a scale set, into the `Job`. Pure.
 
-States only go forward. Of every fact the greater value stays, and an empty one is the least: so the same facts make
-the same job, in whatever order and however often they come.
+States only go forward. Of every fact the greater value stays, and an empty one is the least: so the same facts make the
+same job, in whatever order and however often they come.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ STATUSES = {
     "pending": JobState.HELD,
 }
 UNKNOWN = "unknown"
-"""The conclusion of a job that is over, of which GitHub has not told how it went."""
+"""The conclusion of a job that is over when GitHub has not said how it ended."""
 NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
 class JobUpdate:
-    """What one message says of one job. What is empty or None was not said."""
+    """One message's report of one job. Fields that are empty or None are unknown."""
 
     id: str
     repository: str
@@ -54,18 +54,19 @@ class JobUpdate:
     head_sha: str = ""
     html_url: str = ""
     runner: str = ""
-    """Who runs it, or ran it."""
+    """Name of the runner that runs it, or ran it."""
     conclusion: str = ""
     started: datetime | None = None
     completed: datetime | None = None
     private: bool | None = None
-    """Whether the repository is. That is no fact of the job: RunnerStore keeps it."""
+    """Whether the repository is private. That is no fact of the job: RunnerStore keeps it."""
 
 
 def merge(job: Job | None, update: JobUpdate, now: datetime) -> Job:
-    """The job after an update; the very same object when it says nothing new, and when it is of another repository.
+    """Return the job after an update; the very same object when the update brings nothing new, and when it is of
+    another repository.
 
-    A job that we refused or gave up stays so, but who runs it is told all the same.
+    A job that gpuyard refused or gave up stays so, but its runner is recorded all the same.
     """
     if job is None:
         job = Job(update.id, update.repository, (), update.state, now, update.scope, run_attempt=1, changed=now)
@@ -123,12 +124,13 @@ def _later(one: datetime | None, other: datetime | None) -> datetime | None:
 
 
 def state_of(action: str, status: str) -> JobState | None:
-    """Of GitHub's words; None when they are unknown. `action` is empty for what was asked rather than told."""
+    """Return the state that GitHub's words mean; None when they are unknown. `action` is empty for an answer to a
+    question, which only has a status."""
     return ACTIONS.get(action) or STATUSES.get(status)
 
 
 def workflow_job(job: Mapping[str, Any], repository: str, scope: str, host: str, action: str = "") -> JobUpdate | None:
-    """What a workflow job says, as REST and webhooks have it; None when it has no number or no state that we know."""
+    """Read a workflow job, as REST and webhooks have it; None when it has no number or no state that is known here."""
     state = state_of(action, fields.text(job, "status", 40))
     id = fields.whole(job, "id")
     if state is None or not id:

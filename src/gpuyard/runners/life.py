@@ -1,4 +1,4 @@
-"""The life of a runner: which states follow which, and why. Pure."""
+"""State machine of a runner: the allowed transitions between its states, and what each means for its fields. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRANSITIONS: dict[tuple[RunnerState, RunnerState], str] = {
     (RunnerState.DELETING, RunnerState.GONE): "server, registration and lease are gone",
     (RunnerState.DELETING, RunnerState.FAILED): "server, registration and lease are gone, and it never did its work",
 }
-"""From, to: what makes it happen."""
+"""(from, to) -> what makes it happen."""
 
 FAILURES = frozenset(Cause) - {
     Cause.FINISHED,
@@ -39,15 +39,15 @@ FAILURES = frozenset(Cause) - {
     Cause.GPU_KEPT_BACK,
     Cause.REFUSED,
 }
-"""Causes of which a runner has failed rather than done its work."""
+"""Causes by which a runner has failed rather than done its work."""
 
 
 class RunnerLifeError(BlockedError):
-    """A runner cannot go where it was asked to."""
+    """A transition that a runner cannot make."""
 
 
 def become(runner: Runner, to: RunnerState, now: datetime, cause: Cause | None = None, reason: str = "") -> Runner:
-    """The runner in another state, with all that the state means for it. Raises RunnerLifeError.
+    """Return the runner in another state, with all that the state means for it. Raises RunnerLifeError.
 
     A runner that is over is FAILED rather than GONE when its cause is one of FAILURES.
     """

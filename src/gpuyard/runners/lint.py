@@ -1,4 +1,5 @@
-"""What is wrong with files of repositories and organisations: in each, between them, and for a certain site. Pure."""
+"""Linter for `.cirun.yml`, `.cirun.global.yml` and `.access.yml`: findings in each, between them, and for a certain
+site. Pure, but for what callers pass in to ask GitHub."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ GLOBAL = ".cirun.global.yml"
 
 @dataclass(frozen=True)
 class RunnerFiles:
-    """Files that belong together, read."""
+    """Files that belong together, parsed."""
 
     own: tuple[CirunFile, ...] = ()
     """Each is a repository's; usually there is one."""
@@ -35,13 +36,14 @@ class RunnerFiles:
 
     @property
     def configuration(self) -> Configuration:
-        """As a repository with the first of the `own` files has it."""
+        """The configuration of a repository that has the first of the `own` files."""
         return Configuration(self.own[0] if self.own else CirunFile(), self.shared or CirunFile(), self.access)
 
 
 def read_files(texts: Mapping[str, str]) -> RunnerFiles:
-    """Path -> text. What a file is, its name says: ``.access.yml`` or whatever ends so, ``.cirun.global.yml``, and
-    all others are a repository's ``.cirun.yml``."""
+    """Parse files, given as path -> text. The name says what a file is: a name that ends in ``access.yml`` is an
+    ``.access.yml``, one that ends in ``cirun.global.yml`` a ``.cirun.global.yml``, and all others are a repository's
+    ``.cirun.yml``."""
     own: list[CirunFile] = []
     shared: CirunFile | None = None
     access: AccessFile | None = None
@@ -57,7 +59,7 @@ def read_files(texts: Mapping[str, str]) -> RunnerFiles:
 
 
 def lint_files(files: RunnerFiles, site: Site | None = None) -> list[Finding]:
-    """Everything there is to say, in the order of the files and their lines."""
+    """Return all findings, sorted by file, line and severity."""
     cirun = [*files.own, *([files.shared] if files.shared else [])]
     found = [finding for file in cirun for finding in file.findings]
     if files.access is not None:
@@ -73,7 +75,7 @@ def lint_files(files: RunnerFiles, site: Site | None = None) -> list[Finding]:
 
 
 def _usable(runner: CirunRunner, shared: bool, access: AccessFile | None) -> bool:
-    """Whether anybody may use a runner, as far as policies go."""
+    """Return whether anybody may use a runner, as far as policies go."""
     if access is None:
         return True
     policies = {policy.id for policy in access.policies}
@@ -82,7 +84,8 @@ def _usable(runner: CirunRunner, shared: bool, access: AccessFile | None) -> boo
 
 
 def _explained(runner: CirunRunner, site: Site | None) -> Iterator[Finding]:
-    """What jobs get, as far as the file says. Of a runner whose every way is refused there is only what is wrong."""
+    """Say what jobs get, as far as the file says. A runner whose every way is refused has only findings about what is
+    wrong."""
     ways = [way for way in runner.ways if site is None or not problem_of(way, site)[0]]
     if not ways:
         return
@@ -103,8 +106,8 @@ def _unused(runner: CirunRunner, access: AccessFile) -> Finding:
 def permission_findings(
     path: str, runners: SiteRunners, granted: Callable[[Enrolment], Mapping[str, str] | None]
 ) -> list[Finding]:
-    """What apps of a site lack. `granted` asks GitHub about one, and may raise GpuyardError; `path`: of the site
-    file."""
+    """Return findings about permissions that apps of a site lack. `granted` asks GitHub about one enrolment, and may
+    raise GpuyardError; `path`: of the site file."""
     found = []
     for enrolment in runners.enrolments:
         try:
@@ -145,7 +148,7 @@ def shared_name(shared: CirunFile) -> str:
 
 
 def _on(runner: CirunRunner, site: Site) -> Iterator[Finding]:
-    """What of a runner this site will not do."""
+    """Yield findings about what this site will not do of a runner."""
     if site.runners is None:
         return
     told: set[str] = set()

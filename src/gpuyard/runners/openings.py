@@ -1,8 +1,8 @@
-"""When GPUs of a pool could be had: the room there is, less what this plan has given away already.
+"""Finds when GPUs of a pool are free: the capacity there is, less what this plan has given away already.
 
-Times are whole seconds since the epoch. Within a plan there is ever less room, so what was found to be the first
-opening of a lane can only come later: each length of time has a heap of lanes by their first openings, of which only
-the one at the top is looked at again. For servers with several lanes it is a heap of hosts.
+Times are whole seconds since the epoch. Capacity only shrinks within a plan, so the first opening of a lane can only
+move later: each length of time has a heap of lanes by their first openings, and only the one at the top is checked
+again. For servers with several lanes it is a heap of hosts.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gpuyard.bookings.ledger.leases import PoolCapacity
 from gpuyard.database.times import seconds
 
 DEPTH = 500
-"""So many of a pool's queue have room kept for them; when those behind have their turn is reckoned from the work before
-them. (Slurm's backfill looks at as many.)"""
+"""Capacity is kept for this many jobs of a pool's queue; when those behind have their turn is estimated from the work
+before them. (Slurm's backfill looks at as many.)"""
 
 
 class _Lane:
-    """What is left of a lane: gaps that do not touch, in order of time."""
+    """The free time of a lane: gaps that do not touch, in order of time."""
 
     __slots__ = ("changes", "gaps", "size")
 
@@ -49,7 +49,7 @@ class _Lane:
 
 
 class Shape(NamedTuple):
-    """What a server needs of one host."""
+    """The lanes that a server needs on one host."""
 
     lanes: int
     size: int
@@ -62,21 +62,21 @@ def shape(gpus: int, same_group: bool) -> Shape:
 
 
 class Opening(NamedTuple):
-    """The first one of some lanes. The least is the best."""
+    """The first opening of some lanes. The least is the best."""
 
     start: int
     size: int
-    """Of the lane; 0 for several lanes."""
+    """GPUs of the lane; 0 for several lanes."""
     left: int
     """Seconds that stay free after it."""
     place: int
-    """Of the lanes, among those that come into question."""
+    """Index of the lanes among those that come into question."""
     changes: int
-    """As many times they had been changed."""
+    """How many times the lanes had been changed when this was computed."""
 
 
 class PoolOpenings:
-    """A pool in the course of one plan."""
+    """The free times of a pool in the course of one plan."""
 
     def __init__(self, room: PoolCapacity, now: int) -> None:
         self.now = now
@@ -95,14 +95,14 @@ class PoolOpenings:
         """Shape and length -> the first opening, and as of how many changes."""
         self.lanes = len(room.lanes)
         self.busy = sum(not lane.is_free(now, now + 1) for lanes in self._hosts for lane in lanes)
-        """Lanes that others had at the beginning."""
+        """Lanes that were not free at the beginning of the plan."""
         self.given = 0
-        """Lanes that were given away from now on."""
+        """Lanes that the plan gave away from now on."""
         self._kept = 0
         self._behind = now, 0
 
     def first(self, wanted: Shape, length: int) -> int | None:
-        """When the first server of a shape could have `length` seconds; None when never, as far as is known."""
+        """Return when the first server of a shape could have `length` seconds; None when never, as far as is known."""
         key = wanted, length
         known = self._firsts.get(key)
         if known is None or known[0] != self._changes:
@@ -111,7 +111,7 @@ class PoolOpenings:
         return known[1]
 
     def take(self, wanted: Shape, length: int) -> int:
-        """Give away the first opening: when it begins. Raises IndexError when there is none."""
+        """Give away the first opening, and return when it begins. Raises IndexError when there is none."""
         found = self._top((wanted, length))[0]
         start, end = found.start, found.start + length
         able = self._of(wanted)[found.place]
@@ -127,7 +127,8 @@ class PoolOpenings:
         return start
 
     def keep(self, wanted: Shape, length: int) -> int:
-        """Keep the first opening for one that waits, or with DEPTH before it reckon when about it has one."""
+        """Keep the first opening for a job that waits, and return when it begins; with DEPTH jobs before it, estimate
+        it instead."""
         if self._kept < DEPTH:
             self._kept += 1
             start = self.take(wanted, length)
@@ -138,12 +139,12 @@ class PoolOpenings:
         return start + seconds_before // self.lanes
 
     def many_now(self, wanted: Shape, length: int) -> int:
-        """How many servers of a shape could begin now, one beside the other."""
+        """Return how many servers of a shape could begin now, one beside the other."""
         end = self.now + length
         return sum(sum(lane.is_free(self.now, end) for lane in unit) // wanted.lanes for unit in self._of(wanted))
 
     def ever(self, wanted: Shape) -> bool:
-        """Whether any host has what it needs, however long it would have to wait."""
+        """Return whether any host has the lanes that a shape needs, however long it would have to wait."""
         return bool(self._of(wanted))
 
     def _of(self, wanted: Shape) -> Sequence[Sequence[_Lane]]:

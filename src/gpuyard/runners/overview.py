@@ -1,4 +1,4 @@
-"""What is known of jobs and runners now, shared between the loop that plans and those who show it."""
+"""The latest overview of jobs and runners, published by the loop that plans and read by pages, API and metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuyard.runners.view import QueuePlace
 
 @dataclass(frozen=True)
 class EnrolmentStatus:
-    """How it goes with GitHub."""
+    """The state of the connection to GitHub of one enrolment."""
 
     name: str
     """`Enrolment.name`."""
@@ -38,13 +38,13 @@ class RunnerOverview:
 
 
 class RunnerOverviewCache:
-    """The latest board. One writer, any number of readers."""
+    """The latest overview. One writer, any number of readers."""
 
     def __init__(self) -> None:
         self._board: RunnerOverview | None = None
 
     def latest(self) -> RunnerOverview | None:
-        """None until there was a plan."""
+        """Return the latest overview; None until there was a plan."""
         return self._board
 
     def publish(self, board: RunnerOverview) -> None:

@@ -17,19 +17,19 @@ ASKS_FOR_AUTHORS = frozenset({"members", "collaborators", "contributors"})
 
 @dataclass(frozen=True)
 class AppPermission:
-    """One that an app or a fine-grained token may have."""
+    """A permission that an app or a fine-grained token may have."""
 
     name: str
-    """As the API has it."""
+    """Its name in GitHub's API."""
     access: str
     """``read`` or ``write``."""
     shown: str
-    """As GitHub's forms have it."""
+    """Its name in GitHub's forms."""
     breaks: str
-    """What does not work without it."""
+    """The consequence of its lack, in words."""
     needed: Callable[[Enrolment, SiteRunners], bool]
     essential: bool = True
-    """Jobs get no runner without it; otherwise something else is missing."""
+    """Whether jobs get no runner without it; otherwise something else is missing."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ PERMISSIONS = (
 
 
 def missing(enrolment: Enrolment, site: SiteRunners, granted: Mapping[str, str]) -> list[MissingPermission]:
-    """What an app lacks. `granted`: name -> access, as GitHub says it of the installation."""
+    """Return the permissions that an app lacks. `granted`: name -> access, as GitHub reports it of the installation."""
     return [
         MissingPermission(enrolment.name, one)
         for one in PERMISSIONS
@@ -111,7 +111,7 @@ def missing(enrolment: Enrolment, site: SiteRunners, granted: Mapping[str, str])
 
 
 def documented() -> dict[str, str]:
-    """Everything that the guides tell an operator to grant."""
+    """Return every permission that the guides tell an operator to grant: name -> access."""
     granted = {"metadata": "read"}
     for one in PERMISSIONS:
         granted[one.name] = max(granted.get(one.name, ""), one.access, key=ACCESS.__getitem__)

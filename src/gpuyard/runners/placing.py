@@ -1,6 +1,8 @@
-"""Room for one server after the other, in the order of turns: now, or from when on, and why not now.
+"""Places one waiting job after the other, in the order of turns: a server now, or from when on, and why not now.
 
-Everybody who waits keeps the room that it will have first, so nobody behind it can delay it (conservative backfill).
+Every job that waits keeps the capacity that it will have first, so no job behind it can delay it (conservative
+backfill). Each choice of flavor is tried in order: the first one that is free now, and under all limits, is taken;
+otherwise the one that is free first is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from gpuyard.runners.view import RunnerView, size_of
 from gpuyard.site.runner_rules import JobRules, SiteRunners
 
 TEARDOWN = timedelta(minutes=10)
-"""What a lease has for the end of a job and the deletion of its server."""
+"""Time that a lease has for the end of a job and the deletion of its server."""
 ALWAYS = seconds(FOREVER)
 
 
@@ -28,37 +30,39 @@ ALL = "all runners"
 
 
 def weight(choice: ServerChoice) -> int:
-    """What a server counts for where GPUs are counted: one without any takes its place among those without."""
+    """Return the number that a server counts where GPUs are counted: a server without GPUs counts 1, in the pool of
+    those without."""
     return max(choice.gpus, 1)
 
 
 def uses(runner: Runner, repository: str) -> tuple[str, ...]:
-    """Names of what a runner takes GPUs of: its pool, and what the limits are of, which count no runner without."""
+    """Return the names of what a runner uses up: its pool, and the limits it falls under, which do not count runners
+    without GPUs."""
     if not runner.choice.gpus:
         return (f"pool {runner.choice.pool}",)
     return f"pool {runner.choice.pool}", ALL, f"set {runner.scale_set}", f"repository {repository.lower()}"
 
 
 def lease_length(site: SiteRunners, wanted: Wanted, boots: Mapping[str, timedelta]) -> timedelta:
-    """Of a runner that is made now: time to boot and connect, its job's longest time, time to be deleted. `boots`:
-    `RunnerView.boots`; of several choices the slowest counts."""
+    """Return the length of the lease of a runner that is made now: time to boot and connect, its job's longest time,
+    time to be deleted. `boots`: `RunnerView.boots`; of several choices the slowest counts."""
     boot = max((boots.get(choice.flavor, site.boot) for choice in wanted.choices), default=site.boot)
     return boot + site.register_within + wanted.longest + TEARDOWN
 
 
 class Place(NamedTuple):
-    """What becomes of one that wants a server."""
+    """The outcome for a job that wants a server."""
 
     choice: ServerChoice | None
     """What it gets, or will probably get; None when there is no way at all."""
     start: int | None
-    """When: now, later, or None when nobody can say."""
+    """When it starts: now, later, or None when nobody can say."""
     reason: str = ""
     """Why not now."""
 
 
 class PlanCapacity:
-    """One plan's room: pools and limits, which both shrink with everything that is placed."""
+    """The capacity of one plan: pools and limits, which both shrink with everything that is placed."""
 
     def __init__(self, view: RunnerView, now: int) -> None:
         self.now = now
@@ -84,15 +88,15 @@ class PlanCapacity:
         return rules
 
     def count(self, runner: Runner, repository: str, end: int) -> None:
-        """A runner has GPUs until `end` at most. To be told of all before anything is placed."""
+        """Count a runner that has GPUs until `end` at most. Call it for all runners before anything is placed."""
         choice = runner.choice
         self._lanes_of_runners[choice.pool] += shape(choice.gpus, choice.same_group).lanes
         for name in uses(runner, repository)[1:]:
             self._ends[name].append((max(end, self.now), choice.gpus))
 
     def place(self, wanted: Wanted, repository: str, scale_set: str, not_before: int = 0) -> Place:
-        """Give it the room that it can have first. `not_before`: it may not begin before; then it is told when it
-        could, and no room is kept for it."""
+        """Give a job the capacity that it can have first. `not_before`: the job may not begin before; then the result
+        says when it could, and no capacity is kept for it."""
         length, caps = self._length(wanted), self._under(repository, scale_set)
         best: tuple[int, ServerChoice] | None = None
         for choice in wanted.choices:
@@ -109,8 +113,8 @@ class PlanCapacity:
         return self._later(best[1], length, best[0], caps, not_before)
 
     def fits_now(self, wanted: Wanted, repository: str, scale_set: str) -> ServerChoice | None:
-        """As `place`, for one that gets room now or none, and for which nobody shall wait: no pool in which anybody
-        waits is touched."""
+        """Place a runner for which no job waits, now or not at all: pools in which a job waits are left alone. Returns
+        the choice it gets, or None."""
         length, caps = self._length(wanted), self._under(repository, scale_set)
         for choice in wanted.choices:
             free = f"pool {choice.pool}" not in self.waiting and self._first(choice, length) == self.now
@@ -120,7 +124,7 @@ class PlanCapacity:
         return None
 
     def many_now(self, wanted: Wanted, scale_set: str) -> int:
-        """How many more could have room now, whoever they are for."""
+        """Return how many more servers could start now, whichever repository they are for."""
         length, caps = self._length(wanted), self._under("", scale_set)
         found = 0
         for pool, choice in {choice.pool: choice for choice in reversed(wanted.choices)}.items():
@@ -137,11 +141,11 @@ class PlanCapacity:
         return openings.first(shape(choice.gpus, choice.same_group), length)
 
     def _is_blocked(self, choice: ServerChoice, openings: PoolOpenings) -> bool:
-        """Whether no such server may be started now, whatever is free."""
+        """Return whether no such server may be started now, whatever is free."""
         return bool(openings.blocked) or size_of(choice) in self._crowded
 
     def _take(self, choice: ServerChoice, length: int, caps: list[Cap]) -> None:
-        """From now on."""
+        """Take capacity from now on."""
         self._pools[choice.pool].take(shape(choice.gpus, choice.same_group), length)
         self._lanes_of_runners[choice.pool] += shape(choice.gpus, choice.same_group).lanes
         for cap in caps if choice.gpus else ():
@@ -179,7 +183,7 @@ class PlanCapacity:
         return length
 
     def _under(self, repository: str, scale_set: str) -> list[Cap]:
-        """The limits that hold for it."""
+        """Return the limits that hold for a repository and a scale set."""
         key = (repository, scale_set)
         caps = self._caps_of.get(key)
         if caps is None:
@@ -199,7 +203,7 @@ class PlanCapacity:
         return self._caps[name]
 
     def _full(self, choice: ServerChoice, length: int) -> str:
-        """Why a pool has no room now."""
+        """Say why a pool has no capacity now."""
         openings, runners = self._pools[choice.pool], self._lanes_of_runners[choice.pool]
         key = (choice.pool, choice.gpus, choice.same_group, length, openings.given)
         words = self._words.get(key)
@@ -249,7 +253,7 @@ def _server(choice: ServerChoice) -> str:
 
 
 def _taken(openings: PoolOpenings, runners: int, length: int) -> str:
-    """Who has the GPUs of a pool. `runners`: lanes that runners have."""
+    """Say who has the GPUs of a pool. `runners`: lanes that runners have."""
     all, free = openings.lanes, openings.lanes - openings.busy - openings.given
     if free > 0:
         time = lasting(timedelta(seconds=length))

@@ -1,8 +1,11 @@
-"""Which runners to make, which to delete, and which jobs wait for what: from jobs, runners and the room there is.
+"""Plans which runners to make and delete, and why each job waits, from jobs, runners and the capacity there is. Pure.
 
-Pure. What is wanted follows from the ids of jobs and never from counting events, so that a plan made twice does
-nothing the second time. A runner whose life has come to its end, by its job, its time or a fault, is ended by
-progress.py. docs/adr/0024 says in which order jobs go and what backfill may do.
+The desired runners follow from the ids of jobs and never from counting events, so that a plan made twice does nothing
+the second time. Jobs are put in the order of turns (fair_share.py) and matched with the runners there are (serving.py).
+Each job that is left over is placed in that order (placing.py): it gets a runner now, or keeps the capacity that it
+will have first. Then runners that have lost their lease are deleted, and those that no job needs. A runner whose life
+has come to its end, by its job, its time or a fault, is ended by progress.py. docs/adr/0024 says in which order jobs go
+and what backfill may do.
 """
 
 from __future__ import annotations
@@ -34,19 +37,20 @@ from gpuyard.runners.view import (
 )
 
 SPARE = timedelta(minutes=2)
-"""A runner that nobody needs is deleted when it was so for this long: a job for it may come. Where a job waits for its
-GPU it is deleted at once."""
+"""A runner that no job needs is deleted after this time: a job for it may come. Where a job waits for its GPU it is
+deleted at once."""
 UNTOLD = timedelta(minutes=1)
-"""Jobs that GitHub has assigned to a scale set, and does not tell of, get runners after this time."""
+"""Jobs that GitHub has assigned to a scale set without reporting them get runners after this time."""
 INVITED = timedelta(minutes=2)
-"""GitHub assigns a job within seconds of being told that a set can have it. When it has assigned none for so long, its
-number of jobs that wait is taken for wrong ..."""
+"""GitHub assigns a job within seconds of being told that a set can have it. When it has assigned none for this long,
+its number of waiting jobs is taken to be wrong, until DISBELIEVED."""
 DISBELIEVED = timedelta(minutes=30)
-"""... until so long after it was told."""
+"""GitHub's number of waiting jobs is believed again this long after it was told that the set can have one (INVITED)."""
 PRESUMED = timedelta(minutes=5)
-"""So long a busy runner is taken to have the job that it was made for, while GitHub has not said which it has."""
+"""For so long a busy runner is assumed to have the job that it was made for, while GitHub has not said which it has."""
 OVERDUE = timedelta(hours=12)
-"""Who has waited so long goes before whoever has used less: GitHub gives a job up after 24 hours."""
+"""A job that has waited this long goes before those of repositories that used less: GitHub gives a job up after 24
+hours."""
 MOST_TRIES = 5
 """A job is given up when so many of its runners failed."""
 WAITING = frozenset({RunnerState.REQUESTED, RunnerState.CREATING, RunnerState.REGISTERING, RunnerState.IDLE})
@@ -61,12 +65,12 @@ COMING = {
 
 
 def retry_after(tries: int) -> timedelta:
-    """How long to wait after so many failures, for `Job.not_before`: 30 s, 1, 2, 4 ... minutes, at most 15."""
+    """Return how long to wait after so many failures, for `Job.not_before`: 30 s, 1, 2, 4 ... minutes, at most 15."""
     return backoff(timedelta(seconds=30), tries, timedelta(minutes=15))
 
 
 def plan(view: RunnerView, now: datetime) -> RunnerPlan:
-    """What to do now. The same for the same view in whatever order its parts are."""
+    """Return what to do now. The same view gives the same plan, in whatever order its parts are."""
     return _Planning(view, now).plan()
 
 
@@ -129,7 +133,8 @@ class _Planning:
         return runner.state is RunnerState.BUSY and runner.name not in self.job_of and self.now - began < PRESUMED
 
     def _may_get_job(self, runner: Runner) -> bool:
-        """Whether GitHub may give it a job, and there is time for one; `_make_way` deletes those without a lease."""
+        """Return whether GitHub may give it a job, and there is time for one; `_make_way` deletes those without a
+        lease."""
         leased = not runner.lease or runner.lease in self.view.leases
         return runner.state in WAITING and runner.name not in self.job_of and leased
 
@@ -137,7 +142,7 @@ class _Planning:
         return sorted(self.view.sets, key=lambda one: (one.name, one.scope))
 
     def _untold(self, demand: SetDemand) -> Iterator[Job]:
-        """Jobs that GitHub has assigned to a scale set, and of which nothing else is known: as many as there must be,
+        """Yield jobs that GitHub has assigned to a scale set without reporting anything else: as many as there must be,
         and not more than the GPUs that there are."""
         live = (JobState.QUEUED, JobState.RUNNING)
         known = sum(job.scale_set == demand.name and job.state in live for job in self.jobs.values())
@@ -162,8 +167,8 @@ class _Planning:
             )
 
     def _is_disproved(self, demand: SetDemand) -> bool:
-        """Whether a runner of the set waits for a job for so long that GitHub would have given it one long ago, if
-        there were any."""
+        """Return whether a runner of the set waits for a job for so long that GitHub would have given it one long ago,
+        if there were any."""
         return any(
             runner.state is RunnerState.IDLE
             and runner.scale_set == demand.name
@@ -176,9 +181,9 @@ class _Planning:
         return sum(len(self.view.rooms[pool].lanes) for pool in _pools(wanted) if pool in self.view.rooms)
 
     def _unassigned(self, demand: SetDemand) -> Iterator[Job]:
-        """Jobs that wait at GitHub for a scale set, as entries of the queue.
+        """Yield jobs that wait at GitHub for a scale set, as entries of the queue.
 
-        GitHub assigns a set no job beyond the capacity that it announces, and tells nothing of the others but their
+        GitHub assigns a set no job beyond the capacity that it announces, and reports nothing of the others but their
         number. Were the capacity what is free when all other jobs have been placed, these would get nothing while
         anybody waits. So each has its turn and its room like other jobs; when it has room now, `_capacity` invites
         GitHub to assign it, and only then we learn whose it is. Until then it counts as the repository's whose job the
@@ -212,7 +217,7 @@ class _Planning:
             )
 
     def _is_unanswered(self, demand: SetDemand) -> bool:
-        """Whether GitHub was told for INVITED that the set can have a job more, and has assigned none."""
+        """Return whether GitHub was told for INVITED that the set can have a job more, and has assigned none."""
         key = _invitation(demand)
         first = self.view.since.get(key)
         if first is None or not INVITED <= self.now - first < DISBELIEVED:
@@ -253,7 +258,7 @@ class _Planning:
     # Whose turn it is, and who is served already
 
     def _order(self, queued: dict[str, Job], placing: PlanCapacity) -> list[Job]:
-        """In the order of their turns; those that have failed too often come last."""
+        """Return the jobs in the order of their turns; those that have failed too often come last."""
         used: dict[str, float] = defaultdict(float, {name.lower(): hours for name, hours in self.view.used.items()})
         late = (self.now - OVERDUE).timestamp()
         turns = [
@@ -350,7 +355,7 @@ class _Planning:
         return self.view.stopped.get("", "") or self.view.stopped.get(scope, "")
 
     def _waits(self, job: Job, pool: str, reason: str, start: datetime | None = None) -> QueuePlace:
-        """The next place of a pool's queue; jobs that nobody has told of have none."""
+        """Return the next place of a pool's queue; jobs that GitHub has not reported have none."""
         if job.id in self.jobs:
             self.numbers[pool] += 1
         if job.scale_set and job.id not in self.unassigned:
@@ -358,7 +363,8 @@ class _Planning:
         return QueuePlace(job.id, pool, self.numbers[pool], reason, start)
 
     def _queue(self, places: Iterable[QueuePlace]) -> Iterator[QueuePlace]:
-        """Those with a runner first, then the others in order, then those of which it is not known what they want."""
+        """Yield the places with a runner first, then the others in order, then those of jobs whose request is not
+        known."""
         told = [place for place in places if place.job in self.jobs]
         yield from (place for place in told if not place.position)
         yield from (place for place in told if place.position)
@@ -444,7 +450,8 @@ class _Planning:
         return self.now.replace(microsecond=0) + lease_length(self.view.site, wanted, self.view.boots)
 
     def _leases(self, served: dict[str, Runner]) -> None:
-        """A runner that may get a job always has time for it; a booking may end the lease of one that serves none."""
+        """Change leases: a runner that may get a job always has time for it; a booking may end the lease of one that
+        serves none."""
         serving = {runner.name for runner in served.values()}
         for runner in self.runners:
             lease = self.view.leases.get(runner.lease)
@@ -466,8 +473,9 @@ class _Planning:
                 self.steps.append(ChangeLease(runner.name, lease.id, end, yields))
 
     def _capacity(self, demand: SetDemand, placing: PlanCapacity) -> int:
-        """What GitHub may assign: a job for each runner, what has been assigned already, what has its turn now
-        (`_unassigned`), and what would have room besides, so that a job which comes next is assigned at once."""
+        """Return the capacity to announce to GitHub for a set: a job for each runner, what has been assigned already,
+        what has its turn now (`_unassigned`), and what would have room besides, so that a job which comes next is
+        assigned at once."""
         gone = [
             runner.name for runner in self.runners if runner.state is RunnerState.DELETING or runner.name in self.ending
         ]

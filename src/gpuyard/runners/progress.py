@@ -1,7 +1,8 @@
-"""Where a runner is, from what Nova, GitHub and its console say: the next state of its life, or its end. Pure.
+"""Derives a runner's next state, or its end, from observations of Nova, GitHub and its console. Pure.
 
-What was seen may be late or lacking, so each step rests on what cannot be taken back: a server that is gone, a job that
-GitHub has given it. Doing something about a runner that is to end is for the keeper.
+Observations may be late or lacking, so each step rests on what cannot be taken back: a server that is gone, a job that
+GitHub has given it. The end is checked before progress, so that a runner that is done is never moved forward first. A
+runner that is to end is only marked DELETING here; RunnerController and RunnerExecutor delete it.
 """
 
 from __future__ import annotations
@@ -16,48 +17,48 @@ from gpuyard.runners.life import become
 from gpuyard.runners.records import DONE, OVER, Cause, Job, JobState, Runner, RunnerState
 
 OFF = frozenset({"SHUTOFF", "SUSPENDED", "PAUSED", "STOPPED"})
-"""What Nova says of a server that does not run."""
+"""Nova's states of a server that does not run."""
 NO_ROOM = ("No valid host", "Exceeded maximum number of retries", "over limit", "Quota exceeded")
-"""How Nova's faults say that there is no place for a server."""
+"""Phrases in Nova's faults that mean that there is no place for a server."""
 GRACE = timedelta(minutes=2)
-"""How long something may look wrong that another service is about to say better: GitHub tells of the end of a job
+"""Time for which something may look wrong that another service is about to correct: GitHub reports the end of a job
 seconds after the server has switched itself off."""
 _End = Callable[[Cause, str], Runner]
 STEPS = 4
-"""Most states that one look takes a runner through."""
+"""Most states that one observation takes a runner through."""
 
 
 @dataclass(frozen=True)
 class RunnerObservation:
-    """What is known of one runner besides what is written of it."""
+    """Everything that was observed of one runner, besides its stored record."""
 
     server: SeenServer | None = None
-    """None: not known, or not there."""
+    """Its server at Nova; None: not known, or not there."""
     gone: bool = False
     """Nova had its server, and has deleted it for good."""
     registered: bool | None = None
     """Whether GitHub has its registration; None: not asked since its last change."""
     online: bool | None = None
-    """The same of its being online."""
+    """Whether GitHub has it online; None: not asked since its last change."""
     busy: bool = False
     console: Console | None = None
     job: Job | None = None
-    """The one that GitHub has given it."""
+    """The job that GitHub has given it."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long things may take."""
+    """Time limits for a runner to boot and to register."""
 
     boot: timedelta
-    """From Nova's being asked to ACTIVE."""
+    """From the request to Nova to ACTIVE."""
     register: timedelta
-    """From ACTIVE to GitHub's having it online."""
+    """From ACTIVE until GitHub has it online."""
 
 
 def progress(runner: Runner, seen: RunnerObservation, patience: Patience, now: datetime) -> Runner:
-    """The runner as far as it has come; the very same object when nothing is new. One that is to end is DELETING, with
-    cause and reason."""
+    """Return the runner as far as it has come; the very same object when nothing is new. One that is to end is
+    DELETING, with cause and reason."""
     for _ in range(STEPS):
         if runner.state in OVER or runner.state in (RunnerState.DELETING, RunnerState.REQUESTED):
             break
@@ -69,7 +70,7 @@ def progress(runner: Runner, seen: RunnerObservation, patience: Patience, now: d
 
 
 def _forward(runner: Runner, seen: RunnerObservation, now: datetime) -> Runner | None:
-    """One state on, or a fact that was not known."""
+    """Return the runner one state on, or with a fact that was not known; None when there is neither."""
     if seen.server is not None and not runner.server_id:  # it was asked for before a crash
         return replace(runner, server_id=seen.server.id, changed=now)
     job, console = seen.job, seen.console or Console()
@@ -85,7 +86,7 @@ def _forward(runner: Runner, seen: RunnerObservation, now: datetime) -> Runner |
 
 
 def _given(runner: Runner, job: Job | None) -> Runner:
-    """With its job, and the time limit of that."""
+    """Return the runner with its job, and the job's time limit."""
     if job is None:
         return runner
     until = runner.until
@@ -95,7 +96,7 @@ def _given(runner: Runner, job: Job | None) -> Runner:
 
 
 def _end(runner: Runner, seen: RunnerObservation, patience: Patience, now: datetime) -> Runner | None:
-    """The runner on its way out, when there is reason for it."""
+    """Return the runner on its way out, when there is reason for it."""
 
     def end(cause: Cause, reason: str) -> Runner:
         last = _given(runner, seen.job) if seen.job is not None and not runner.job else runner
@@ -121,7 +122,7 @@ def _end(runner: Runner, seen: RunnerObservation, patience: Patience, now: datet
 
 
 def _silent(runner: Runner, seen: RunnerObservation, patience: Patience, now: datetime, end: _End) -> Runner | None:
-    """The same, of one that should have said something, or has said that it cannot go on."""
+    """Return the end of a runner that should have said something, or has said that it cannot go on."""
     console, state = seen.console or Console(), runner.state
     # A job could write anything: what is said of the GPU counts only while there can have been none (console.py). After
     # a job GitHub has let go of the registration, and one that ended its own runner is still busy there.
@@ -151,8 +152,8 @@ def _silent(runner: Runner, seen: RunnerObservation, patience: Patience, now: da
 
 
 def _heard_out(runner: Runner, seen: RunnerObservation, patience: Patience, now: datetime) -> bool:
-    """Whether there is no more to hear of a runner whose server is off. It says why before it goes, and what it did in
-    the seconds since the last look GitHub may know before we do."""
+    """Return whether there is no more to hear of a runner whose server is off. It says why before it goes, and what it
+    did in the seconds since the last look GitHub may know before we do."""
     console = seen.console or Console()
     if console.job is not JobProgress.NONE:
         return False

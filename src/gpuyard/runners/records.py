@@ -1,7 +1,7 @@
-"""The words of runners: jobs as GitHub has them, runners as we have them. Plain data; times are UTC.
+"""Records of GitHub jobs and of the runners that serve them. Plain data; times are UTC.
 
-A job is not a server. Which runner a job runs on is GitHub's choice, told by the job's `runner`; a runner's `for_job`
-is only why it was made.
+A job is not a server. Which runner a job runs on is GitHub's choice, recorded in the job's `runner`; a runner's
+`for_job` is only why it was made.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ class Cause(StrEnum):
     REGISTRATION_TIMEOUT = "registration-timeout"
     """The server was ACTIVE, and GitHub never had the runner online."""
     GITHUB_ERROR = "github-error"
-    """GitHub would not register it."""
+    """GitHub would not register it or has lost its registration, or its runner did not start."""
     NOT_OURS = "not-ours"
     """Somebody took gpuyard's tags off its server, which was then left alone, with its GPU."""
     LOST = "lost"
-    """It stopped in the middle of its job, and GitHub has it no more."""
+    """Its server stopped in the middle of its job."""
 
 
 class Trust(StrEnum):
-    """How near whoever started a job is to its repository."""
+    """Whether a job's code is its repository's own or comes from a fork."""
 
     REPOSITORY = "repository"
     """The job's code is the repository's own: a push, a schedule, a pull request of one of its branches."""
@@ -109,17 +109,18 @@ class ServerChoice:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a job may have: what its repository asked for, cut down to what the site and the policies allow."""
+    """The server that a job may have: what its repository asked for, cut down to what the site and the policies
+    allow."""
 
     kind: str
-    """Which runner of the configuration: the scale set's name, or the name in `.cirun.yml`."""
+    """Name of the runner in the configuration: the scale set's, or the one in `.cirun.yml`."""
     choices: tuple[ServerChoice, ...]
     longest: timedelta
     """The server is deleted when its job has run so long."""
     priority: int = 0
     """The highest first."""
     preemptible: bool = False
-    """A booking may end the job: its repository has said so."""
+    """Whether a booking may end the job: its repository or the site has said so."""
 
 
 @dataclass(frozen=True)
@@ -171,12 +172,12 @@ class Job:
     started: datetime | None = None
     completed: datetime | None = None
     changed: datetime | None = None
-    """When we last learned something new of it."""
+    """When gpuyard last learned something new of it."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """One registration with one server: fresh for every try, and used for one job at most."""
+    """A registration at GitHub with one server: fresh for every try, and used for one job at most."""
 
     name: str
     """Of the registration and of the server, never used twice: ``gpuyard-v100-c3k8x2m9``."""
@@ -192,9 +193,9 @@ class Runner:
     created: datetime
     changed: datetime
     for_repository: str = ""
-    """Whose job it was made for: fair shares count it there until it has another one."""
+    """The repository whose job it was made for: fair shares count it there until it has another one."""
     for_job: str = ""
-    """Why it was made; empty for one that waits for a job (a warm one)."""
+    """The job that it was made for; empty for one that waits for a job (a warm one)."""
     job: str = ""
     """The job that GitHub has given it."""
     scale_set: str = ""
@@ -202,7 +203,7 @@ class Runner:
     """Id of its lease in the ledger; empty for one without GPUs, and once its server is gone."""
     server_id: str = ""
     github_id: int = 0
-    """Of the registration."""
+    """GitHub's id of the registration."""
     active: datetime | None = None
     """Since when its server is ACTIVE."""
     online: datetime | None = None
@@ -216,7 +217,7 @@ class Runner:
     cause: Cause | None = None
     """Why it is to end, or ended."""
     reason: str = ""
-    """The same in words."""
+    """The cause in words."""
     gpus: tuple[str, ...] = ()
     """``host/address`` of its GPUs, once they are known."""
 
@@ -248,14 +249,14 @@ class HookDelivery:
 
 @dataclass(frozen=True)
 class ScaleSetState:
-    """What must outlive the process of a scale set that we listen to."""
+    """The state of a scale set's listener that must outlive the process."""
 
     scope: str
     name: str
     id: int = 0
-    """GitHub's; 0 until it has been made."""
+    """GitHub's number of the set; 0 until it has been made."""
     last_message: int = 0
-    """The last message that was written down."""
+    """Number of the last message that was stored."""
     assigned: int = 0
     """GitHub's ``totalAssignedJobs``, as of the last message or the last question."""
     seen: datetime | None = None
@@ -284,6 +285,6 @@ class GpuUse:
     """When its job began; None for one that never had one."""
 
     def gpu_hours(self, since: datetime, now: datetime) -> float:
-        """What of it lies in [since, now)."""
+        """Return the GPU-hours of this use that lie in [since, now)."""
         begin, end = max(self.start, since), min(self.end or now, now)
         return self.gpus * max(end - begin, timedelta()) / timedelta(hours=1)

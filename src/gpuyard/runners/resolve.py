@@ -1,6 +1,11 @@
-"""What a job may have: its labels, its repository's files, policies and the site's rules in, `Wanted` or a refusal out.
+"""Resolves a job's request for a runner: its labels, its repository's files, policies and the site's rules in, `Wanted`
+or a refusal out.
 
-Pure but for the questions about people that it asks through `PersonFacts`, of which it asks as few as it can.
+It checks in this order: whether a runner of the site or of the files has the job's labels (else the job is somebody
+else's); whether the enrolment includes the repository; whether the site allows its code, where that is from a fork;
+whether the policies of `.access.yml` allow its author; and which of the flavors and images asked for the site has and
+allows. What GitHub has not said yet makes the answer UNKNOWN, never a grant. Pure but for the questions about people
+that it asks through `PersonFacts`, of which it asks as few as it can.
 """
 
 from __future__ import annotations
@@ -29,16 +34,16 @@ ASSOCIATIONS: dict[str, frozenset[str]] = {
     "contributors": frozenset({"OWNER", "MEMBER", "COLLABORATOR", "CONTRIBUTOR"}),
     "everybody": frozenset(),
 }
-"""The site's `forks` -> GitHub's ``author_association`` of those whose pull requests from forks get a runner; of
-``everybody`` nobody asks."""
+"""The site's `forks` -> GitHub's ``author_association`` of those whose pull requests from forks get a runner; for
+``everybody`` it is not checked."""
 
 OWN_EVENTS = frozenset({"push", "schedule", "workflow_dispatch", "repository_dispatch", "release", "merge_group"})
-"""What only people of the repository can start, with its own code. Of anything else it has to be asked where the code
-is from."""
+"""Events that only people of the repository can start, with its own code. For any other GitHub has to be asked where
+the code is from."""
 
 
 class Ruling(StrEnum):
-    """What became of a job's question for a runner."""
+    """The kinds of answer to a job's request for a runner."""
 
     GRANTED = "granted"
     """`wanted` says what it may have."""
@@ -58,13 +63,13 @@ ELSEWHERE = frozenset({"flavor-unknown", "flavor-without-gpu"})
 
 @dataclass(frozen=True)
 class Resolution:
-    """The answer, and how it was found."""
+    """The answer to a job's request, and how it was found."""
 
     ruling: Ruling
     wanted: Wanted | None = None
     reasons: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
-    """What the files ask for and do not get, though there is a runner."""
+    """Parts of the files' request that were dropped, though there is a runner."""
     steps: tuple[Considered, ...] = ()
 
     @property
@@ -75,7 +80,8 @@ class Resolution:
 
 @dataclass(frozen=True)
 class RepositoryFiles:
-    """Texts of the default branches. None: there is no such file. Keep what `read` makes of them by their ETags."""
+    """Texts of the files of the default branches. None: there is no such file. Callers keep what `read` makes of them,
+    by their ETags."""
 
     cirun: str | None = None
     """``.cirun.yml`` of the job's repository; for a pull request too it is that of the base."""
@@ -87,7 +93,7 @@ class RepositoryFiles:
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a repository has, read."""
+    """The files that apply to a repository, parsed."""
 
     own: CirunFile = field(default_factory=CirunFile)
     shared: CirunFile = field(default_factory=CirunFile)
@@ -116,8 +122,8 @@ class IdleRunners:
 
 
 def read(files: RepositoryFiles) -> Configuration:
-    """Read a repository's files. Never raises; what is wrong is among the findings. Takes milliseconds for usual files,
-    and some tenths of a second for the worst that somebody can write (`reading.BOUNDS`)."""
+    """Parse a repository's files. Never raises; what is wrong is among the findings. Takes milliseconds for usual
+    files, and some tenths of a second for the worst that somebody can write (`reading.BOUNDS`)."""
     return Configuration(
         CirunFile() if files.cirun is None else read_cirun(files.cirun),
         CirunFile() if files.cirun_global is None else read_cirun(files.cirun_global, ".cirun.global.yml"),
@@ -126,7 +132,8 @@ def read(files: RepositoryFiles) -> Configuration:
 
 
 def resolve(job: Job, site: Site, configuration: Configuration, facts: PersonFacts) -> Resolution:
-    """What a job may have. A job of a scale set needs `scale_set`, others `labels`; all `scope` and `repository`.
+    """Decide what a job may have. A job of a scale set needs `scale_set`, others `labels`; all `scope` and
+    `repository`.
 
     A job's runner gets the job's own labels (suffixes and all), so that no other job has them all.
     """
@@ -134,7 +141,7 @@ def resolve(job: Job, site: Site, configuration: Configuration, facts: PersonFac
 
 
 def not_ours_by_labels(job: Job, runners: SiteRunners, enrolment: Enrolment) -> str:
-    """Why a job is somebody else's whatever files its repository has; empty where the files decide.
+    """Say why a job is somebody else's whatever files its repository has; empty where the files decide.
 
     Most jobs of an organisation are GitHub's own to run. This tells them from ours without a call to GitHub.
     """
@@ -154,7 +161,7 @@ def not_ours_by_labels(job: Job, runners: SiteRunners, enrolment: Enrolment) -> 
 
 @dataclass
 class _Case:
-    """One job on its way; each step adds what it has found."""
+    """The resolution of one job; each step adds what it has found."""
 
     job: Job
     site: Site
@@ -229,14 +236,15 @@ class _Case:
         return [], self._end(Ruling.NOT_OURS, f"no runner has the labels {asked}")
 
     def _is_elsewhere(self, runner: CirunRunner) -> bool:
-        """Whether a runner of the file that all repositories share is meant for another OpenStack: of several clouds
-        that serve one organisation each leaves the others' flavors alone. In a repository's own file it is an error."""
+        """Return whether a runner of the file that all repositories share is meant for another OpenStack: of several
+        clouds that serve one organisation each leaves the others' flavors alone. In a repository's own file it is an
+        error."""
         if not runner.ways or runner not in self.configuration.shared.runners:
             return False
         return all(problem_of(way, self.site)[0] in ELSEWHERE for way in runner.ways)
 
     def _trusted(self, rules: JobRules) -> Resolution | None:
-        """Why the job's code may not run at all."""
+        """Return the refusal, or open question, when the job's code may not run at all."""
         job = self.job
         if not job.event:
             return self._end(Ruling.UNKNOWN, "GitHub has not said yet what started the job")
@@ -322,7 +330,7 @@ def _is_pull_request(job: Job) -> bool:
 
 
 def as_runner(name: str, one: ScaleSet) -> CirunRunner:
-    """A scale set of the site file in the words of a `.cirun.yml`: every flavor with every image."""
+    """Return a scale set of the site file as a runner of a `.cirun.yml`: every flavor with every image."""
     ways = tuple(Way(flavor, image) for flavor in one.flavors for image in one.images)
     return CirunRunner(name, OPENSTACK, (name,), ways, (), "site file")
 
@@ -330,8 +338,8 @@ def as_runner(name: str, one: ScaleSet) -> CirunRunner:
 def served(
     ways: Sequence[Way], site: Site, ask_allowed: bool = True
 ) -> tuple[list[tuple[ServerChoice, bool]], list[str]]:
-    """What of the ways the site has and allows, with whether it is preemptible; and why not the others. A scale set's
-    flavors are the site's own: `ask_allowed` is False for it."""
+    """Return those of the ways that the site has and allows, each with whether it is preemptible; and why not the
+    others. A scale set's flavors are the site's own: `ask_allowed` is False for it."""
     assert site.runners is not None
     found: dict[ServerChoice, bool] = {}
     refused: dict[str, None] = {}
@@ -348,15 +356,15 @@ def served(
 
 
 def flavor_name(asked: str, site: Site) -> str:
-    """As the site file has it: of a flavor of whole IOMMU groups Nova has one for each set, ``pair-a``, and any of them
-    means all of them."""
+    """Return a flavor's name as the site file has it. For a flavor of whole IOMMU groups Nova has one for each set,
+    ``pair-a``, and any of them means all of them."""
     base, _, letters = asked.rpartition("-")
     known = site.flavors.get(base)
     return base if asked not in site.flavors and known is not None and known.same_group and letters.isalpha() else asked
 
 
 def problem_of(way: Way, site: Site, ask_allowed: bool = True) -> tuple[str, str]:
-    """Why the site does not serve a way: the rule of the linter, and a sentence. Empty when it does."""
+    """Return why the site does not serve a way: the rule of the linter, and a sentence. Empty when it does."""
     name = flavor_name(way.flavor, site)
     if name not in site.flavors:
         return "flavor-unknown", f"the site has no flavor {way.flavor!r}"
@@ -378,6 +386,7 @@ def problem_of(way: Way, site: Site, ask_allowed: bool = True) -> tuple[str, str
 
 
 def wanted_of(kind: str, choices: Sequence[tuple[ServerChoice, bool]], rules: JobRules) -> Wanted:
-    """A repository may agree to less than the site lets it, never to more: to jobs that a booking may end."""
+    """Return what a job may have. A repository may agree to less than the site lets it, never to more: to jobs that a
+    booking may end."""
     agreed = rules.preemptible or all(preemptible for _, preemptible in choices)
     return Wanted(kind, tuple(choice for choice, _ in choices), rules.longest, rules.priority, agreed)

@@ -1,7 +1,8 @@
-"""Which queued job is served by a runner that there is already. Pure.
+"""Matches queued jobs with the runners that there are already. Pure.
 
-GitHub gives a job to any runner that may have it, not to the one that was made for it. So this is a matching: each
-runner counts for one job, and as many jobs as possible have one.
+GitHub gives a job to any runner that may have it, not to the one that was made for it. So each runner counts for one
+job, and as many jobs as possible have one. A job for which a runner was made keeps one; where runners are too few for
+the others, these come in the order of their turns.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from gpuyard.runners.records import Job, Runner
 
 
 def serves(runner: Runner, job: Job) -> bool:
-    """Whether GitHub may give the job to the runner. Letter case does not count there."""
+    """Return whether GitHub may give the job to the runner. Letter case does not count there."""
     if (runner.scope, runner.scale_set) != (job.scope, job.scale_set):
         return False
     if runner.repository and runner.repository.lower() != job.repository.lower():
@@ -22,12 +23,14 @@ def serves(runner: Runner, job: Job) -> bool:
 
 
 def match(jobs: Sequence[Job], runners: Iterable[Runner]) -> dict[str, Runner]:
-    """Id of job -> runner. `jobs` come in the order of their turns: where runners are too few, the first have them."""
+    """Return id of job -> runner. `jobs` come in the order of their turns: where runners are too few, the first have
+    them."""
     return Matching(sorted(runners, key=lambda one: (one.created, one.name))).of(jobs)
 
 
 class Matching:
-    """Augmenting paths, with the runners of each label at hand: most jobs have a label of their own kind."""
+    """Bipartite matching by augmenting paths, with the runners of each label at hand: most jobs have a label of their
+    own kind."""
 
     def __init__(self, runners: Sequence[Runner]) -> None:
         self._runners = runners

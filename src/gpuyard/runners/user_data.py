@@ -1,8 +1,8 @@
-"""What a runner's server is told when it boots: user data for cloud-init. Pure.
+"""Writes the user data (cloud-init) of a runner's server. Pure.
 
 Every job can read it, from the metadata service and from the config drive, for as long as the server is there. So there
-is one secret in it, the just-in-time configuration, which is good for one registration and one job and is worth
-nothing to anybody who has it afterwards.
+is one secret in it, the just-in-time configuration, which is good for one registration and one job and is worth nothing
+to anybody who has it afterwards.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 CONFIGURATION = re.compile(r"[A-Za-z0-9+/_=-]{1,40000}", re.ASCII)
 
 SECRET = "/run/gpuyard/jitconfig"  # noqa: S105 - a path
-"""In the server: the configuration, until the runner has it. In memory, and root's."""
+"""Path in the server of the configuration, until the runner has it. In memory, and root's."""
 RULES = f"{FOLDER}/job-rules.json"
 AGAIN = f"! cmp -s {FOLDER}/started /var/lib/cloud/data/instance-id || sh {FOLDER}/runner again"
-"""At every boot: whether this very server has been on before. An image may have been made from another one."""
+"""Command at every boot that finds out whether this very server has been on before. An image may have been made from
+another one."""
 UNITS = "/run/systemd/system"
-"""In the server: for units that a second boot shall not find."""
+"""Folder in the server for units that a second boot shall not find."""
 
 
 class UserDataError(BlockedError):
-    """No server can be told this."""
+    """A name, configuration or size that no server can be given as user data."""
 
 
 def user_data(name: str, encoded_jit_config: str, gpus: int, rules: str, check_seconds: int = 60) -> str:
-    """The text for one runner: check `gpus` GPUs, if it has any, run one job, switch off. What comes to the console on
-    the way is read by console.py.
+    """Return the text for one runner: check `gpus` GPUs, if it has any, run one job, switch off. console.py reads what
+    comes to the console on the way.
 
-    `name` is the runner's, `encoded_jit_config` as GitHub has answered it, `rules` what its job is held against
+    `name` is the runner's, `encoded_jit_config` as GitHub has answered it, `rules` what its job is checked against
     (`guest_rules`). The check of the GPUs may take `check_seconds`. Raises UserDataError for what cannot be a name or a
     configuration, or is too large for Nova.
     """

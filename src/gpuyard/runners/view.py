@@ -1,7 +1,7 @@
-"""What the planner of runners looks at, and what it says. Plain data.
+"""Input and output of the planner of runners. Plain data.
 
 Whoever makes a view reads the runners first and the leases last: a runner without its lease is one that made way for a
-booking.
+booking. Read the other way round, a runner whose lease was taken in between would look like one and be deleted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpuyard.runners.resolve import IdleRunners
 from gpuyard.site.runner_rules import SiteRunners
 
 ServerSize = tuple[str, int, bool]
-"""What Nova looks for when it looks for room: pool, number of GPUs, and whether they are a whole group."""
+"""The size by which Nova looks for a host: pool, number of GPUs, and whether they are a whole group."""
 
 
 def size_of(choice: ServerChoice) -> ServerSize:
@@ -27,36 +27,36 @@ def size_of(choice: ServerChoice) -> ServerSize:
 
 @dataclass(frozen=True)
 class SetDemand:
-    """What GitHub says of one runner scale set."""
+    """GitHub's figures for one runner scale set, and the servers that its runners get."""
 
     name: str
     """Its label."""
     scope: str
     """Name of the enrolment."""
     wanted: Wanted
-    """What its runners are."""
+    """The servers of its runners."""
     assigned: int = 0
     """Jobs that GitHub has assigned to it, running ones included: ``totalAssignedJobs``."""
     turned_down: int = 0
-    """Of these, those that we have refused or given up: GitHub counts them until they are over there."""
+    """How many of these gpuyard has refused or given up: GitHub counts them until they are over there."""
     waiting: int = 0
     """Jobs that wait at GitHub until the set announces that it can have them: ``totalAvailableJobs``."""
 
 
 @dataclass(frozen=True)
 class RunnerView:
-    """Everything that a plan follows from, but for the time."""
+    """Everything that a plan follows from, except the time."""
 
     site: SiteRunners
     jobs: Sequence[Job]
-    """All that are not over, and those that are over of which a runner that is not has `job` or `for_job`, or that name
-    such a runner."""
+    """All that are not over; and of those that are over, those that a live runner has as `job` or `for_job`, or that
+    name a live runner."""
     runners: Sequence[Runner]
     """All that are not over."""
     leases: Mapping[str, Booking]
-    """Id -> lease, of all that are on."""
+    """Id -> lease, of all that are active."""
     rooms: Mapping[str, PoolCapacity]
-    """Pool -> what could be leased now and later: `Leases.rooms`."""
+    """Pool -> its capacity now and later: `Leases.rooms`."""
     used: Mapping[str, float] = field(default_factory=dict)
     """Repository -> GPU-hours that it has used, of runners that are over: `fair_share.decayed`."""
     idle: Sequence[IdleRunners] = ()
@@ -76,7 +76,7 @@ class RunnerView:
 
 @dataclass(frozen=True)
 class CreateRunner:
-    """Take a lease until `end`, write the runner down, and make it."""
+    """Take a lease until `end`, store the runner, and make it."""
 
     scope: str
     repository: str
@@ -85,12 +85,12 @@ class CreateRunner:
     wanted: Wanted
     choice: ServerChoice
     end: datetime
-    """Of its lease: time to boot, its job's longest time, and time to be deleted."""
+    """End of its lease: after time to boot, its job's longest time, and time to be deleted."""
     yields: bool
     """Whether a booking may end its lease."""
     reason: str
     for_job: str = ""
-    """Empty for one that waits for any job, or serves one that GitHub has not told of."""
+    """The job that it is made for; empty for one that waits for any job, or serves one that GitHub has not reported."""
     for_repository: str = ""
     scale_set: str = ""
 
@@ -104,9 +104,9 @@ class DeleteRunner:
 
 @dataclass(frozen=True)
 class ChangeLease:
-    """The runner's lease should be so. When the ledger refuses, a booking is in the way: a runner that waits for a job
-    is then to be deleted with Cause.BOOKING; one that has a job keeps the lease it has, and its time limit comes
-    forward to the end of that less `planner.TEARDOWN`."""
+    """Give the runner's lease this end and this `yields`. When the ledger refuses, a booking is in the way: a runner
+    that waits for a job is then to be deleted with Cause.BOOKING; one that has a job keeps the lease it has, and its
+    time limit comes forward to the end of that less `planner.TEARDOWN`."""
 
     runner: str
     lease: str
@@ -116,7 +116,7 @@ class ChangeLease:
 
 @dataclass(frozen=True)
 class FailJob:
-    """The job is FAILED: no runner could be had for it."""
+    """Mark the job FAILED: no runner could be had for it."""
 
     job: str
     reason: str
@@ -126,17 +126,18 @@ Step = CreateRunner | DeleteRunner | ChangeLease | FailJob
 
 
 class QueuePlace(NamedTuple):
-    """Where a queued job is."""
+    """The place of a queued job in its pool's queue."""
 
     job: str
     pool: str
-    """Whose queue it is in: the pool of the choice it will probably have. Empty when that is not known."""
+    """The pool whose queue it is in: that of the choice it will probably have. Empty when that is not known."""
     position: int
     """1 is the next of the pool; 0 for one that has a runner already, or gets one by this plan."""
     reason: str
     start: datetime | None = None
-    """When about a runner is made for it, if nothing else is asked for in the meantime and every job takes its longest
-    time: mostly it is sooner. Of one that has a runner: when that was made. None when it cannot be said."""
+    """Estimate of when a runner is made for it, if nothing else is asked for in the meantime and every job takes
+    its longest time: mostly it is sooner. For one that has a runner: when that was made. None when it cannot be
+    estimated."""
 
 
 @dataclass(frozen=True)
@@ -148,4 +149,5 @@ class RunnerPlan:
     capacity: Mapping[str, int] = field(default_factory=dict)
     """Scale set -> jobs that GitHub may assign to it, those that it has assigned included."""
     since: Mapping[str, datetime] = field(default_factory=dict)
-    """What was seen first when: to be handed to the next plan, so that nothing is deleted on one look only."""
+    """When each condition was first observed: handed to the next plan, so that nothing is deleted on a single
+    observation."""

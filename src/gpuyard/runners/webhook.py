@@ -1,4 +1,5 @@
-"""Webhooks of GitHub as they come in: whose they are, and what they say. Everything in them may be anybody's work."""
+"""Parses GitHub's webhooks: checks signatures against the enrolments' secrets and reads the job. Anybody may have
+written what is in them. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from gpuyard.runners import fields
 from gpuyard.runners.jobs import JobUpdate, workflow_job
 
 MOST_BYTES = 1 << 20
-"""Of a body. GitHub sends up to 25 MB, of a `workflow_job` some 30 KB."""
+"""Largest body that is taken. GitHub sends up to 25 MB, for a `workflow_job` some 30 KB."""
 SIGNATURE = re.compile(r"sha256=[0-9a-f]{64}")
 GUID = re.compile(r"[0-9A-Za-z-]{1,64}")
 EVENT = re.compile(r"[a-z_]{1,64}")
@@ -21,7 +22,7 @@ JOB_EVENT = "workflow_job"
 
 
 class HookRefusedError(UsageError):
-    """A webhook that is not taken. `status` is the HTTP answer, the message its plain text."""
+    """A webhook that is refused. `status` is the HTTP answer, the message its plain text."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -29,13 +30,13 @@ class HookRefusedError(UsageError):
 
 
 def secrets_of(text: str) -> tuple[bytes, ...]:
-    """Secrets of a file: one per line; empty lines and those that begin with # are none."""
+    """Return the secrets of a file: one per line; empty lines and those that begin with # are none."""
     lines = (line.strip() for line in text.splitlines())
     return tuple(line.encode() for line in lines if line and not line.startswith("#"))
 
 
 def delivery_of(headers: Mapping[str, str]) -> tuple[str, str]:
-    """GUID and event of a delivery; names of `headers` in lower case. Raises HookRefusedError."""
+    """Return GUID and event of a delivery; names of `headers` in lower case. Raises HookRefusedError."""
     guid, event = headers.get("x-github-delivery", ""), headers.get("x-github-event", "")
     if not GUID.fullmatch(guid) or not EVENT.fullmatch(event):
         raise HookRefusedError("this is not a webhook of GitHub: X-GitHub-Delivery or X-GitHub-Event is missing", 400)
@@ -45,8 +46,8 @@ def delivery_of(headers: Mapping[str, str]) -> tuple[str, str]:
 
 
 def signed_by(body: bytes, signature: str, secrets: Mapping[str, Sequence[bytes]]) -> list[str]:
-    """Names of those whose secret signed a body: `signature` is the header ``X-Hub-Signature-256``, `secrets` has by
-    enrolment's name those that are right now. Takes as long whichever it was."""
+    """Return the names of the enrolments whose secret signed a body: `signature` is the header ``X-Hub-Signature-256``,
+    `secrets` has by enrolment's name those that are valid now. Takes as long whichever secret it was."""
     if not SIGNATURE.fullmatch(signature):
         return []
     given = bytes.fromhex(signature.removeprefix("sha256="))
@@ -61,9 +62,9 @@ def _any_signed(body: bytes, given: bytes, secrets: Sequence[bytes]) -> bool:
 
 
 def job_update(event: str, body: bytes, scope: str, host: str = "github.com") -> JobUpdate | None:
-    """What a delivery says of a job; None when it is about something else, or in words that GitHub did not have when
-    this was written. `scope` is its enrolment's name; whether the job's repository belongs to that is for the caller
-    to look at. Raises HookRefusedError when it cannot be read."""
+    """Read a delivery's report of a job; None when it is about something else, or in words that GitHub did not have
+    when this was written. `scope` is its enrolment's name; the caller checks whether the job's repository belongs to
+    that. Raises HookRefusedError when it cannot be read."""
     if event != JOB_EVENT:
         return None
     try:

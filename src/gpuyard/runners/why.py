@@ -1,4 +1,4 @@
-"""What a job that nobody has started would get: `gpuyard runner why`."""
+"""Explains which runner a job would get that nobody has started: `gpuyard runner why`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Question:
-    """A job that might be."""
+    """A hypothetical job."""
 
     repository: str
     user: str
     event: str
     association: str = ""
-    """Of the author, where the pull request is from a fork; empty where it is not."""
+    """The author's association, where the pull request is from a fork; empty where it is not."""
 
 
 @dataclass(frozen=True)
 class StatedFacts:
-    """`PersonFacts` of what somebody said beforehand. What was not said, nobody knows."""
+    """`PersonFacts` that were stated beforehand. Unset fields are unknown."""
 
     role_name: str | None = None
     teams: frozenset[str] | None = None
@@ -54,7 +54,7 @@ class StatedFacts:
 
 
 def enrolment_of(repository: str, site: Site) -> Enrolment:
-    """The one that a repository's jobs come through. Raises UsageError."""
+    """Return the enrolment that a repository's jobs come through. Raises UsageError."""
     if repository.count("/") != 1 or not all(repository.split("/")):
         raise UsageError(f"{repository!r} is no repository; write it as in 'conda-forge/pytorch-feedstock'")
     enrolments = site.runners.enrolments if site.runners is not None else []
@@ -68,7 +68,7 @@ def enrolment_of(repository: str, site: Site) -> Enrolment:
 
 
 def every_label(site: Site, configuration: Configuration) -> list[str]:
-    """One label of each runner that a repository could name."""
+    """Return one label of each runner that a repository could name."""
     sets = list(site.runners.sets) if site.runners is not None else []
     runners = [runner for file in (configuration.own, configuration.shared) for runner in file.runners if runner.ours]
     own = [next((label for label in runner.labels if bare(label) not in GENERAL), "") for runner in runners]
@@ -78,7 +78,8 @@ def every_label(site: Site, configuration: Configuration) -> list[str]:
 def explain(
     question: Question, labels: Sequence[str], site: Site, configuration: Configuration, facts: PersonFacts
 ) -> list[tuple[str, Resolution]]:
-    """Of each label what a job that asks for it would get. Raises UsageError for a repository that is not enrolled."""
+    """Return for each label what a job that asks for it would get. Raises UsageError for a repository that is not
+    enrolled."""
     scope = enrolment_of(question.repository, site).name
     return [(label, resolve(_job(question, label, scope, site), site, configuration, facts)) for label in labels]
 

@@ -1,1 +1,2 @@
-"""What repositories and organisations write: ``.cirun.yml``, ``.cirun.global.yml``, ``.access.yml``, lists of users."""
+"""Readers of the files that repositories and organisations write: `.cirun.yml`, `.cirun.global.yml`, `.access.yml`,
+lists of users."""

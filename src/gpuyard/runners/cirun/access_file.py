@@ -1,4 +1,8 @@
-"""Reads `.access.yml`. Never raises, and what is wrong in it gives nobody anything."""
+"""Reads `.access.yml` into policies and grants. Never raises, and what is wrong in it gives nobody anything.
+
+A policy with a mistake keeps its id and loses everybody it names: what was misread could have been a condition, and
+without it more people would get in.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,12 @@ MOST_GRANTS = 500
 MOST_NAMES = 2000
 MOST_LISTS = 10
 ROLES = ("admin", "maintain", "write", "triage", "read")
-"""GitHub's own."""
+"""The roles that GitHub itself has."""
 KEYS = ("id", "repo", "teams", "roles", "users", "users_from_json", "pull_request")
 
 
 def read_access(text: str, file: str = ".access.yml") -> AccessFile:
-    """`file` is how findings name it."""
+    """Parse an `.access.yml`. `file` is its name in findings."""
     reading = Reading(file)
     if not reading.open(text) or (top := reading.top) is None:
         return AccessFile((), (), False, tuple(reading.findings), file)

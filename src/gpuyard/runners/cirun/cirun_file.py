@@ -22,7 +22,7 @@ KEYS = (
     "name", "cloud", "instance_type", "machine_image", "region", "labels", "preemptible", "gpu", "idle", "extra_config",
 )  # fmt: skip
 OLDER = ("workflow", "count", "setup_info")
-"""What Cirun reads or once read, and gpuyard has no use for."""
+"""Keys that Cirun reads or once read, and gpuyard has no use for."""
 RESTRICTIONS = ("run_only_when_triggered_by", "run_only_when_trigger_by")
 """Keys of older files that keep people out. Ignored, they would let them in."""
 CLOUDS = ("aws", "azure", "digitalocean", "do", "gcp", "on_prem", "oracle", "vastai", OPENSTACK)
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def read_cirun(text: str, file: str = ".cirun.yml") -> CirunFile:
-    """`file` is how findings name it."""
+    """Parse a `.cirun.yml` or `.cirun.global.yml`. `file` is its name in findings."""
     reading = Reading(file)
     if not reading.open(text):
         return CirunFile((), False, tuple(reading.findings))

@@ -1,4 +1,4 @@
-"""Takes a document apart, and collects what is wrong with it. Nothing in here raises."""
+"""Takes a YAML document apart value by value, and collects findings about what is wrong. Nothing in here raises."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuyard.runners.cirun.rules import RULES
 from gpuyard.site.document import Bounds, Document, DocumentError, Path, document
 
 MOST_CHARACTERS = 64 * 1024
-"""Of a file. The largest that is known of has 12,000."""
+"""Characters of the largest file that is read. The largest that is known of has 12,000."""
 BOUNDS = Bounds(values=6_000, depth=12)
 """The densest files that are known of would have half as many at MOST_CHARACTERS. Reading takes some 40 microseconds
 each."""
@@ -25,14 +25,14 @@ MOST_URL = 2000
 
 @dataclass
 class Reading:
-    """One file, and what has been found in it so far."""
+    """One file that is being read, and the findings in it so far."""
 
     file: str
     findings: list[Finding] = field(default_factory=list)
     document: Document = field(default_factory=lambda: Document(None, {}))
 
     def open(self, text: str) -> bool:
-        """Whether there is a document now."""
+        """Parse the text. Returns whether there is a document now."""
         if len(text) > MOST_CHARACTERS:
             reason = f"larger than {MOST_CHARACTERS // 1024} KiB, which no such file is"
             self.say("not-yaml", (), reason, "make it smaller")
@@ -48,12 +48,12 @@ class Reading:
         self.say_at(self.document.line(path), rule, reason, remedy)
 
     def say_at(self, line: int, rule: str, reason: str, remedy: str = "") -> None:
-        """Text of the file may be in it as it is."""
+        """Add a finding at a line. Text of the file may be in it as it is."""
         self.findings.append(finding(rule, self.file, line, reason, remedy))
 
     @property
     def top(self) -> Mapping[str, Any] | None:
-        """The document as a mapping; None with a finding when it is something else."""
+        """Return the document as a mapping; None with a finding when it is something else."""
         return self.mapping((), self.document.value, "the file")
 
     def mapping(self, path: Path, value: object, what: str) -> Mapping[str, Any] | None:
@@ -65,7 +65,7 @@ class Reading:
     def entries(
         self, within: Mapping[str, Any], key: str, most: int, path: Path = ()
     ) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-        """The mappings of a list, with their places; what is none is found wrong."""
+        """Yield the mappings of a list, with their places; anything else in it becomes a finding."""
         value, place = within.get(key), (*path, key)
         if value is None:
             return
@@ -79,7 +79,8 @@ class Reading:
                 yield (*place, index), entry
 
     def text(self, path: Path, value: object, most: int = MOST_TEXT) -> str | None:
-        """None with a finding for what is no text, or empty, or too long."""
+        """Return a text without surrounding space; None with a finding when it is no text, empty, too long or not
+        printable."""
         what = f"{path[-1]!r}" if isinstance(path[-1], str) else f"an entry of {path[-2]!r}"
         if not isinstance(value, str):
             hint = f"quote it: '{value}'" if isinstance(value, (int, float, date)) else "write text"
@@ -92,7 +93,7 @@ class Reading:
         return value.strip()
 
     def texts(self, within: Mapping[str, Any], key: str, path: Path, most: int, length: int = MOST_TEXT) -> list[str]:
-        """A list of texts, or one text alone; what is none is left out with a finding."""
+        """Return a list of texts, or one text alone as a list; anything else is left out with a finding."""
         value, place = within.get(key), (*path, key)
         if value is None:
             return []
@@ -105,7 +106,7 @@ class Reading:
         return [one for one in read if one is not None]
 
     def truth(self, path: Path, value: object) -> bool | None:
-        """None with a finding for what is neither true nor false."""
+        """Return true or false; None with a finding for anything else."""
         if isinstance(value, bool):
             return value
         what = f"{path[-1]!r}" if isinstance(path[-1], str) else f"an entry of {path[-2]!r}"
@@ -113,7 +114,7 @@ class Reading:
         return None
 
     def number(self, within: Mapping[str, Any], key: str, path: Path, least: int, most: int) -> int | None:
-        """None with a finding for what is missing, no whole number or out of range."""
+        """Return a whole number; None with a finding when it is missing, no whole number or out of range."""
         value = within.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
             return value
@@ -124,7 +125,7 @@ class Reading:
     def unknown(
         self, within: Mapping[str, Any], known: Collection[str], path: Path, older: Collection[str] = ()
     ) -> None:
-        """A finding for each key that nobody reads."""
+        """Add a finding for each key that nobody reads."""
         for key in within:
             if key in older:
                 self.say("ignored-key", (*path, key), f"gpuyard has no use for {key!r}, and ignores it")
@@ -135,14 +136,14 @@ class Reading:
 
 
 def finding(rule: str, file: str, line: int, reason: str, remedy: str = "") -> Finding:
-    """About a line of a file."""
+    """Return a finding about a line of a file."""
     place = f"{file}:{line}"
     payload = {"file": file, "line": line}
     return Finding(rule, RULES[rule].severity, place, printable(reason), printable(remedy), payload)
 
 
 def shown(value: object) -> str:
-    """A value in a sentence, whatever it is."""
+    """Return a value as it stands in a sentence, whatever it is."""
     if value is None:
         return "empty"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What is in the files, as plain data. Nothing in here has been compared with what the site allows."""
+"""Contents of the files as plain data. Nothing in here has been compared with what the site allows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPENSTACK = "openstack"
 
 @dataclass(frozen=True)
 class Way:
-    """One of the ways in which a runner may be made, of the first that works: the i-th of all lists that it has."""
+    """One alternative of a runner, of which the first that works is taken: the i-th entries of all its lists."""
 
     flavor: str
     image: str
@@ -71,14 +71,14 @@ class CirunFile:
 
     runners: tuple[CirunRunner, ...] = ()
     readable: bool = True
-    """False: it is no YAML, or not of the form, so that nobody knows what it means to say."""
+    """False: it is no YAML, or not of the form, so that its meaning is not known."""
     findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Who may use runners in a repository. Of teams, users and lists of users one suffices; roles are demanded of
-    everybody. A policy that names nobody is for nobody."""
+    """A policy: the people who may use runners for jobs of a repository. Being in one of the teams, users or lists of
+    users is enough; a role is demanded of everybody. A policy that names nobody is for nobody."""
 
     id: str
     repository: str
@@ -87,14 +87,14 @@ class Policy:
     roles: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
     users_from_json: tuple[str, ...] = ()
-    """URLs."""
+    """URLs of lists of users."""
     pull_request: bool = False
     line: int = 0
 
 
 @dataclass(frozen=True)
 class Grant:
-    """An entry of ``access_control``: which policies are for a runner."""
+    """An entry of ``access_control``: the policies of one runner."""
 
     resource: str
     policies: tuple[str, ...]
@@ -108,6 +108,6 @@ class AccessFile:
     policies: tuple[Policy, ...] = ()
     grants: tuple[Grant, ...] = ()
     readable: bool = True
-    """False: nobody knows what it means to say, so nobody may use anything."""
+    """False: its meaning is not known, so nobody may use anything."""
     findings: tuple[Finding, ...] = ()
     file: str = ".access.yml"

@@ -1,4 +1,4 @@
-"""Every kind of finding about these files. The manual's table (docs/how-to/configure-runners.md) has all of them."""
+"""All kinds of findings about these files. The manual's table (docs/how-to/configure-runners.md) has all of them."""
 
 from __future__ import annotations
 

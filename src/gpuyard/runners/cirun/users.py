@@ -1,4 +1,4 @@
-"""Lists of users that a policy names by URL.
+"""Reads lists of users that a policy names by URL.
 
 They are read as files of repositories, through GitHub's API and with gpuyard's own credentials there. A URL that leads
 anywhere else is not followed: whoever writes `.access.yml` must not choose whom gpuyard's server talks to.
@@ -22,8 +22,9 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 def source_of(url: str, github: str = GITHUB_COM) -> TextFile | None:
-    """The file that a URL means: ``https://raw.githubusercontent.com/OWNER/NAME/REF/PATH``, or at the same GitHub
-    ``/OWNER/NAME/raw/REF/PATH`` or ``/blob/``. None for any other. `github` is where the policy's organisation is."""
+    """Return the file that a URL means: ``https://raw.githubusercontent.com/OWNER/NAME/REF/PATH``, or at the same
+    GitHub ``/OWNER/NAME/raw/REF/PATH`` or ``/blob/``. None for any other. `github` is where the policy's organisation
+    is."""
     try:
         parts = urlsplit(url.strip())
         steps = [unquote(step) for step in parts.path.split("/")[1:]]
@@ -50,8 +51,8 @@ def _harmless(step: str) -> bool:
 
 
 def read_users(text: str) -> frozenset[str] | None:
-    """Logins in lower case: of ``{"users": [{"github": LOGIN, "id": NUMBER}, ...]}``, or of a list of such entries or
-    of logins. None when it is nothing of the kind."""
+    """Parse a list of users, and return logins in lower case: of ``{"users": [{"github": LOGIN, "id": NUMBER}, ...]}``,
+    or of a list of such entries or of logins. None when it is nothing of the kind."""
     if len(text) > MOST_CHARACTERS:
         return None
     try:

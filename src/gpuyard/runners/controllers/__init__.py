@@ -1,1 +1,1 @@
-"""The loops of runners, and what acts for them on GitHub and OpenStack."""
+"""Control loops of runners, and the services that act for them on GitHub and OpenStack."""

@@ -17,9 +17,9 @@ from datetime import datetime, timedelta
 from gpuyard.runners.cirun.labels import bare, meant_for_cirun
 
 BY_LABELS = timedelta(hours=1)
-"""How long a file is taken to be absent for jobs with labels that were asked about before."""
+"""Time for which a file is taken to be absent for jobs with labels that were asked about before."""
 BY_NAME = timedelta(minutes=10)
-"""The same for whoever asks without a job."""
+"""The same for a question that no job raises."""
 MOST_REPOSITORIES = 30_000
 MOST_LABELS = 10
 """Sets of labels that are remembered of one repository."""
@@ -32,7 +32,8 @@ class _Absence:
 
 
 class AbsentFiles:
-    """Of all enrolments; those that were confirmed the longest ago are forgotten first. Thread-safe."""
+    """The absent files of all enrolments; those that were confirmed the longest ago are forgotten first.
+    Thread-safe."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
@@ -40,8 +41,8 @@ class AbsentFiles:
         self._lock = threading.Lock()
 
     def is_absent(self, scope: str, repository: str, labels: Sequence[str]) -> bool:
-        """Whether the file need not be asked for again. `labels`: of the job that raises the question, or none. Labels
-        that begin with ``cirun-`` say that there should be a file: for those it is always asked for."""
+        """Return whether the file need not be asked for again. `labels`: of the job that raises the question, or none.
+        Labels that begin with ``cirun-`` say that there should be a file: for those it is always asked for."""
         with self._lock:
             known = self._absences.get((scope, repository.lower()))
             if known is None:
@@ -52,7 +53,7 @@ class AbsentFiles:
             return timedelta(0) <= age < BY_LABELS and not meant_for_cirun(labels) and _key(labels) in known.labels
 
     def note(self, scope: str, repository: str, labels: Sequence[str], absent: bool) -> None:
-        """Remember what GitHub has just said."""
+        """Remember what GitHub has just said about a file."""
         key = scope, repository.lower()
         with self._lock:
             known = self._absences.pop(key, None)

@@ -1,4 +1,4 @@
-"""How many calls to GitHub some work may make."""
+"""Budget of calls to GitHub for one run of some work."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass
 class CallBudget:
-    """Handed from one piece of work to the next. Whoever calls says so before the call, which may fail and counts all
-    the same."""
+    """The calls that are left, handed from one piece of work to the next. The caller spends before a call, which counts
+    even if it fails."""
 
     left: int
 

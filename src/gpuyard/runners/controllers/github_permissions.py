@@ -1,4 +1,5 @@
-"""Looks at what the apps of a site may do at GitHub, when it is started and every hour, and says what is missing."""
+"""Checks what the apps of a site may do at GitHub, when the site is started and every hour, and logs what is
+missing."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ LOG = logging.getLogger(__name__)
 
 
 class PermissionCheck:
-    """Of one site. One run at a time; `problems` may be read by any thread."""
+    """The check for one site. One run at a time; `problems` may be read by any thread."""
 
     def __init__(self, site: SiteRunners, clients: Mapping[str, GitHubClient]) -> None:
         self._site, self._clients = site, clients
@@ -39,5 +40,6 @@ class PermissionCheck:
             raise problem
 
     def problems(self, scope: str) -> str:
-        """Why jobs of an enrolment get no runners, by what its app lacks; empty when it has what is essential."""
+        """Return why jobs of an enrolment get no runners, by what its app lacks; empty when it has what is
+        essential."""
         return "; ".join(str(one) for one in self._missing.get(scope, ()) if one.permission.essential)

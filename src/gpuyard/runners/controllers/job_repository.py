@@ -1,6 +1,8 @@
-"""The one place of the process where jobs are changed: read, merged with what is new, and written, one at a time.
+"""Changes jobs: reads one, merges it with what is new, and writes it, one change at a time. The only place that does
+so.
 
-Webhooks, scale sets, polls and the loop of runners all tell of the same jobs, each in a thread of its own.
+Webhooks, scale sets, polls and the loop of runners all report the same jobs, each in a thread of its own; without the
+lock one would write back what another has just changed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from gpuyard.runners.records import DONE, Job, JobState, RunnerEvent, ScaleSetSt
 from gpuyard.runners.store import RunnerStore
 
 LATELY = 1000
-"""Jobs that are over, of which the first look after a start asks whether they concern a runner that is not."""
+"""Jobs that are over, the latest, which the first call after a start checks for live runners that they concern."""
 WORDS = {
     JobState.HELD: "GitHub holds it back",
     JobState.QUEUED: "queued",
@@ -24,17 +26,17 @@ WORDS = {
     JobState.REFUSED: "refused",
     JobState.FAILED: "given up",
 }
-"""For timelines."""
+"""Words of each state, for timelines."""
 
 
 class JobRepository:
-    """Jobs of one store. Safe to use from several threads; of several processes the leader alone changes jobs
+    """The jobs of one store. Safe to use from several threads; of several processes the leader alone changes jobs
     (database/leader_election.py)."""
 
     def __init__(
         self, store: RunnerStore, now: Callable[[], datetime], changed: Callable[[], None] = lambda: None
     ) -> None:
-        """`changed` is called after each change: it wakes whoever plans."""
+        """`changed` is called after each change: it wakes the planner."""
         self._store = store
         self._now = now
         self._changed = changed
@@ -42,8 +44,8 @@ class JobRepository:
         self._over: dict[str, Job] | None = None
 
     def update(self, updates: Iterable[JobUpdate], known: Mapping[str, Job] | None = None) -> list[Job]:
-        """Merge what GitHub says; the jobs that it was news for. `known`: what is begun with for a job that is not
-        stored yet, by id."""
+        """Merge what GitHub reports. Returns the jobs that it was news for. `known`: the job to begin with, by id,
+        where it is not stored yet."""
         with self._lock:
             found = self._merged(updates, known or {})
             if found:
@@ -54,7 +56,8 @@ class JobRepository:
         return found
 
     def deliver(self, id: str, scope: str, update: JobUpdate, known: Job | None) -> str:
-        """The same for a webhook, whose end is written in the same transaction. What became of it, in a word."""
+        """Merge a webhook's update, and mark the webhook as done in the same transaction. Returns the outcome in a
+        word."""
         with self._lock:
             found = self._merged([update], {known.id: known} if known else {})
             outcome = found[0].state.value if found else "nothing new"
@@ -65,7 +68,7 @@ class JobRepository:
         return outcome
 
     def message(self, state: ScaleSetState, updates: Iterable[JobUpdate]) -> list[Job]:
-        """The same for a message of a scale set, with where its listener has come to."""
+        """Merge a scale set message's updates, and store how far its listener has come in the same transaction."""
         with self._lock:
             found = self._merged(updates, {})
             self._store.put_message(state, found, [self._told(job) for job in found])
@@ -74,8 +77,7 @@ class JobRepository:
         return found
 
     def change(self, id: str, change: Callable[[Job], Job], text: str = "") -> Job | None:
-        """Another job in place of it; `text` for its timeline. None when there is no such job, or it is over by
-        now."""
+        """Replace a job; `text` is for its timeline. Returns None when there is no such job, or it is over by now."""
         with self._lock:
             old = self._store.job(id)
             if old is None or old.state in DONE:
@@ -92,7 +94,7 @@ class JobRepository:
         return new
 
     def over(self, wanted: Collection[str], names: Collection[str]) -> list[Job]:
-        """Jobs that are over and concern runners that are not: those with these ids, and those that name one of these
+        """Return jobs that are over and concern live runners: those with these ids, and those that name one of these
         runners."""
         with self._lock:
             if self._over is None:

@@ -1,4 +1,4 @@
-"""Jobs and runners that are not over, read once for all loops that look at them."""
+"""Reads the jobs and runners that are not over once for all loops that need them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from gpuyard.runners.records import Job, Runner
 from gpuyard.runners.store import RunnerStore
 
 FRESH = timedelta(seconds=5)
-"""What was read is good for so long, and only until this process changes anything. Another process changes them only
-when it has the turn."""
+"""Records are good for so long, and only until this process changes anything. Another process changes them only when it
+is the leader."""
 
 
 @dataclass(frozen=True)
 class LiveRecords:
-    """As of one moment."""
+    """Jobs and runners that are not over, as of one moment."""
 
     runners: tuple[Runner, ...]
-    """By creation. Read first: whoever gets a job is there before it."""
+    """By creation. Read before the jobs: a runner is stored before a job can get it."""
     jobs: tuple[Job, ...]
     """By the time at which they were queued."""
 
 
 class LiveReader:
-    """Of one store. Safe to use from several threads."""
+    """Reads and caches the records of one store. Safe to use from several threads."""
 
     def __init__(self, store: RunnerStore, now: Callable[[], datetime]) -> None:
         self._store, self._now = store, now
@@ -34,7 +34,7 @@ class LiveReader:
         self._read: tuple[object, datetime, LiveRecords] | None = None
 
     def records(self) -> LiveRecords:
-        """With everything that was written before this was called. Raises StoreError."""
+        """Return the records, with everything that this process wrote before the call. Raises StoreError."""
         with self._lock:
             version, now = self._store.version, self._now()
             if self._read is not None:
@@ -46,6 +46,6 @@ class LiveReader:
             return found
 
     def forget(self) -> None:
-        """Another process has, or had, the turn."""
+        """Drop the cache: another process is, or was, the leader."""
         with self._lock:
             self._read = None

@@ -33,33 +33,33 @@ from gpuyard.runners.store import RunnerStore
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
 BACK = timedelta(hours=6)
-"""How far back the first run examines."""
+"""Age of the oldest deliveries that the first run examines."""
 FARTHEST = timedelta(hours=25)
 """GitHub cancels a job that was queued for 24 hours, so what is older brings no job that still waits."""
 OVERLAP = timedelta(minutes=10)
 """Runs overlap by so much: an attempt may fail long after it began."""
 SETTLED = timedelta(minutes=10)
-"""Of jobs that are known, and silent for so long, GitHub is asked anyway: of older attempts only those count that tell
-of new jobs."""
+"""A job that is known and silent for so long is asked for anyway: of older attempts only those count that report new
+jobs."""
 NEW_JOBS = ("queued", "waiting")
 TRIES = 3
-"""Most times that one webhook is asked for again."""
+"""Most times that GitHub is asked to deliver one webhook again."""
 PAUSE = timedelta(seconds=90)
-"""Before it is asked for the next time: so long its redelivery may be under way."""
+"""Time before a webhook is asked for the next time: so long its redelivery may be under way."""
 NEWEST = 10
-"""Attempts by which it is seen whether our receiver can be reached."""
+"""Attempts that show whether our receiver can be reached."""
 MOST = 50_000
-"""Webhooks of which it is remembered how often they were asked for."""
+"""Webhooks whose number of requests is remembered."""
 
 
 @dataclass(frozen=True)
 class SearchProgress:
-    """How far the deliveries of one webhook were examined."""
+    """The examined part of one webhook's deliveries."""
 
     seen: datetime | None = None
     """The end of what was examined. None: nothing yet."""
     cursor: str = ""
-    """Of GitHub: where the gap's newer end is."""
+    """GitHub's cursor of the gap's newer end."""
     until: datetime | None = None
     """The gap's older end. None: there is no gap."""
 
@@ -80,7 +80,7 @@ class SearchProgress:
 
 
 class LostDeliveries:
-    """Of all enrolments. One run at a time."""
+    """The search in all enrolments. One run at a time."""
 
     def __init__(self, store: RunnerStore, now: Callable[[], datetime]) -> None:
         self._store, self._now = store, now
@@ -154,7 +154,7 @@ class LostDeliveries:
             page = client.deliveries(hook, cursor)
 
     def _lost(self, attempts: Sequence[HookAttempt], until: datetime) -> list[HookAttempt]:
-        """Those to ask for again: the latest attempt of each webhook that did not arrive."""
+        """Return the attempts to ask for again: the latest one of each webhook that did not arrive."""
         now = self._now()
         found: dict[str, HookAttempt] = {}
         for attempt in attempts:  # the newest first

@@ -1,4 +1,4 @@
-"""Finds jobs of which GitHub told nobody, by asking repositories for their runs.
+"""Finds jobs that GitHub never reported, by asking repositories for their runs.
 
 GitHub has no list of an organisation's queued jobs, only one of each repository, and an organisation may have tens of
 thousands of repositories. A run has few calls. So repositories are asked in three orders, each with a part of these:
@@ -7,7 +7,7 @@ thousands of repositories. A run has few calls. So repositories are asked in thr
 2. those that were pushed to since they were last asked about, page by page, the latest first;
 3. all others, one page of GitHub's list after the other.
 
-Where the last two have come to is stored, so that a run, or a start of the process, goes on with the page that the one
+The positions of the last two are stored, so that a run, or a start of the process, goes on with the page that the one
 before did not finish.
 """
 
@@ -30,33 +30,34 @@ from gpuyard.runners.store import RunnerStore
 
 LOG = logging.getLogger(__name__)
 LISTED = timedelta(minutes=30)
-"""How long a page of the list is believed."""
+"""Time for which a page of the list is believed."""
 VISIT = 3
 """Calls that a repository takes at least: its file, and its runs in two states."""
 FAMILIAR = timedelta(days=30)
 FIRST_PUSHES = timedelta(hours=6)
-"""How far back the first look at pushes goes."""
+"""Age of the oldest pushes that the first run examines."""
 SETTLED = timedelta(minutes=2)
-"""A push begins its runs a little later."""
+"""Age of the newest pushes that are examined: a push begins its runs a little later."""
 FARTHEST = timedelta(hours=25)
-"""How far back any look at pushes goes: GitHub cancels a job that was queued for 24 hours."""
+"""Age of the oldest pushes that are ever examined: GitHub cancels a job that was queued for 24 hours."""
 MOST_PAGES = 10_000
-"""Of GitHub's list: a stored number beyond it is not believed."""
+"""Pages of GitHub's list: a stored number beyond it is not believed."""
 MOST_ASKED = 20_000
 
 
 @dataclass(frozen=True)
 class PushProgress:
-    """How far GitHub's list of repositories by their last push was examined, which begins with the latest."""
+    """The examined part of GitHub's list of repositories by their last push, which begins with the latest."""
 
     since: datetime | None = None
-    """What was pushed to before was examined in an earlier pass. None: there was none."""
+    """Pushes before this were examined in an earlier pass. None: there was none."""
     mark: datetime | None = None
     """The newer end of the pass that is under way: `since` of the next one. None: none is under way."""
     oldest: datetime | None = None
-    """What was pushed to later, up to the mark, was examined in this pass: new pushes move it to the pages behind."""
+    """Pushes after this, up to the mark, were examined in this pass: new pushes move repositories to the pages
+    behind."""
     page: int = 1
-    """The next one."""
+    """Number of the next page."""
 
     def text(self) -> str:
         told = {"since": self.since, "mark": self.mark, "oldest": self.oldest}
@@ -64,7 +65,7 @@ class PushProgress:
 
     @classmethod
     def of(cls, text: str) -> PushProgress:
-        """From what was stored; from the beginning where that cannot be read."""
+        """Read from stored text; the beginning where that cannot be read."""
         try:
             told = json.loads(text) if text.startswith("{") else {"since": text} if text else {}
             moments = {key: datetime.fromisoformat(told[key]) for key in ("since", "mark", "oldest") if key in told}
@@ -77,21 +78,21 @@ class PushProgress:
 
 @dataclass
 class _Search:
-    """Where the search in one enrolment has come to."""
+    """The position of the search in one enrolment."""
 
     familiar: int = 0
     position: int = 0
-    """In the page of the list."""
+    """Index in the page of the list."""
     pushed: deque[str] = field(default_factory=deque)
-    """Those of one page of the list by pushes that are still to be asked."""
+    """Repositories of one page of the list by pushes that are still to be asked."""
     after: PushProgress | None = None
-    """How far that list is examined when they were. None: no page of it is at hand."""
+    """The progress in that list once they were asked. None: no page of it is at hand."""
     visited: set[str] = field(default_factory=set)
-    """In this run."""
+    """Repositories that were asked in this run."""
 
 
 class LostJobs:
-    """Of all enrolments. One run at a time."""
+    """The search in all enrolments. One run at a time."""
 
     def __init__(
         self, store: RunnerStore, intake: JobIntake, repositories: Repositories, now: Callable[[], datetime]
@@ -128,7 +129,7 @@ class LostJobs:
             self._visit(scope, client, search, name, budget)
 
     def _ask_pushed(self, scope: str, client: GitHubClient, search: _Search, budget: CallBudget, rest: int) -> None:
-        """At most to the end of the list."""
+        """Ask repositories that were pushed to, at most to the end of the list."""
         while budget.left >= rest + VISIT:
             if search.after is None:
                 search.after = self._take_pushed(scope, client, search, budget)
@@ -159,7 +160,7 @@ class LostJobs:
         return PushProgress(first, mark, min(oldest, page.oldest_push), before.page + 1)
 
     def _ask_all(self, scope: str, client: GitHubClient, search: _Search, budget: CallBudget) -> None:
-        """At most once round."""
+        """Ask all repositories in turn, at most once round."""
         key = f"listed/{scope}"
         told = self._store.value(key)
         number = int(told) if told.isascii() and told.isdecimal() and len(told) < 7 else 1
@@ -202,7 +203,8 @@ class LostJobs:
             LOG.exception("%s: not asked for its jobs", name)
 
     def _ask_runs(self, scope: str, client: GitHubClient, name: str, runs: Sequence[int], budget: CallBudget) -> None:
-        """Those first that were not asked for, or the longest ago: there may be more than the calls suffice for."""
+        """Ask for the jobs of runs, those first that were not asked for, or the longest ago: there may be more than the
+        calls suffice for."""
         long_ago = datetime.min.replace(tzinfo=self._now().tzinfo)
         for run in sorted(runs, key=lambda run: self._asked.get((scope, run), long_ago)):
             if not budget.has():

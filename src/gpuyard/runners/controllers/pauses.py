@@ -1,8 +1,8 @@
-"""Pauses after failures that say nothing against the job: Nova has no room for servers of one size, GitHub does nothing
-for an enrolment, runners fail that were to wait for jobs.
+"""Pauses after failures that say nothing against the job: no room at Nova, no service at GitHub, failing idle runners.
 
-Each begins short, since most such failures are over within a second (a GPU whose server is being deleted, one broken
-answer), and doubles with each failure in a row. They are kept in memory: a new process asks once and begins anew.
+A pause is of servers of one size, of an enrolment, or of a kind of runner that waits for jobs. Each begins short, since
+most such failures are over within a second (a GPU whose server is being deleted, one broken answer), and doubles with
+each failure in a row. They are kept in memory: a new process asks once and begins anew.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from gpuyard.runners.records import Runner, ServerChoice
 from gpuyard.runners.view import ServerSize, size_of
 
 FIRST_NO_ROOM, LONGEST_NO_ROOM = timedelta(seconds=2), timedelta(minutes=15)
-"""What Nova still counts is free in seconds, when its server is deleted; a host without RAM may stay so for hours."""
+"""A GPU that Nova still counts is free in seconds, when its server is deleted; a host without RAM may stay so for
+hours."""
 FIRST_GITHUB, LONGEST_GITHUB = timedelta(seconds=1), timedelta(minutes=1)
-"""Where GitHub itself has not said when to ask again."""
+"""The first and the longest pause where GitHub itself has not said when to ask again."""
 
 IdleKind = tuple[str, str, str, str]
 """Enrolment, repository, scale set and kind of a runner that waits for jobs."""
@@ -38,11 +39,11 @@ class _Pause:
 
 @dataclass
 class _GrowingPauses(Generic[Key]):
-    """By what is paused. A failure during a pause is of a call that began before it, and makes it no longer: else ten
-    servers that are refused at once would count as ten refusals in a row."""
+    """Pauses by what is paused. A failure during a pause is of a call that began before it, and makes it no longer:
+    else ten servers that are refused at once would count as ten refusals in a row."""
 
     pause: Callable[[int], timedelta]
-    """By how many failures there were in a row."""
+    """Length of a pause by the number of failures in a row."""
     forgotten: timedelta
     """A failure so long after the last pause is the first of a row."""
     entries: dict[Key, _Pause] = field(default_factory=dict)
@@ -62,12 +63,12 @@ class _GrowingPauses(Generic[Key]):
             self.entries.pop(key, None)
 
     def on(self, now: datetime) -> dict[Key, str]:
-        """What is paused, each with why."""
+        """Return what is paused, each with why."""
         return {key: pause.reason for key, pause in self.entries.copy().items() if now < pause.until}
 
 
 class Pauses:
-    """Of the runners of one site. Safe to use from several threads: each entry is replaced whole."""
+    """The pauses of the runners of one site. Safe to use from several threads: each entry is replaced whole."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
@@ -81,31 +82,31 @@ class Pauses:
         """Kinds of which runners failed that were to wait for jobs: how many in a row, when the next may be made."""
 
     def no_room(self, choice: ServerChoice, reason: str) -> None:
-        """A server of a choice could not be started. Others of its pool may have room: a pair finds no free group while
-        single GPUs are free."""
+        """Pause a size of server: one of this choice could not be started. Others of its pool may have room: a pair
+        finds no free group while single GPUs are free."""
         self._sizes.failed(size_of(choice), reason, self._now())
 
     def has_room(self, choice: ServerChoice) -> None:
         self._sizes.worked(size_of(choice))
 
     def crowded(self) -> dict[ServerSize, str]:
-        """Sizes of servers of which none is started now, each with why."""
+        """Return the sizes of servers of which none is started now, each with why."""
         return self._sizes.on(self._now())
 
     def github_failed(self, enrolment: str, reason: str, until: datetime | None) -> None:
-        """`until`: when GitHub wants to be asked again, if it has said so."""
+        """Pause an enrolment. `until`: when GitHub wants to be asked again, if it has said so."""
         self._enrolments.failed(enrolment, reason, self._now(), until)
 
     def github_worked(self, enrolment: str) -> None:
-        """GitHub has registered a runner."""
+        """End an enrolment's row of failures: GitHub has registered a runner."""
         self._enrolments.worked(enrolment)
 
     def stopped(self) -> dict[str, str]:
-        """Enrolments for which no runner is made now, each with why."""
+        """Return the enrolments for which no runner is made now, each with why."""
         return self._enrolments.on(self._now())
 
     def idle_failed(self, runner: Runner) -> None:
-        """A runner that was to wait for jobs has failed."""
+        """Pause the kind of a runner that was to wait for jobs and failed."""
         failures = self.idle.get(idle_kind(runner), (0, self._now()))[0] + 1
         self.idle[idle_kind(runner)] = failures, self._now() + retry_after(failures)
 
@@ -113,7 +114,7 @@ class Pauses:
         self.idle.pop(idle_kind(runner), None)
 
     def idle_until(self, kinds: Mapping[IdleKind, object]) -> dict[IdleKind, datetime]:
-        """When the next runner of each kind may be made; kinds that nobody wants any more are forgotten."""
+        """Return when the next runner of each kind may be made; kinds that are not desired any more are forgotten."""
         self.idle = {kind: pause for kind, pause in self.idle.items() if kind in kinds}
         return {kind: until for kind, (_, until) in self.idle.items()}
 

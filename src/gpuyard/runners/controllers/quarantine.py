@@ -1,4 +1,8 @@
-"""GPUs that did not pass the check before a job: kept out of use until an operator has looked at them."""
+"""Keeps GPUs that did not pass the check before a job out of use, until an operator has looked at them.
+
+On a site with `health` the failed check is an observation, and its rules say what follows. Without, the GPUs are held
+in the ledger, up to a quarter of a pool.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ OURS = Person("", GPUYARD, "", "", frozenset({"admin"}))
 
 class Quarantine:
     def __init__(self, ledger: Ledger, now: Callable[[], datetime], service: HealthService | None = None) -> None:
-        """`service`: of a site with `health`, whose rules say what follows. Without, they are held in the ledger."""
+        """`service`: of a site with `health`, whose rules say what follows. Without it, GPUs are held in the ledger."""
         self._ledger, self._now, self._service = ledger, now, service
 
     def hold(self, runner: Runner) -> None:

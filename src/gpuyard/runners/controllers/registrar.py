@@ -1,4 +1,4 @@
-"""Registrations of runners at GitHub, wherever these are: in a repository, an organisation, or a scale set."""
+"""Registers runners at GitHub, finds and removes registrations: of a repository, an organisation, or a scale set."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ C = TypeVar("C")
 
 
 class UnknownScopeError(GpuyardError):
-    """An enrolment or scale set that the site file does not have (any more)."""
+    """An enrolment that the site file does not have (any more), or a scale set that is not known at GitHub yet."""
 
 
 def set_number(store: RunnerStore, heard: Mapping[tuple[str, str], int], scope: str, name: str) -> int:
-    """GitHub's number of a scale set; 0 when it is not known. Until its listener has a session in this process
+    """Return GitHub's number of a scale set; 0 when it is not known. Until its listener has a session in this process
     (`heard`), which may take a while where GitHub does not answer, it is the number that the process before had."""
     if number := heard.get((scope, name), 0):
         return number
@@ -28,7 +28,8 @@ def set_number(store: RunnerStore, heard: Mapping[tuple[str, str], int], scope: 
 
 
 class Registrar:
-    """Safe to use from several threads. Every method raises GitHubError, or UnknownScopeError."""
+    """Registrations of all enrolments. Safe to use from several threads. Every method raises GitHubError, or
+    UnknownScopeError."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Registrar:
         self._clients, self._sets, self._set_id = clients, sets, set_id
 
     def register(self, runner: Runner) -> JitRunner:
-        """With the name that it has, which must never have been used."""
+        """Register a runner with its own name, which must never have been used."""
         if not runner.scale_set:
             return self._client(runner).jit(runner.name, runner.labels, runner.repository)
         number = self._set_id(runner.scope, runner.scale_set)
@@ -50,7 +51,7 @@ class Registrar:
         return self._of_sets(runner).jit(number, runner.name)
 
     def find(self, runner: Runner) -> RegisteredRunner | None:
-        """Its registration as GitHub has it now."""
+        """Return the runner's registration as GitHub has it now; None when there is none."""
         if runner.github_id:
             return self._client(runner).runner(runner.github_id, runner.repository)
         if runner.scale_set:
@@ -58,7 +59,8 @@ class Registrar:
         return self._client(runner).runner_named(runner.name, runner.repository)
 
     def remove(self, runner: Runner) -> None:
-        """Nothing when there is none. Raises GitHubError with GitHubTrouble.CONFLICT while it has a job."""
+        """Remove the runner's registration. Does nothing when there is none. Raises GitHubError with
+        GitHubTrouble.CONFLICT while it has a job."""
         number = runner.github_id
         if not number:  # it may have been registered in spite of everything
             found = self.find(runner)

@@ -1,5 +1,10 @@
-"""The lists of runners at GitHub: read often enough to miss nothing, and no more often than the rate limit bears; and
-registrations that are ours and belong to no runner are deleted.
+"""Reads the lists of runners at GitHub, as often as the rate limit bears, and deletes registrations that belong to no
+runner.
+
+A place is a repository or an organisation of an enrolment. Places with runners of ours are read at every run, or more
+rarely so that an enrolment has at most 1,000 lists an hour; others every 10 minutes. A registration is only deleted
+when it has a name that this site gives, is offline and without a job, and was found so twice: a list may be older than
+what was stored.
 """
 
 from __future__ import annotations
@@ -20,16 +25,16 @@ from gpuyard.runtime.worker_pool import WorkerPool
 
 LOG = logging.getLogger(__name__)
 AN_HOUR = 1_000
-"""Most lists that are asked for in an hour, of an enrolment that has many repositories with runners."""
+"""Most lists in an hour of an enrolment that has many repositories with runners."""
 WITHOUT = timedelta(minutes=10)
-"""Places that have none of our runners at the moment are looked at so often."""
+"""Places that have none of our runners at the moment are read this often."""
 PLACES = "places"
-"""Where registrations were made, as the store remembers it: one per line, ``enrolment repository``."""
+"""Key of the store's list of places where registrations were made: one per line, ``enrolment repository``."""
 Place = tuple[str, str]
 
 
 class Registrations:
-    """One look at a time, in one process."""
+    """The lists of one site. One look at a time, in one process."""
 
     def __init__(
         self,
@@ -47,7 +52,7 @@ class Registrations:
         """A registration that belongs to nothing -> when it was first seen so."""
 
     def look(self) -> None:
-        """Raises GitHubError when a place could not be looked at, after the others were."""
+        """Read the lists that are due. Raises GitHubError when a place could not be read, after the others were."""
         now, names = self._now(), self._expected()
         due = {place: names.get(place, ()) for place in self._places({*names}) if self._is_due(place, names, now)}
         self._last |= dict.fromkeys(due, now)
@@ -66,7 +71,7 @@ class Registrations:
         return found
 
     def _places(self, now: set[Place]) -> set[Place]:
-        """Where registrations of ours are, or may have been left."""
+        """Return the places where registrations of ours are, or may have been left."""
         said = {line for line in self._store.value(PLACES).split("\n") if line}
         known = {(scope, repository) for scope, _, repository in (line.partition(" ") for line in said)}
         everywhere = (

@@ -1,9 +1,10 @@
-"""What is asked of GitHub before a job may have a runner: its repository's files, who started it, and from where.
+"""Asks GitHub what must be known before a job may have a runner: its repository's files, who started it, and from
+where.
 
-Asks as little as possible. Jobs whose labels are somebody else's cost nothing. Files are believed for FRESH and then
+It asks as little as possible. Jobs whose labels are somebody else's cost nothing. Files are believed for FRESH and then
 asked for by ETag, which costs nothing when nothing has changed; that a repository has no file is remembered
-(`AbsentFiles`). What concerns a run is asked once. When half of the hour's calls are used up, the rest is kept for jobs
-that are likely to be ours: those of repositories that had runners before, and those with labels that say so.
+(`AbsentFiles`). A run is asked about once. When half of the hour's calls are used up, the rest is kept for jobs that
+are likely to be ours: those of repositories that had runners before, and those with labels that say so.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from gpuyard.site.schema import Site
 FRESH = timedelta(minutes=1)
 """A change of a repository's files takes effect within this time."""
 KNOWN = timedelta(minutes=5)
-"""The same of people's roles and teams."""
+"""A change of people's roles and teams takes effect within this time."""
 KEPT = 0.5
-"""Of the calls that GitHub allows in an hour: what is left for jobs that are likely to be ours."""
+"""Share of the hour's calls that is kept for jobs that are likely to be ours."""
 FAMILIAR = timedelta(minutes=30)
-"""How long the list of repositories that had jobs of ours is believed."""
+"""Time for which the list of repositories that had jobs of ours is believed."""
 MOST = 5_000
 """Files, and answers about people, that are kept."""
 OWN, SHARED, ACCESS = ".cirun.yml", ".cirun.global.yml", ".access.yml"
@@ -62,7 +63,8 @@ class Answers:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, fresh: timedelta, ask: Callable[[Any], T]) -> T:
-        """The answer; `ask` is given the one before, or None, and may raise: then nothing is kept."""
+        """Return the answer, from memory or by `ask`, which is given the answer before, or None, and may raise: then
+        nothing is kept."""
         with self._lock:
             kept = self._kept.get(key)
         now = self._now()
@@ -79,7 +81,7 @@ class Answers:
 
 
 class Repositories:
-    """Of all enrolments. Safe to use from several threads."""
+    """The repositories of all enrolments. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -152,15 +154,15 @@ class Repositories:
         return "its run was cancelled at GitHub"
 
     def configuration(self, scope: str, repository: str) -> Configuration:
-        """What a repository's files say. Raises GitHubError."""
+        """Return what a repository's files say. Raises GitHubError."""
         return self._files_of(self._clients[scope], repository)
 
     def people(self, scope: str) -> PersonFacts:
-        """What GitHub says of people, through an enrolment."""
+        """Return GitHub's facts about people, through an enrolment."""
         return _People(self._clients[scope], self._people, self._text)
 
     def known(self) -> dict[tuple[str, str], Configuration]:
-        """(enrolment, ``owner/name``) -> what its files said when they were last read; in order. Of the repositories
+        """Return (enrolment, ``owner/name``) -> its configuration when it was last read; in order. Of the repositories
         without a file of their own there is one of each enrolment, which has the organisation's files."""
         with self._lock:
             return dict(sorted(self._known.items()))
@@ -210,7 +212,7 @@ class Repositories:
         return text
 
     def _is_likely_ours(self, job: Job, together: Configuration) -> bool:
-        """By what is known without asking GitHub about the job's repository."""
+        """Decide by what is known without asking GitHub about the job's repository."""
         if job.scale_set or job.wanted or meant_for_cirun(job.labels):
             return True
         if any(runner.ours and fits(job.labels, runner.labels) for runner in together.shared.runners):
@@ -307,7 +309,7 @@ class _People:
 
 
 def with_answer(job: Job, answer: Resolution) -> Job:
-    """The job with what was decided about it."""
+    """Return the job with what was decided about it."""
     if answer.ruling is Ruling.GRANTED:
         return replace(job, wanted=answer.wanted, reason="; ".join(answer.notices))
     if answer.ruling is Ruling.REFUSED:

@@ -1,7 +1,7 @@
-"""Which repositories are private, as GitHub says: by webhooks, which tell it of each job, or when it is asked.
+"""Keeps track of which repositories are private: webhooks say so with each job, and otherwise GitHub is asked.
 
-Who shows jobs to strangers needs it (`RunnerStore.public_repositories`), and nothing else does: where it cannot be
-learned the repository counts as private, and its job goes on.
+Only pages and metrics that show jobs to strangers need it (`RunnerStore.public_repositories`), and comments of leases:
+where it cannot be learned the repository counts as private, and its job goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpuyard.runners.store import RunnerStore
 
 LOG = logging.getLogger(__name__)
 FRESH = timedelta(hours=1)
-"""What GitHub has said is not asked for, nor written down, again so soon."""
+"""A report of GitHub's is not asked for, nor written down, again so soon."""
 STALE = timedelta(hours=6)
 """After this time GitHub is asked again, though there are no jobs: a repository may have become private."""
 MOST = 5_000
@@ -25,7 +25,7 @@ MOST = 5_000
 
 
 class RepositoryVisibility:
-    """Of all enrolments. Safe to use from several threads."""
+    """The repositories of all enrolments. Safe to use from several threads."""
 
     def __init__(self, clients: Mapping[str, GitHubClient], store: RunnerStore, now: Callable[[], datetime]) -> None:
         """`clients` by the names of enrolments."""
@@ -34,7 +34,8 @@ class RepositoryVisibility:
         self._lock = threading.Lock()
 
     def heard(self, scope: str, repository: str, private: bool | None) -> None:
-        """A job of a repository is told of; None: not whether that is private, so GitHub is asked."""
+        """Note that a job of a repository was reported; `private` is None when that did not come with it: then GitHub
+        is asked."""
         with self._lock:
             before, at = self._told.get((scope, repository.lower()), (None, self._now()))
         fresh = before is not None and timedelta(0) <= self._now() - at < FRESH
@@ -44,7 +45,7 @@ class RepositoryVisibility:
             self._write(scope, repository, private)
 
     def ask(self, scope: str, repository: str) -> None:
-        """Ask GitHub now. Who may not see it cannot know that it is public."""
+        """Ask GitHub now. A repository that the app or token may not see counts as private."""
         client = self._clients.get(scope)
         if client is None:
             return
@@ -56,7 +57,7 @@ class RepositoryVisibility:
         self._write(scope, repository, found is None or found.private)
 
     def stale(self, scope: str, most: int) -> list[str]:
-        """Repositories of an enrolment to ask about again, at most so many."""
+        """Return repositories of an enrolment to ask about again, at most so many."""
         return self._store.seen_before(self._now() - STALE, scope, most) if most > 0 else []
 
     def _write(self, scope: str, repository: str, private: bool) -> None:

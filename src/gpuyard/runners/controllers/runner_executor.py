@@ -1,9 +1,9 @@
-"""What is done about one runner at GitHub and at Nova: made, let go of, removed. Each call may take seconds.
+"""Makes, ends and removes one runner at GitHub and at Nova. Each call may take seconds.
 
-The order is everything (docs/adr/0025): what is about to be asked for is written down first, so that after a kill at
-any moment the row says what to look for. Making is never gone on with after that, since the configuration of a runner
-is a secret that is not kept: what came of it is removed, and another runner is made. Removing is done again from the
-start, as often as it takes.
+The order is everything (docs/adr/0025): the intent is stored before the call, so that after a kill at any moment the
+row says what to look for. Making is never continued after that, since the configuration of a runner is a secret that is
+not kept: what came of it is removed, and another runner is made. Removing is done again from the start, as often as it
+takes: registration, server, and only then the lease, so that a GPU is given to nobody while a server may still have it.
 """
 
 from __future__ import annotations
@@ -29,28 +29,32 @@ from gpuyard.runners.user_data import UserDataError, user_data
 
 LOG = logging.getLogger(__name__)
 AGAIN = timedelta(seconds=30)
-"""After this time Nova is asked again to delete what it has been asked to delete."""
+"""Pause before Nova is asked again to delete a server that it has been asked to delete."""
 LATE = timedelta(seconds=20)
 """A server that Nova was asked for, and of which nothing is known, is there after this time as a rule: nova-api writes
 it down before it answers. One that comes later, since nova-api hung while its gateway gave up, may meet another on its
 GPU, which Nova then refuses; it belongs to no runner, and the sweep of runners.py deletes it."""
 FORGETFUL = timedelta(minutes=30)
-"""GitHub keeps a runner busy for a while when its server has gone under it; after this time ours is not waited for."""
+"""GitHub keeps a runner busy for a while when its server has gone under its job; after this time gpuyard does not wait
+for that."""
 READ_AGAIN = (1.0, 3.0, 9.0)
-"""Seconds before what a server is made of is read again, when that failed: it says nothing of the runner."""
+"""Pauses in seconds before what a server is made of (image, flavor, network) is read again, when that failed: it says
+nothing of the runner."""
 UNANSWERED = timedelta(seconds=90)
 """A runner that a booking needs is deleted without GitHub's consent after this time. With the call that is under way
 then, which takes half a minute at most where GitHub says nothing at all, that makes two minutes."""
 
 HELD_LOOKS, HELD_PAUSE_S = 40, 0.25
-"""How often it is asked whether what is kept back is held, before a runner is given up for now."""
+"""Number of checks, and seconds between them, whether what is kept back is held, before a runner is given up for
+now."""
 CHOSEN_LOOKS, CHOSEN_PAUSE_S = 6, 0.5
-"""How often it is asked which GPU Nova has chosen for a new server; later the loop of bookings says it."""
+"""Number of checks, and seconds between them, which GPU Nova has chosen for a new server; later the loop of bookings
+finds it."""
 
 
 @dataclass
 class _Removal:
-    """What has been done about one runner that is to go. Forgotten with the process: then it is done again."""
+    """The steps that were done about one runner that is to go. Forgotten with the process: then they are done again."""
 
     unregistered: bool = False
     stays: bool = False
@@ -66,7 +70,7 @@ class _Removal:
 
 @dataclass(frozen=True)
 class Tools:
-    """What hands work with."""
+    """The means of RunnerExecutor: stores, clients, and what it asks of and tells its controller."""
 
     store: RunnerStore
     leases: Leases
@@ -75,11 +79,11 @@ class Tools:
     flavors: Callable[[Runner], Sequence[str]]
     """Nova's flavors for a runner on the lease that it has: one that Nova refuses is followed by the next."""
     rules: Callable[[Runner], str]
-    """What a runner's server holds its job against: `guest_rules`."""
+    """The rules that a runner's server checks its job against: `guest_rules`."""
     find: Callable[[str], str]
-    """Id of our server with a name, by the latest look at Nova; empty when there is none."""
+    """Id of our server with a name, by the latest list from Nova; empty when there is none."""
     looked: Callable[[], datetime | None]
-    """When Nova was asked for that look."""
+    """When Nova was asked for that list."""
     broken: Callable[[Runner], None]
     """Told of each runner whose GPU did not pass its check, when it is free. May raise: then it is told again."""
     now: Callable[[], datetime]
@@ -105,7 +109,7 @@ class Tools:
 
 @dataclass
 class RunnerExecutor:
-    """One runner per call, and never two calls for the same one: see WorkerPool."""
+    """Makes and removes runners. One runner per call, and never two calls for the same one: see WorkerPool."""
 
     tools: Tools
     _removals: dict[str, _Removal] = field(default_factory=dict)
@@ -118,7 +122,7 @@ class RunnerExecutor:
     # Making
 
     def make(self, runner: Runner) -> None:
-        """From REQUESTED, which is written, to a server that Nova makes."""
+        """Make a runner: from REQUESTED, which is stored, to a server that Nova makes."""
         tools = self.tools
         if self._is_kept_out(runner):
             return
@@ -160,7 +164,7 @@ class RunnerExecutor:
             self._learn_gpus(made)
 
     def _is_kept_out(self, runner: Runner) -> bool:
-        """Whether no server may be started for it now. Then it is ended."""
+        """End a runner for which no server may be started now. Returns whether that was so."""
         if self._is_blocked(runner):
             return True
         why = self._not_held(runner)
@@ -185,7 +189,7 @@ class RunnerExecutor:
         return self._create(wish)
 
     def _not_held(self, runner: Runner) -> str:
-        """Why it cannot be started, after a while in which a hold that is being placed comes to stand."""
+        """Return why a runner cannot be started, after a while in which a hold that is being placed comes to stand."""
         if not runner.choice.gpus:
             return ""
         why = self.tools.unheld(runner.choice.pool)
@@ -223,20 +227,21 @@ class RunnerExecutor:
         return self.tools.servers.create(wish)
 
     def _is_blocked(self, runner: Runner) -> bool:
-        """Whether no server may be started in its pool now. Then it is ended, which is nobody's failure: its job waits
-        with that reason until one may."""
+        """End a runner in whose pool no server may be started now, which is nobody's failure: its job waits with that
+        reason until one may. Returns whether that was so."""
         why = self.tools.blocked(runner.choice)
         if why:
             self._give_up(runner, Cause.NOT_NEEDED, f"no server can be started in pool {runner.choice.pool} now: {why}")
         return bool(why)
 
     def interrupted(self, runner: Runner) -> None:
-        """End one that a process before this one was making, of which Nova has nothing. That is nobody's failure."""
+        """End a runner that a process before this one was making, of which Nova has nothing. That is nobody's
+        failure."""
         reason = "gpuyard was ended while it was being made"
         self._give_up(runner, Cause.NOT_NEEDED, reason, unposted=runner.state is RunnerState.REQUESTED)
 
     def end(self, runner: Runner, cause: Cause, reason: str) -> None:
-        """Whatever it does. What follows is `remove`."""
+        """Mark the runner DELETING, whatever its state; `remove` does the rest."""
         self.write(become(runner, RunnerState.DELETING, self.tools.now(), cause, reason[:500]), reason)
 
     def _give_up(self, runner: Runner, cause: Cause, reason: str, *, unposted: bool = True) -> None:
@@ -289,7 +294,7 @@ class RunnerExecutor:
         self.end(runner, cause, reason)
 
     def _console(self, runner: Runner) -> Console | None:
-        """What its console says; None: it cannot be read, so it may say anything."""
+        """Return what a runner's console says; None: it cannot be read, so it may say anything."""
         if not runner.server_id:
             return Console()
         try:
@@ -304,7 +309,7 @@ class RunnerExecutor:
         self.write(become(runner, RunnerState.BUSY, self.tools.now()), text)
 
     def remove(self, runner: Runner) -> None:
-        """As far as it goes now, of one that is DELETING; in the end nothing is left of it."""
+        """Remove a runner that is DELETING, as far as it goes now; in the end nothing is left of it."""
         tools = self.tools
         with self._lock:
             removal = self._removals.setdefault(runner.name, _Removal())
@@ -339,7 +344,8 @@ class RunnerExecutor:
             self._unposted.discard(runner.name)
 
     def _unregister(self, runner: Runner, removal: _Removal) -> bool:
-        """Whether GitHub has it no more. It keeps one whose server goes under its job, for some time."""
+        """Remove a runner's registration. Returns whether GitHub has it no more. It keeps one whose server goes under
+        its job, for some time."""
         try:
             self.tools.registrar.remove(runner)
         except UnknownScopeError as error:
@@ -364,8 +370,8 @@ class RunnerExecutor:
         return True
 
     def _server_gone(self, runner: Runner, removal: _Removal) -> bool:
-        """Whether Nova has no server of it, for good: its GPU is free only then. Or has one that is not ours any more:
-        the ledger sees by Nova who has that GPU."""
+        """Have Nova delete a runner's server. Returns whether Nova has it no more, for good: its GPU is free only then.
+        True also for one that is not ours any more: the ledger sees by Nova who has that GPU."""
         tools, now = self.tools, self.tools.now()
         if not runner.server_id:
             with self._lock:
@@ -383,8 +389,8 @@ class RunnerExecutor:
         return now - removal.strange >= AGAIN  # it will not be deleted by us; who waits for that waits for ever
 
     def _never_made(self, runner: Runner, removal: _Removal) -> bool:
-        """Whether Nova, whose answer about it was lost, has no server of that name for certain: the latest list is late
-        enough, and all cells answered before it and after it."""
+        """Return whether Nova, whose answer about it was lost, has no server of that name for certain: the latest list
+        is late enough, and all cells answered before it and after it."""
         tools, looked = self.tools, self.tools.looked()
         if not tools.servers.all_cells_answer():
             removal.answered = None
@@ -393,9 +399,9 @@ class RunnerExecutor:
         return looked is not None and looked >= removal.answered and looked - runner.changed >= tools.late
 
     def write(self, runner: Runner, text: str) -> bool:
-        """Down, with a line for its timeline, if there is something to say; False when it has come further already, by
-        another process. What its end means for its job comes first: should we be killed between the two, it is found to
-        end again."""
+        """Store a runner, with a line for its timeline, if there is something to say; False when another process has
+        taken it further already. The effect of its end on its job is stored first: after a kill between the two, it is
+        found to end again."""
         if runner.state is RunnerState.DELETING and runner.cause in FAILURES and not runner.job and _has_room(runner):
             self.tools.failed(runner)
         job = runner.job or runner.for_job
@@ -404,5 +410,5 @@ class RunnerExecutor:
 
 
 def _has_room(runner: Runner) -> bool:
-    """Whether a runner still has its GPU, or the place of one without."""
+    """Return whether a runner still has its GPU, or the place of one without."""
     return bool(runner.lease) if runner.choice.gpus else has_server(runner)

@@ -1,4 +1,11 @@
-"""What comes in of jobs: webhooks that were written down, and jobs of which it is not known yet what they may have."""
+"""Takes in jobs: processes stored webhooks, and decides what jobs may have of which that is not known yet.
+
+A webhook of a job that is somebody else's is dropped before it is stored as a job. A job that GitHub could not be asked
+about stays, and is tried again after 15 seconds, twice as long each time. A job that has taken a runner of ours must be
+allowed everything that the runner is for, whichever of its labels it asked for; otherwise code that no policy allows
+would run there. A refused job's run is cancelled before the refusal is stored, so that a kill in between cancels it
+again.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +32,15 @@ LOG = logging.getLogger(__name__)
 MANY = 200
 """Webhooks that are read from the store at once."""
 AGAIN = timedelta(seconds=15)
-"""After GitHub could not be asked; twice as long each time."""
+"""Pause after GitHub could not be asked; twice as long each time."""
 LONGEST = timedelta(minutes=10)
 WITHHELD = 5
-"""After so many refusals to answer, in about eight minutes, a job is refused: it is a permission that is missing, and a
-job that waited for it would wait at GitHub for a day. Of a job that is hardly ours the webhook is given up then."""
+"""After this many refusals to answer, in about four minutes, a job is refused: it is a permission that is missing, and
+a job that waited for it would wait at GitHub for a day. For a job that is hardly ours the webhook is given up then."""
 
 
 class JobIntake:
-    """Of one site. One run at a time, and in one process."""
+    """The intake of one site. One run at a time, and in one process."""
 
     def __init__(
         self,
@@ -56,7 +63,7 @@ class JobIntake:
         """Job that runs -> the runner of which it is known that the job may have it."""
 
     def run(self) -> float | None:
-        """Everything that can be worked on now. Returns in how many seconds another look helps."""
+        """Work on everything that is due. Returns in how many seconds another run helps."""
         while deliveries := self._store.deliveries(self._now(), MANY):
             for _ in self._executor.map(carried(self._deliver), deliveries):
                 pass
@@ -84,7 +91,8 @@ class JobIntake:
         return new
 
     def _deliver(self, delivery: HookDelivery) -> None:
-        """One webhook, to its end. What must be asked again is tried again; nothing that it says can end the loop."""
+        """Process one webhook to its end. A failed question to GitHub is tried again; nothing in a webhook can end the
+        loop."""
         try:
             self._done(delivery, *self._understood(delivery))
         except GitHubError as error:
@@ -106,7 +114,7 @@ class JobIntake:
             self._book.deliver(delivery.id, delivery.scope, update, known)
 
     def _understood(self, delivery: HookDelivery) -> tuple[str, JobUpdate | None, Job | None]:
-        """What becomes of it, what it says, and the job as it begins when it is new."""
+        """Return the outcome of a webhook, its update, and the job to begin with when it is new."""
         enrolment = self._site.enrolment(delivery.scope)
         if enrolment is None:
             return "no such enrolment", None, None
@@ -128,8 +136,8 @@ class JobIntake:
         return "", update, job
 
     def _of_its_own(self, update: JobUpdate) -> JobUpdate:
-        """Whoever has the secret of one enrolment can name any number as that of its job: under a number that another
-        enrolment has taken a job is kept with its own enrolment's name."""
+        """Return the update under an id of its own where another enrolment has taken its number. Whoever has the secret
+        of one enrolment can name any number as that of its job; such a job is kept with its own enrolment's name."""
         known = self._store.job(update.id)
         if known is None or known.scope == update.scope or known.repository.lower() == update.repository.lower():
             return update
@@ -150,8 +158,8 @@ class JobIntake:
         return settled if ruling is not Ruling.REFUSED and (waits or self._taken(job)) else job
 
     def _is_astray(self, job: Job) -> bool:
-        """Whether GitHub gave a job that may have one kind of runner to one of another kind: to one with more labels,
-        that others may have."""
+        """Return whether GitHub gave a job that may have one kind of runner to one of another kind: to one with more
+        labels, that others may have."""
         if job.state is not JobState.RUNNING or job.scale_set or self._fits.get(job.id) == job.runner:
             return False
         runner = self._taken(job)
@@ -171,8 +179,8 @@ class JobIntake:
         return runner
 
     def _settled(self, job: Job) -> tuple[Ruling, Job]:
-        """What it may have. One that has a runner of ours needs what that runner is for, whichever of its labels it
-        asked for: otherwise code that no policy lets in would run there. Raises GitHubError."""
+        """Decide what a job may have. One that has a runner of ours needs everything that the runner is for, whichever
+        of its labels it asked for: otherwise code that no policy allows would run there. Raises GitHubError."""
         runner = self._taken(job)
         if runner is None:
             return self._repositories.settle(job)

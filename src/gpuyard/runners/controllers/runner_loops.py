@@ -1,4 +1,4 @@
-"""All that keeps a site's runners, put together, and the loops that run it."""
+"""Assembles everything that runs a site's runners, and the control loops that drive it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from gpuyard.site.runner_rules import Enrolment
 
 LOG = logging.getLogger(__name__)
 PERIOD = 5.0
-"""Seconds between looks at everything; whatever happens wakes the loop at once."""
+"""Seconds between runs of the main loop; every event wakes it at once."""
 NOVA_PERIOD, NOVA_REST = 3.0, 3.0
 CONSOLE_PERIOD, CONSOLE_REST = 3.0, 2.0
 GITHUB_PERIOD = 60.0
@@ -50,17 +50,17 @@ SET_PERIOD = 10.0
 """Seconds before a poll is tried again that failed, twice as long each time; one that went well is followed at once. A
 poll lasts for 50 s, and a loop is taken for dead after ten times its period."""
 CREW = 16
-"""Things done at Nova and GitHub at once."""
+"""Calls to Nova and GitHub at once."""
 ASKERS = 8
 PRUNED = timedelta(days=1)
 FAMILIAR = timedelta(days=30)
 """A repository that had a job of ours in this time is likely to have another."""
 ANNOUNCED = "announced"
-"""Where the store remembers what was said at commits."""
+"""Key under which the store remembers the statuses that were set at commits."""
 
 
 class Runners:
-    """Of one site, on one ledger. Nothing runs before its loops do."""
+    """The runners of one site, on one ledger. Nothing runs before its loops do."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Runners:
         return SetListener(place, self.doors.sets[scope], self.doors.store, self.keeper.book, plan, self._now)
 
     def loops(self) -> list[Loop]:
-        """To be registered with a driver, before it starts."""
+        """Return the loops, to be registered with a driver before it starts."""
         keeper = self.keeper
         main = Loop("runners", "Makes runners for jobs, and deletes those that are done.", PERIOD, keeper.run)
         intake = Loop("jobs", "Takes in what GitHub says of jobs, and what they may have.", INTAKE_PERIOD, self.take_in)
@@ -190,7 +190,7 @@ class Runners:
             self._announcer.run(jobs, self.keeper.plan.queue, store.job)
 
     def close(self) -> None:
-        """After the loops have ended: what is under way is waited for."""
+        """Close everything after the loops have ended: what is under way is waited for."""
         for executor in self._executors:
             executor.shutdown(wait=True, cancel_futures=True)
         for client in self.doors.clients.values():
@@ -206,8 +206,9 @@ def open_runners(
     portal: str = "",
     health: HealthService | None = None,
 ) -> Runners:
-    """The runners of a site that has some. `portal`: its address, if it has one that others know. Raises GpuyardError:
-    a file of secrets that is missing, a project that is not there, credentials that are for another one."""
+    """Open the runners of a site that has some. `portal`: its address, if it has one that others know. Raises
+    GpuyardError: a file of secrets that is missing, a project that is not there, credentials that are for another
+    one."""
     runners = compiled.site.runners
     assert runners is not None
     door, project_id = open_servers_project(api, runners.project, runners.cloud)

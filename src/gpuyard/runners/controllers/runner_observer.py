@@ -1,7 +1,7 @@
-"""What was last seen of runners: their servers at Nova, their registrations at GitHub, their consoles.
+"""Keeps the latest observations of runners: their servers at Nova, their registrations at GitHub, their consoles.
 
-Each is looked at in a loop of its own, so that one that is slow holds up no other, and nothing of it is needed to be
-right after a restart.
+Each source is observed in a loop of its own, so that a slow one holds up no other. Everything is in memory, and
+observed anew after a restart.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from gpuyard.runners.progress import OFF, RunnerObservation
 from gpuyard.runners.records import Job, Runner, RunnerState
 
 TICK = timedelta(seconds=1)
-"""Times are stored in whole seconds."""
+"""Precision of stored times: whole seconds."""
 
 
 @dataclass(frozen=True)
 class ServerListing:
-    """All of our servers, as of one moment."""
+    """All of our servers at Nova, as of one moment."""
 
     at: datetime
-    """Before Nova was asked."""
+    """A time before Nova was asked."""
     servers: Mapping[str, SeenServer]
     """By id."""
     number: int = 0
@@ -41,7 +41,7 @@ class ServerListing:
 
 @dataclass(frozen=True)
 class _Word:
-    """What GitHub said of a registration."""
+    """GitHub's last answer about a registration."""
 
     at: datetime
     found: RegisteredRunner | None
@@ -49,7 +49,7 @@ class _Word:
 
 @dataclass
 class RunnerObserver:
-    """Safe to use from several threads."""
+    """The observations of one site's runners. Safe to use from several threads."""
 
     servers: RunnerServers
     registrar: Registrar
@@ -66,7 +66,7 @@ class RunnerObserver:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def look_at_nova(self) -> bool:
-        """One call. Whether anything has changed. Raises ServerError."""
+        """List our servers with one call. Returns whether anything has changed. Raises ServerError."""
         began = self.now()
         servers = {server.id: server for server in self.servers.ours()}
         with self._lock:
@@ -76,7 +76,7 @@ class RunnerObserver:
             return before is None or before.servers != servers
 
     def is_missing(self, runner: Runner) -> bool:
-        """Whether the last look at Nova did not have its server, though it should."""
+        """Return whether the last list from Nova did not have the runner's server, though it should."""
         look, server = self.nova, runner.server_id
         if look is None or not server or server in look.servers or server in self._gone:
             return False
@@ -94,8 +94,8 @@ class RunnerObserver:
                 self._unknown[runner.server_id] = server
 
     def look_at_github(self, where: Mapping[tuple[str, str], Collection[str]]) -> list[str]:
-        """The registrations of these enrolments and repositories (with the names of ours that should be there); what
-        could not be asked, and why."""
+        """List the registrations of these enrolments and repositories (with the names of ours that should be there).
+        Returns why places could not be listed."""
         problems: list[str] = []
         for (scope, repository), expected in sorted(where.items()):
             began = self.now()
@@ -110,15 +110,15 @@ class RunnerObserver:
         return problems
 
     def ask_github(self, runner: Runner) -> None:
-        """About one runner, when what was seen of it hangs on that. Raises GitHubError."""
+        """Ask GitHub about one runner, when a decision depends on that. Raises GitHubError."""
         began = self.now()
         found = self.registrar.find(runner)
         with self._lock:
             self._words[runner.name] = _Word(began, found)
 
     def wants_console(self, runner: Runner) -> bool:
-        """Whether its console can say something that nobody else says: while it starts, and when it has gone off and
-        nobody knows of a job, or of its end."""
+        """Return whether the runner's console can say something that nothing else says: while it starts, and when its
+        server is off and neither a job nor its end is known."""
         with self._lock:
             server = self.nova.servers.get(runner.server_id) if self.nova else None
         off = server is not None and server.status in OFF
@@ -127,7 +127,7 @@ class RunnerObserver:
         )
 
     def look_at_console(self, runner: Runner) -> bool:
-        """Whether it says anything new. Raises ServerError."""
+        """Read the runner's console. Returns whether it says anything new. Raises ServerError."""
         text = self.servers.console(runner.server_id)
         said = replace(read(text), log="")
         with self._lock:
@@ -137,7 +137,7 @@ class RunnerObserver:
             return True
 
     def of(self, runner: Runner, job: Job | None) -> RunnerObservation:
-        """What is known of a runner."""
+        """Return everything that was observed of a runner."""
         with self._lock:
             look, word = self.nova, self._words.get(runner.name)
             server = None
@@ -158,13 +158,13 @@ class RunnerObserver:
             )
 
     def word_after(self, name: str, moment: datetime) -> bool:
-        """Whether GitHub was asked about a runner since then."""
+        """Return whether GitHub was asked about a runner since then."""
         with self._lock:
             word = self._words.get(name)
             return word is not None and word.at >= moment
 
     def server_of(self, name: str) -> str:
-        """Id of the server with a name, by the last look at Nova; empty when there is none."""
+        """Return the id of the server with a name, by the last list from Nova; empty when there is none."""
         look = self.nova
         return next((server.id for server in look.named(name)), "") if look else ""
 
@@ -172,7 +172,7 @@ class RunnerObserver:
         return self.nova.at if self.nova else None
 
     def forget(self, runners: Collection[Runner]) -> None:
-        """All that is known of runners but these."""
+        """Drop the observations of all runners but these."""
         live, servers = {runner.name for runner in runners}, {runner.server_id for runner in runners}
         with self._lock:
             self._gone &= servers

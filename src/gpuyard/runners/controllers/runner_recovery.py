@@ -1,9 +1,9 @@
-"""Finds what GitHub has lost on its way to us, within a part of the rate limit, so that runners come first.
+"""Recovers jobs and webhooks that GitHub lost on their way, within a part of the rate limit, so that runners come
+first.
 
 Jobs for which runners wait in vain are asked for by a loop of their own (`Recovery.ask_of_unclaimed`). The rest in this
-order, until the calls of a run are spent: jobs that we know and of which nothing was heard for long; webhooks
-that did not arrive (`LostDeliveries`); jobs that nobody told of (`LostJobs`); repositories that may have become
-private.
+order, until the calls of a run are spent: jobs that we know and of which nothing was heard for long; webhooks that did
+not arrive (`LostDeliveries`); jobs that were never reported (`LostJobs`); repositories that may have become private.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from gpuyard.runners.store import RunnerStore
 
 LOG = logging.getLogger(__name__)
 PART = 0.2
-"""Of the calls that GitHub allows in an hour."""
+"""Share of the calls that GitHub allows in an hour."""
 ASSUMED = 5_000
 """Calls an hour, until GitHub has said how many."""
 DELIVERIES = 0.75
-"""Of what is left of a run's calls: for webhooks that did not arrive. After a long outage they would take all."""
+"""Share of what is left of a run's calls that goes to webhooks that did not arrive. After a long outage they would take
+all."""
 SILENT = timedelta(minutes=10)
 """A job of which nothing was heard for so long is asked for, and again after the same time."""
 SOON = timedelta(minutes=1)
-"""The same of one that runs on a runner that is no more, and of a refused one that may run on one of ours."""
+"""Pause for one that runs on a runner that is no more, and for a refused one that may run on one of ours."""
 UNCLAIMED = timedelta(minutes=1)
 """GitHub gives a job to a runner that waits for it within seconds. One for which a runner waits so long is asked for,
 and again after the same time: it may be over, or another runner's."""
@@ -49,7 +50,8 @@ GIVEN_UP = timedelta(hours=24)
 
 
 class Recovery:
-    """Of one site. One run at a time, and in one process; `ask_of_unclaimed` beside it, one at a time likewise."""
+    """The recovery of one site. One run at a time, and in one process; `ask_of_unclaimed` beside it, one at a time
+    likewise."""
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class Recovery:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Raises what went wrong first, after all enrolments were looked at."""
+        """Run all steps for each enrolment. Raises the first error, after all enrolments were looked at."""
         problems: list[Exception] = []
         for scope, client in self._clients.items():
             budget = CallBudget(self._calls(client, self._period))
@@ -144,8 +146,8 @@ class Recovery:
         asked: dict[str, datetime],
         failed: datetime,
     ) -> None:
-        """Until the calls are spent, or GitHub allows no more. `asked` has when each was asked for, and `failed` where
-        that came to nothing. Raises the first GitHubError, after the others."""
+        """Ask for jobs until the calls are spent, or GitHub allows no more. `asked` has when each was asked for, and
+        `failed` where that came to nothing. Raises the first GitHubError, after the others."""
         problem: GitHubError | None = None
         for job in jobs:
             if not budget.has():
@@ -213,7 +215,8 @@ class Recovery:
             self._book.update([JobUpdate(job.id, job.repository, job.scope, JobState.COMPLETED, conclusion=told)])
 
     def _missed_before(self, job: Job) -> bool:
-        """Whether GitHub does not know it for the second time: one 404 may be a mistake, so it is asked again soon."""
+        """Note that GitHub does not know a job. Returns whether that is the second time: one 404 may be a mistake, so
+        the job is asked for again soon."""
         if job.id in self._missing:
             return True
         self._missing.add(job.id)
@@ -239,8 +242,9 @@ class Recovery:
 
 
 def _conclusion(job: Job, of_run: Sequence[JobUpdate]) -> str | None:
-    """How a job of a scale set has ended, by the jobs of its run; None while it may not have. It has another number
-    there: it is the one that its runner had, and before it has a runner any that could have one of its scale set."""
+    """Return the conclusion of a scale set's job, by the jobs of its run; None while it may not be over. It has another
+    number there: it is the one that its runner had, and before it has a runner any that could have one of its scale
+    set."""
     if job.runner:
         mine = [one for one in of_run if one.runner == job.runner]
     else:

@@ -1,4 +1,5 @@
-"""What the keeper of runners takes from the site file: names, flavors, patience, and what waits for jobs."""
+"""Derives from the site file what the runners' controller needs: names, Nova's flavors, patience, and demands of scale
+sets."""
 
 from __future__ import annotations
 
@@ -28,12 +29,12 @@ MIB_PER_STEP = 64 * 1024
 
 
 def random_letters() -> str:
-    """32 ** 8 of them: none comes twice in the life of a site."""
+    """Return eight random letters and digits, of 32 ** 8 combinations: none comes twice in the life of a site."""
     return "".join(secrets.choice(LETTERS) for _ in range(RANDOM))
 
 
 class RunnerSite:
-    """One site's. Pure, but for the names."""
+    """One site's settings for runners. Pure, but for the random names."""
 
     def __init__(
         self, compiled: CompiledSite, project_id: str, letters: Callable[[], str] = random_letters, identity: str = ""
@@ -62,16 +63,17 @@ class RunnerSite:
         return self.compiled.site.site
 
     def new_name(self, pool: str) -> str:
-        """``gpuyard-v100-5f3a9c-k8x2m9qd``: never used before."""
+        """Return a name that was never used before: ``gpuyard-v100-5f3a9c-k8x2m9qd``."""
         shown = re.sub(r"[^a-z0-9._-]", "-", pool.lower())[:POOL]
         return f"gpuyard-{shown}-{self._mark}-{self._letters()}"
 
     def is_ours(self, name: str) -> bool:
-        """Whether a registration's name is one that this site gives."""
+        """Return whether a registration's name is one that this site gives."""
         return self._ours.fullmatch(name) is not None
 
     def patience(self, runner: Runner) -> Patience:
-        """A server with much memory takes longer: all of it is pinned before it starts."""
+        """Return the time limits for a runner. A server with much memory takes longer: all of it is pinned before it
+        starts."""
         return Patience(self._boot(runner.choice.flavor), self.runners.register_within)
 
     def _boot(self, flavor: str) -> timedelta:
@@ -79,22 +81,22 @@ class RunnerSite:
         return self.runners.boot * (1 + ram // MIB_PER_STEP)
 
     def nova_flavors(self, choice: ServerChoice, lanes: Sequence[Lane], *, in_slots: bool) -> list[str]:
-        """Nova's names for a choice's flavor, the best first. `in_slots`: whether Placement knows by now which GPUs are
-        alone in their groups; then a server that takes no whole group is put into slots of the kinds that its lease
-        has."""
+        """Return Nova's names for a choice's flavor, the best first. `in_slots`: whether Placement knows by now which
+        GPUs are alone in their groups; then a server that takes no whole group is put into slots of the kinds that its
+        lease has."""
         plain = self._nova_flavor(choice, lanes)
         traits = self._slot_traits(lanes)
         able = (flavor for flavor in self._flavors.values() if in_slots and flavor.variant_of == plain)
         return [*(one.name for one in able if one.slot_traits == traits), plain]
 
     def _slot_traits(self, lanes: Sequence[Lane]) -> tuple[str, ...]:
-        """Of each lane, in order."""
+        """Return the traits of each lane's slot, sorted."""
         gpus = {(gpu.host, gpu.address): gpu for gpu in self.compiled.gpus}
         leaders = [gpus.get((lane.host, lane.addresses[0])) for lane in lanes]
         return tuple(sorted(slot_trait(gpu) for gpu in leaders if gpu is not None))
 
     def _nova_flavor(self, choice: ServerChoice, lanes: Sequence[Lane]) -> str:
-        """One that takes a whole IOMMU group has one for each kind of group."""
+        """Return Nova's name for a flavor: one that takes a whole IOMMU group has one for each kind of group."""
         variants = self._variants(choice.flavor)
         if choice.flavor in variants or not variants:
             return choice.flavor
@@ -115,18 +117,18 @@ class RunnerSite:
         return next((enrolment for enrolment in self.runners.enrolments if enrolment.name == name), None)
 
     def guest_rules(self, runner: Runner, run: int) -> str:
-        """What the server of a runner holds its job against; `run`: of the job that it is made for."""
+        """Return the rules that a runner's server checks its job against; `run`: of the job that it is made for."""
         enrolment = self.enrolment(runner.scope)
         if enrolment is None:
             raise UsageError(f"the site file has no enrolment {runner.scope!r} (any more)")
         return guest_rules(runner, enrolment, self.runners, run)
 
     def set_scope(self, label: str) -> str:
-        """Name of the enrolment of a scale set."""
+        """Return the name of the enrolment of a scale set."""
         return self.runners.sets[label].enrolment or self.runners.enrolments[0].name
 
     def demands(self, states: Sequence[ScaleSetState], turned_down: Mapping[tuple[str, str], int]) -> list[SetDemand]:
-        """What GitHub says of the scale sets that the site has. `turned_down`: `RunnerStore.turned_down`."""
+        """Return GitHub's figures for the scale sets that the site has. `turned_down`: `RunnerStore.turned_down`."""
         known = {(state.scope, state.name): state for state in states}
         scopes = {label: self.set_scope(label) for label in self.runners.sets}
         return [
@@ -143,7 +145,7 @@ class RunnerSite:
         ]
 
     def set_wanted(self, label: str) -> Wanted:
-        """What runners of a scale set are, before it is known whose job they get."""
+        """Return the servers that runners of a scale set get, before it is known whose job they get."""
         ways = as_runner(label, self.runners.sets[label]).ways
         choices, _ = served(ways, self.compiled.site, ask_allowed=False)
         return wanted_of(label, choices, self.runners.rules("", label))

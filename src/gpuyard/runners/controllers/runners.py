@@ -1,8 +1,9 @@
-"""The loop of runners: looks at jobs, runners, leases and the cloud, plans, and has the plan carried out.
+"""Control loop of runners: observes jobs, runners, leases and the cloud, plans, and has the plan carried out.
 
-A run looks at everything again. What takes time at Nova or GitHub is done beside it by a crew; a runner that somebody
-is at work on is left to them. What must not be forgotten when the process is killed is in the store, written before the
-call that it speaks of. docs/adr/0025 has the order of these intents.
+A run observes everything again. Calls to Nova or GitHub that take time are made beside it by a worker pool; a runner
+that a worker is busy with is left alone. Records are read before leases, so that a runner without a lease is one that
+made way for a booking. State that must survive a kill is in the store, written before the call that it speaks of.
+docs/adr/0025 has the order of these intents.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ from gpuyard.site.runner_rules import CPU
 
 LOG = logging.getLogger(__name__)
 A_JOB = "a job changed"
-"""A reason to wake up."""
+"""Reason of a wake-up."""
 GENTLE = frozenset({Cause.NOT_NEEDED, Cause.BOOKING, Cause.REGISTRATION_TIMEOUT})
 """Causes for which a runner goes only if GitHub has not given it a job by then."""
 NO_JOB_YET = frozenset({RunnerState.CREATING, RunnerState.REGISTERING, RunnerState.IDLE})
 """States in which a runner has a server, or will have one, and no job."""
 HISTORY = timedelta(days=60)
-"""Use that is older counts for nothing in fair shares."""
+"""Older use does not count in fair shares."""
 GIVEN_UP = timedelta(hours=24)
 """GitHub gives up a job that has waited for so long."""
 ASKED = timedelta(seconds=15)
@@ -78,7 +79,7 @@ ASKED = timedelta(seconds=15)
 
 
 REST = timedelta(seconds=2)
-"""Between two looks at what is left of a runner that is to go."""
+"""Pause between two attempts to remove a runner that is to go."""
 
 
 PRIVATE = "a private repository"
@@ -90,26 +91,27 @@ class RunnersError(GpuyardError):
 
 @dataclass(frozen=True)
 class RunnerPorts:
-    """To everything that the keeper of runners talks to."""
+    """The stores and clients that the runners' controller talks to."""
 
     store: RunnerStore
     ledger: Ledger
     servers: GuardedServers
     clients: Mapping[str, GitHubClient]
-    """By the names of enrolments; so are the next."""
+    """Clients by the names of enrolments; so are the next."""
     sets: Mapping[str, ScaleSetClient]
     health: HealthService | None = None
-    """Of a site that watches its GPUs."""
+    """The health service of a site that watches its GPUs."""
     holds: HoldCheck | None = None
-    """Of the same."""
+    """The hold check of such a site."""
     in_slots: Callable[[str], bool] = lambda pool: False
     """Whether Placement knows which GPUs of a pool are alone in their groups: `SlotKinds.known`."""
     groups: GroupHolds | None = None
-    """Of a site whose groups can be held for runners."""
+    """The holds of groups, on a site whose groups can be held for runners."""
 
 
 class RunnerController:
-    """Keeps one site's runners. One run at a time; of several processes on one database one does it."""
+    """Keeps the runners of one site. One run at a time; of several processes on one database only the leader does
+    it."""
 
     def __init__(
         self,
@@ -150,7 +152,7 @@ class RunnerController:
         self._removed: dict[str, datetime] = {}
         """Runners that are to go -> when it was last looked at what is left of them."""
         self._twice: dict[str, int] = {}
-        """What is ours and belongs to nothing -> number of the look at which it was first seen so."""
+        """Key of a server that belongs to no runner -> number of the list in which it was first seen so."""
         self._odd: set[str] = set()
         """Errors that nobody has thought of, of the last run."""
         self._out_of_use: Mapping[str, str] = {}
@@ -163,7 +165,7 @@ class RunnerController:
         self.waits = ""
         """Why this process does not keep the runners, when it does not."""
         self.configurations: Callable[[], Mapping[tuple[str, str], Configuration]] = dict
-        """What repositories' files said when they were last read; set by whoever reads them."""
+        """Repositories' configurations when they were last read; set by whoever reads them."""
         self._last_jobs: dict[tuple[str, str], datetime] | None = None
         """(repository in lower case, kind) -> when a runner of the kind last got a job; under "" anybody's."""
 
@@ -175,7 +177,7 @@ class RunnerController:
         return self.doors.ledger.upkeep.turns.take_turn(RUNNERS)
 
     def run(self) -> None:
-        """One look, and what follows from it. Raises what went wrong, after the rest was done."""
+        """Observe, plan and act once. Raises what went wrong, after the rest was done."""
         with self._lock:
             if not self.take_turn():
                 self.waits = "another process on this database keeps the runners"
@@ -223,12 +225,14 @@ class RunnerController:
                 raise RunnersError("; ".join(problems.texts))
 
     def _require_turn(self) -> None:
-        """Whoever was stopped in the middle of a run finds another process at work on its plan."""
+        """Raise RunnersError when this process is not the leader any more: after a pause in the middle of a run another
+        process may be at work on its plan."""
         if not self.has_turn:
             raise RunnersError("this process has lost its turn to keep the runners; the rest of this run is left out")
 
     def _is_due(self, name: str, now: datetime) -> bool:
-        """Whether to ask again what is left of a runner: the end of each look wakes this loop, which would ask on."""
+        """Return whether to ask again what is left of a runner, and note that it is asked: the end of each attempt
+        wakes this loop, which would ask on."""
         last = self._removed.get(name)
         if last is not None and timedelta(0) <= now - last < REST:
             return False
@@ -276,7 +280,7 @@ class RunnerController:
         return after
 
     def _never_asked_for(self, runner: Runner, seen: RunnerObservation) -> bool:
-        """Whether it is one that a process before this one was about to ask Nova for, and did not."""
+        """Return whether a process before this one was about to ask Nova for the runner, and did not."""
         look = self.sights.nova
         alone = runner.state is RunnerState.CREATING and not runner.server_id and seen.server is None
         return alone and look is not None and look.at - runner.changed >= self._late
@@ -292,7 +296,7 @@ class RunnerController:
         return replace(runner, gpus=tuple(gpus))
 
     def _hangs_on_github(self, runner: Runner, seen: RunnerObservation, now: datetime) -> bool:
-        """Whether what is to be done about it hangs on a word of GitHub's about it alone."""
+        """Return whether the next decision about a runner depends on an answer of GitHub's about it alone."""
         console, server = seen.console, seen.server
         wrong = console is not None and (console.gpu is GpuVerdict.FAILED or bool(console.failed))
         off = server is not None and server.status in OFF
@@ -379,8 +383,8 @@ class RunnerController:
             self._change_lease(step, runners[step.runner], now)
 
     def _create(self, step: CreateRunner, now: datetime) -> None:
-        """Take the lease (none without GPUs), write the runner down, and have the crew make it. A lease without its
-        runner is ended by the next run; a runner that was not begun by a living process is ended, too."""
+        """Take the lease (none without GPUs), store the runner, and have a worker make it. A lease without its runner
+        is ended by the next run; a runner that no living process makes is ended, too."""
         name = self.site.new_name(step.choice.pool)
         whose = self._shown(step.for_repository or step.repository, now) or step.scope
         try:
@@ -410,7 +414,8 @@ class RunnerController:
         return repository if all_shown or repository.lower() in self.doors.store.public_repositories(now) else PRIVATE
 
     def _let_go(self, runner: Runner, cause: Cause, reason: str, now: datetime) -> None:
-        """Not at every run: while GitHub does not answer, each attempt ends at once and wakes this loop."""
+        """Let a runner go, but not at every run: while GitHub does not answer, each attempt ends at once and wakes this
+        loop."""
         if self._is_due(runner.name, now):
             self.workers.start(runner.name, partial(self.hands.let_go, runner, cause, reason))
 
@@ -531,7 +536,7 @@ class RunnerController:
     # What is looked at beside it
 
     def look_at_nova(self) -> None:
-        """For a loop of its own."""
+        """Observe the servers; for a loop of its own."""
         if not self.has_turn:
             return
         changed = self.sights.look_at_nova()
@@ -545,7 +550,7 @@ class RunnerController:
         _ask_of_each("server", doubtful, self.sights.confirm_gone)
 
     def look_at_consoles(self) -> None:
-        """For a loop of its own."""
+        """Read the consoles of runners that start; for a loop of its own."""
         if not self.has_turn:
             return
         speaking = [runner for runner in self.live.records().runners if self.sights.wants_console(runner)]
@@ -558,8 +563,8 @@ class RunnerController:
 
 
 def _ask_of_each(what: str, runners: Sequence[Runner], look: Callable[[Runner], None]) -> None:
-    """One server that Nova cannot say anything of, since its host is down, keeps nobody from the others. Raises
-    RunnersError when it is so of all."""
+    """Ask about each runner; one whose server Nova cannot say anything of, since its host is down, keeps nobody from
+    the others. Raises RunnersError when all fail."""
     problems = RunProblems()
     for runner in runners:
         with problems.apart(f"{what} of {runner.name}"):

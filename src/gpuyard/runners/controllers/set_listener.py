@@ -1,7 +1,7 @@
-"""Listens to one runner scale set by long poll: what a message says is written down, then acknowledged.
+"""Listens to one runner scale set by long poll: stores each message's content, then acknowledges it.
 
-After anything that may have lost something the session is opened anew, and its statistics say how many jobs GitHub has
-given the set; the plan makes runners for those that nobody told of (docs/adr/0022).
+After anything that may have lost a message the session is opened anew, and its statistics say how many jobs GitHub has
+given the set; the plan makes runners for those that were never reported (docs/adr/0022).
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from gpuyard.runners.store import RunnerStore
 
 LOG = logging.getLogger(__name__)
 APART = 1.0
-"""Seconds from the beginning of a poll that was broken off to the next one: what a set can have may go to and fro."""
+"""Seconds from the beginning of an interrupted poll to the next one: the set's capacity may go to and fro."""
 
 
 @dataclass(frozen=True)
 class SetPlace:
-    """Where a scale set is at GitHub."""
+    """The place of a scale set at GitHub."""
 
     scope: str
     """Its enrolment."""
     label: str
     group: str
-    """Of runners, by name."""
+    """The runner group, by name."""
     url: str
-    """Of GitHub, for the ids and links of jobs."""
+    """Address of GitHub, for the ids and links of jobs."""
 
 
 @dataclass(frozen=True)
 class SetPlan:
-    """What the controller of runners says of a scale set, and is told of it."""
+    """Callbacks between the runners' controller and the listener of a scale set."""
 
     capacity: Callable[[], int]
     """Jobs that the set can have now."""
     may: Callable[[], bool]
     """Whether this process keeps the runners."""
     known: Callable[[int], None]
-    """Told GitHub's number of the set."""
+    """Called with GitHub's number of the set."""
 
 
 class SetListener:
-    """Of one scale set. `run` in a loop; `capacity_changed` and `stop` from any thread."""
+    """The listener of one scale set. `run` in a loop; `capacity_changed` and `stop` from any thread."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class SetListener:
         """The capacity that the last poll went out with, and whether the set has as many jobs."""
 
     def run(self) -> float | None:
-        """Open a session, or one poll, of up to a minute, and what follows from it. Raises GitHubError."""
+        """Open a session, or poll once, for up to a minute, and process the message. Raises GitHubError."""
         if self._stopped or not self._plan.may():
             return None if self._stopped else 1.0
         began = self._steady()
@@ -115,8 +115,8 @@ class SetListener:
             self._book.message(new, [])  # which wakes who plans
 
     def capacity_changed(self) -> None:
-        """Break off a poll that went out with a capacity by which GitHub would now give too little or too much: it
-        would be held for up to 50 s."""
+        """Interrupt a poll that carries a capacity by which GitHub would now give too little or too much: it would be
+        held for up to 50 s."""
         with self._lock:
             now, session = max(0, self._plan.capacity()), self._session
             if session is not None and (now < self._said or (now > self._said and self._full)):

@@ -1,4 +1,4 @@
-"""Knows whether servers of runners can be put into the kind of slot that their lease has.
+"""Tells whether servers of runners can be put into the kind of slot that their lease has.
 
 That takes a trait of lone GPUs which nova-compute reports once it runs with the site's options. A site that was made
 with an older release of gpuyard goes on without, until it is deployed again.
@@ -23,7 +23,7 @@ AGAIN_S = 60.0
 
 @dataclass
 class SlotKinds:
-    """Of one site. Safe to use from several threads."""
+    """The kinds of slot of one site. Safe to use from several threads."""
 
     compiled: CompiledSite
     placed: PlacedGpus
@@ -32,8 +32,8 @@ class SlotKinds:
     _asked: dict[str, float] = field(default_factory=dict)
 
     def known(self, pool: str) -> bool:
-        """Whether all lone GPUs of a pool that Placement has are marked as such, as groups always are; False for one
-        that has slots of one kind."""
+        """Return whether all lone GPUs of a pool that Placement has are marked as such, as groups always are; False for
+        one that has slots of one kind."""
         mine = [gpu for gpu in self.compiled.gpus if gpu.pool == pool and not gpu.blocked]
         lone = [gpu.provider_name for gpu in mine if gpu.marked_lone]
         if not lone:

@@ -1,4 +1,4 @@
-"""Since when runners are spare, kept in the store: a restart does not give each of them its two minutes again."""
+"""Stores since when runners are spare, so that a restart does not give each of them its two minutes again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpuyard.database.times import moment, seconds
 from gpuyard.runners.store import RunnerStore
 
 SPARE = "spare"
-"""Where the store remembers it: a JSON object, name of runner -> seconds since 1970."""
+"""Key of the store's value: a JSON object, name of runner -> seconds since 1970."""
 
 
 class SpareTimes:
-    """Of one store. For the process that keeps the runners."""
+    """The spare times of one store. For the process that keeps the runners."""
 
     def __init__(self, store: RunnerStore) -> None:
         self._store = store
@@ -23,7 +23,7 @@ class SpareTimes:
         """What the store has; None when this process does not know."""
 
     def known(self) -> Mapping[str, datetime]:
-        """Name of runner -> since when no job needs it. Raises StoreError."""
+        """Return name of runner -> since when no job needs it. Raises StoreError."""
         if self._stored is None:
             self._stored = {}
             with suppress(ValueError, AttributeError, TypeError):  # not ours: each is spare as of now
@@ -40,5 +40,5 @@ class SpareTimes:
             self._stored = spare
 
     def forget(self) -> None:
-        """Another process has, or had, the turn."""
+        """Drop what is known of the store: another process is, or was, the leader."""
         self._stored = None

@@ -1,8 +1,8 @@
-"""GitHub, as gpuyard speaks with it: its REST API and its runner scale sets.
+"""Clients of GitHub: its REST API and its runner scale sets.
 
-`client.py` has the calls of one enrolment, `scale_sets.py` those of scale sets, and `messages.py` what these say. Both
-speak through `api.py` and `set_service.py`, which know tokens, limits and what errors mean, `line.py`, which knows when
-to ask again, and `wire.py`, which knows sockets. `answers.py` has what comes back, as types.
+`client.py` has the calls of one enrolment, `scale_sets.py` those of scale sets, whose messages `messages.py` parses.
+Both call through `api.py` and `set_service.py`, which add tokens, keep to limits and classify errors; `line.py`, which
+repeats calls; and `runtime/http.py`, which opens connections. `answers.py` has the types of the answers.
 
 REST, below ``https://api.github.com`` or ``https://HOST/api/v3``; O is an owner, R a repository, T is
 ``/repos/O/R`` or ``/orgs/O``:

@@ -1,4 +1,5 @@
-"""What GitHub answers, as types. Read from what may be anything: unknown keys are ignored, wrong ones are errors."""
+"""Types of GitHub's answers: repositories, runs, runners, webhooks, scale sets. Plain data; client.py and messages.py
+fill them in."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class JitRunner:
     id: int
     name: str
     encoded: str = field(repr=False)
-    """What ``run.sh --jitconfig`` takes. Whoever has it can be this runner, once."""
+    """The argument of ``run.sh --jitconfig``. Whoever has it can be this runner, once."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class RegisteredRunner:
     busy: bool = False
     labels: tuple[str, ...] = ()
     scale_set: int = 0
-    """Id of its scale set; 0 when it has none, or when that was not asked."""
+    """Id of its scale set; 0 when it has none, or when GitHub was not asked."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ class RepositoryFile:
 
 @dataclass(frozen=True)
 class WorkflowRun:
-    """Of a run what a `workflow_job` does not say."""
+    """The facts of a run that a `workflow_job` does not have."""
 
     id: int
     attempt: int
     event: str
     actor: str
-    """Who started this attempt."""
+    """Login of the person who started this attempt."""
     status: str
     head_repository: str
     """``owner/name`` where the code is from; empty when that repository is gone."""
@@ -72,12 +73,12 @@ class PullRequest:
     number: int
     author: str
     association: str
-    """Of its author: ``OWNER``, ``MEMBER``, ``COLLABORATOR``, ``CONTRIBUTOR``, ``NONE`` ..."""
+    """GitHub's word for its author: ``OWNER``, ``MEMBER``, ``COLLABORATOR``, ``CONTRIBUTOR``, ``NONE`` ..."""
     head_repository: str
     """Empty when the fork is gone."""
     head_sha: str
     fork: bool = True
-    """Whether its code is another repository's; so where nobody knows."""
+    """Whether its code is another repository's; true where that is not known."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,9 @@ class Hook:
     """A webhook that may have lost deliveries."""
 
     path: str
-    """Of its deliveries: ``/app/hook/deliveries``, ``/orgs/o/hooks/1/deliveries``."""
+    """API path of its deliveries: ``/app/hook/deliveries``, ``/orgs/o/hooks/1/deliveries``."""
     url: str = ""
-    """Where it delivers; empty of an app's."""
+    """The address it delivers to; empty for an app's."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class HookAttempt:
     """Its receiver answered 2xx."""
     redelivery: bool = False
     action: str = ""
-    """Of a workflow job: ``queued``, ``in_progress`` ..."""
+    """The action of a workflow job: ``queued``, ``in_progress`` ..."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class HookAttempts:
 
     attempts: tuple[HookAttempt, ...]
     cursor: str = ""
-    """Where the next page begins; empty after the last one."""
+    """The start of the next page; empty after the last one."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class RepositoryPage:
     more: bool = False
     """Whether there are further pages."""
     oldest_push: datetime | None = None
-    """Of the whole page, with those that are left out."""
+    """The oldest push of the whole page, with those that are left out."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class RegistrationToken:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of a scale set. Wanted servers are reckoned from `assigned` alone."""
+    """GitHub's figures for a scale set. How many servers it needs follows from `assigned` alone."""
 
     available: int = 0
     acquired: int = 0
@@ -166,7 +167,7 @@ class CallCount:
     """Of these, answered 304: they do not count against the limit."""
     failed: int = 0
     limited: int = 0
-    """Of the failed, those that came too often."""
+    """How many of the failed calls GitHub refused for coming too often."""
     limit: int | None = None
     """Calls an hour; None until GitHub has said so."""
     remaining: int | None = None

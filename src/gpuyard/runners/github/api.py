@@ -1,4 +1,11 @@
-"""GitHub's REST API for one enrolment: tokens, limits, pages, and what its errors mean."""
+"""Calls GitHub's REST API for one enrolment: adds tokens, keeps to the rate limits, follows pages, and classifies
+errors.
+
+A call first waits for its turn under GitHub's secondary limit (900 points a minute; a read costs 1, a write 5). When
+the primary limit of the hour is used up, calls fail at once with LIMITED and the time of the reset, without asking
+GitHub. A token that GitHub refuses is renewed once. Redirects and pages are followed on the same host only, since the
+token is for GitHub alone.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +42,9 @@ RATE, BURST = 10.0, 300.0
 PATIENCE = 5.0
 """Seconds that a call waits for its turn; when it would be more, it says when to ask again."""
 MOST_WAIT = timedelta(hours=1)
-"""GitHub's limits are by the hour; a longer time is none."""
+"""The longest wait that is believed: GitHub's limits are by the hour."""
 UNSPECIFIC_WAIT = timedelta(minutes=1)
-"""When GitHub limits without saying for how long: what its documentation asks for."""
+"""The wait when GitHub limits without saying for how long: GitHub's documentation asks for it."""
 REDIRECTS = 3
 KINDS = {
     401: GitHubTrouble.UNAUTHORIZED,
@@ -60,7 +67,7 @@ class RestReply:
 
 
 class RestApi:
-    """Safe to use from several threads."""
+    """The REST API of one enrolment. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -88,7 +95,7 @@ class RestApi:
         self._not_before: datetime | None = None
 
     def line(self) -> HostLine:
-        """To one host, with a breaker of its own."""
+        """Return a line to one host, with a breaker of its own."""
         return HostLine(self.wire, CircuitBreaker(self.clock), self.counter, self.now, self.sleep)
 
     def usage(self) -> CallCount:
@@ -107,8 +114,8 @@ class RestApi:
         raw: bool = False,
         most: int = MOST_BYTES,
     ) -> RestReply:
-        """An answer of 200 to 299, or 304. `authorization` goes in place of the enrolment's own. A GET and a DELETE may
-        be asked twice. `raw`: what is asked for need not be JSON. Raises GitHubError."""
+        """Return an answer of 200 to 299, or 304. `authorization` goes in place of the enrolment's own. A GET and a
+        DELETE may be sent twice. `raw`: the answer need not be JSON. Raises GitHubError."""
         url = path if "://" in path else self.base + path
         if query:
             url += "?" + urlencode({key: value for key, value in query.items() if value != ""})
@@ -140,8 +147,8 @@ class RestApi:
     def pages(
         self, path: str, key: str = "", *, query: Mapping[str, object] | None = None, as_app: bool = False
     ) -> Iterator[Mapping[str, Any]]:
-        """All objects of a list, or of the list that the answer has as `key`. Raises GitHubError, also when there are
-        more than MOST_PAGES pages: half a list may be worse than none."""
+        """Yield all objects of a list, or of the list that the answer has as `key`. Raises GitHubError, also when there
+        are more than MOST_PAGES pages: half a list may be worse than none."""
         reply = self.ask("GET", path, query={"per_page": PER_PAGE, **(query or {})}, as_app=as_app)
         for _ in range(MOST_PAGES):
             yield from listed(reply.data, key, f"GET {path}")
@@ -153,8 +160,8 @@ class RestApi:
     def page(
         self, path: str, key: str = "", *, query: Mapping[str, object] | None = None, as_app: bool = False
     ) -> tuple[list[Mapping[str, Any]], str]:
-        """One page of a list, of PER_PAGE objects at most, and the address of the next page; empty after the last one.
-        Raises GitHubError."""
+        """Return one page of a list, of PER_PAGE objects at most, and the address of the next page; empty after the
+        last one. Raises GitHubError."""
         reply = self.ask("GET", path, query={"per_page": PER_PAGE, **(query or {})}, as_app=as_app)
         return listed(reply.data, key, f"GET {path}"), self._same_host(reply.more, f"GET {path}") if reply.more else ""
 
@@ -179,7 +186,7 @@ class RestApi:
         return made | dict(more or {})
 
     def _take_turn(self, what: str, cost: float) -> None:
-        """Waits a little where the limit asks for it. Raises GitHubError (LIMITED) where it would be long."""
+        """Wait a little where the limit asks for it. Raises GitHubError (LIMITED) where it would be long."""
         with self._lock:
             until = self._not_before
         now = self.now()
@@ -193,8 +200,8 @@ class RestApi:
             self.sleep(wait)
 
     def _note(self, answer: WireAnswer, as_app: bool) -> None:
-        """What GitHub says of its limit. Of some calls it keeps another one, and of an app another than of its
-        installation."""
+        """Note what GitHub reports of its limit. For some calls it keeps another one, and for an app another than for
+        its installation."""
         if answer.status == 304:
             self.counter.add(unchanged=1)
         if as_app or answer.headers.get("x-ratelimit-resource", "core") != "core":
@@ -247,7 +254,7 @@ class RestApi:
         return GitHubError(f"{what}: the answer is {status}{words}{hint}", kind, status=status)
 
     def retry_at(self, answer: WireAnswer) -> datetime:
-        """When to ask again after an answer that says that we ask too often."""
+        """Return when to ask again after an answer that says that gpuyard asks too often."""
         now = self.now()
         after = answer.headers.get("retry-after", "")
         wait = UNSPECIFIC_WAIT
@@ -267,7 +274,8 @@ class RestApi:
 
 
 def listed(data: Any, key: str, what: str) -> list[Mapping[str, Any]]:
-    """The objects of an answer's list. Raises GitHubError where there is no list: that is not the same as none."""
+    """Return the objects of an answer's list. Raises GitHubError where there is no list: that is not the same as an
+    empty one."""
     found = fields.row(data).get(key) if key else data
     if not isinstance(found, list):
         raise GitHubError(f"{what}: the answer has no list in it", status=200)
@@ -275,7 +283,7 @@ def listed(data: Any, key: str, what: str) -> list[Mapping[str, Any]]:
 
 
 def limited(answer: WireAnswer, words: str) -> bool:
-    """Whether an answer means that we ask too often. GitHub says so with 429 or 403."""
+    """Return whether an answer means that gpuyard asks too often. GitHub says so with 429 or 403."""
     if answer.status == 429:
         return True
     if answer.status != 403:
@@ -291,7 +299,7 @@ def limited(answer: WireAnswer, words: str) -> bool:
 
 
 def api_base(url: str) -> str:
-    """Where the REST API of a GitHub is: ``https://github.com`` -> ``https://api.github.com``."""
+    """Return the address of the REST API of a GitHub: ``https://github.com`` -> ``https://api.github.com``."""
     scheme, _, host = url.rstrip("/").partition("://")
     low = host.lower()
     if low in {"github.com", "www.github.com"}:
@@ -308,7 +316,7 @@ def _origin(url: str) -> tuple[str, str, int | None]:
 
 
 def _date(answer: WireAnswer, now: datetime) -> datetime:
-    """What time it is for GitHub: waits are reckoned by its clock."""
+    """Return the time by GitHub's clock, by which waits are reckoned."""
     try:
         told = parsedate_to_datetime(answer.headers.get("date", "")[:40])
         return told if told.tzinfo else told.replace(tzinfo=UTC)

@@ -1,7 +1,7 @@
-"""The calls to GitHub's REST API that runners need, of one enrolment. Safe to use from several threads.
+"""Client of GitHub's REST API for one enrolment, with the calls that runners need. Safe to use from several threads.
 
-Every method raises GitHubError. Arguments named `repository` are ``owner/name``; of runners, empty is
-the organisation.
+Every method raises GitHubError. Arguments named `repository` are ``owner/name``; for runners, empty means the
+organisation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOST_HOOKS = 20
 MOST_CURSOR = 500
 """Characters of a cursor."""
 REPOSITORY_GROUP = 1
-"""Runners of a repository are in no group, and GitHub wants a number all the same."""
+"""The group of a repository's runners, which are in none: GitHub wants a number all the same."""
 FORBIDDEN = (
     "; a runner of one repository needs 'Administration: write' there, and an organisation may forbid such runners "
     "(Settings, Actions, General, Runners): a scale set needs neither"
@@ -51,10 +51,10 @@ DESCRIPTION = 140
 
 
 class GitHubClient:
-    """`enrolment` says where and with which credentials."""
+    """The calls of one enrolment, which says where GitHub is and with which credentials."""
 
     def __init__(self, enrolment: Enrolment, api: RestApi | None = None) -> None:
-        """`api`: with other clocks or limits than the usual ones."""
+        """`api`: one with other clocks or limits than the usual ones."""
         self.enrolment = enrolment
         self.api = api or RestApi(enrolment)
         self.host = enrolment.url.partition("://")[2].lower()
@@ -62,8 +62,9 @@ class GitHubClient:
         self._all_repositories: bool | None = None
 
     def repositories(self, page: int = 1) -> RepositoryPage:
-        """Those that are enrolled and that the app or token can see; archived ones are left out. The oldest first, so
-        that pages stay as they are when there are more. GitHub's pages have 100, before any is left out."""
+        """Return a page of the repositories that are enrolled and that the app or token can see; archived ones are left
+        out. The oldest first, so that pages stay as they are when there are more. GitHub's pages have 100, before any
+        is left out."""
         if self.enrolment.repository:
             rows, more = [fields.row(self.api.ask("GET", _repository(self.enrolment.repository)).data)], ""
         elif self.enrolment.app:
@@ -73,8 +74,8 @@ class GitHubClient:
         return self._enrolled(rows, more)
 
     def pushed_repositories(self, page: int = 1) -> RepositoryPage:
-        """The same, those first that were pushed to last; nothing where an app was installed for some repositories
-        only: GitHub sorts no list of those."""
+        """Return a page of the same, those first that were pushed to last; nothing where an app was installed for some
+        repositories only: GitHub sorts no list of those."""
         if self.enrolment.repository or (self.enrolment.app and not self._sees_all()):
             return RepositoryPage(())
         return self._enrolled(*self._of_organization(page, "pushed", "desc"))
@@ -84,7 +85,7 @@ class GitHubClient:
         return self.api.page(f"{owner_path(self.enrolment)}/repos", query=query)
 
     def _sees_all(self) -> bool:
-        """Whether the app was installed for all repositories. Asked once."""
+        """Return whether the app was installed for all repositories. Asked once."""
         if self._all_repositories is None:
             told = fields.row(self.api.ask("GET", "/installation/repositories", query={"per_page": 1}).data)
             self._all_repositories = fields.text(told, "repository_selection", 20) == "all"
@@ -97,13 +98,13 @@ class GitHubClient:
         return RepositoryPage(tuple(found), bool(more), min(pushes, default=None))
 
     def repository(self, name: str) -> Repository | None:
-        """None when there is none, or none that the app or token may see."""
+        """Return a repository; None when there is none, or none that the app or token may see."""
         data = self._or_none(_repository(name))
         return None if data is None else _repository_row(fields.row(data))
 
     def granted(self) -> Mapping[str, str] | None:
-        """The permissions of the app where it is installed, name -> access; None for a token, of which GitHub does not
-        say."""
+        """Return the permissions of the app where it is installed, name -> access; None for a token, whose permissions
+        GitHub does not report."""
         if self.enrolment.app is None:
             return None
         told = fields.row(self.api.ask("GET", f"{owner_path(self.enrolment)}/installation", as_app=True).data)
@@ -112,9 +113,9 @@ class GitHubClient:
     # Runners
 
     def jit(self, name: str, labels: tuple[str, ...], repository: str = "") -> JitRunner:
-        """Registers a runner, in the enrolment's runner group when it is the organisation's. The name must be fresh:
-        CONFLICT when it is taken. When the answer is lost (RETRY), the registration may be there all the same: look
-        for the name, delete it, and take another name."""
+        """Register a runner, in the enrolment's runner group when it is the organisation's. The name must be fresh:
+        CONFLICT when it is taken. When the answer is lost (RETRY), the registration may be there all the same: look for
+        the name, delete it, and take another name."""
         group = REPOSITORY_GROUP if self._of_repository(repository) else self.group(self.enrolment.runner_group)
         body = {"name": name, "runner_group_id": group, "labels": list(labels), "work_folder": "_work"}
         try:
@@ -127,7 +128,7 @@ class GitHubClient:
         return jit_runner(told, "encoded_jit_config")
 
     def group(self, name: str) -> int:
-        """Id of a runner group of the organisation. Asked once for each name."""
+        """Return the id of a runner group of the organisation. Asked once for each name."""
         wanted = name.lower()
         if wanted not in self._groups:
             found = self.api.pages(f"{owner_path(self.enrolment)}/actions/runner-groups", "runner_groups")
@@ -151,7 +152,7 @@ class GitHubClient:
         return None if data is None else _runner(data)
 
     def delete_runner(self, id: int, repository: str = "") -> bool:
-        """False when it was gone already. CONFLICT while it has a job."""
+        """Delete a registration. Returns False when it was gone already. CONFLICT while it has a job."""
         try:
             self.api.ask("DELETE", f"{self._runners(repository)}/{id}")
         except GitHubError as error:
@@ -161,7 +162,7 @@ class GitHubClient:
         return True
 
     def registration_token(self) -> RegistrationToken:
-        """For a scale set's client."""
+        """Return a registration token for a scale set's client."""
         told = fields.row(self.api.ask("POST", f"{self._runners('')}/registration-token").data)
         token, expires = fields.text(told, "token"), fields.moment(told, "expires_at")
         if not token or expires is None:
@@ -171,8 +172,8 @@ class GitHubClient:
     # Files
 
     def file(self, repository: str, path: str, etag: str = "", ref: str = "") -> RepositoryFile:
-        """A file of a branch, tag or commit, or of the default branch. `etag` is of the answer before. REFUSED when it
-        is no text or too large."""
+        """Return a file of a branch, tag or commit, or of the default branch. `etag` is that of the answer before.
+        REFUSED when it is no text or too large."""
         where = f"{_repository(repository)}/contents/{quote(path)}"
         try:
             reply = self.api.ask(
@@ -196,12 +197,13 @@ class GitHubClient:
     # Jobs and runs
 
     def job(self, repository: str, id: int) -> JobUpdate | None:
-        """A workflow job as it is now; None when GitHub has it no more."""
+        """Return a workflow job as it is now; None when GitHub has it no more."""
         data = self._or_none(f"{_repository(repository)}/actions/jobs/{id}")
         return None if data is None else self._job(data, repository)
 
     def waiting_runs(self, repository: str) -> list[int]:
-        """Runs that are queued or in progress, the oldest first, of each at most MOST_RUNS: 2 calls at least."""
+        """Return the ids of runs that are queued or in progress, the oldest first, at most MOST_RUNS of each: 2 calls
+        at least."""
         runs: dict[int, None] = {}
         for status in ("queued", "in_progress"):
             found = self.api.pages(f"{_repository(repository)}/actions/runs", "workflow_runs", query={"status": status})
@@ -209,7 +211,7 @@ class GitHubClient:
         return sorted(filter(None, runs))
 
     def jobs_of(self, repository: str, run: int) -> list[JobUpdate]:
-        """Jobs of the last attempt of a run."""
+        """Return the jobs of the last attempt of a run."""
         where = f"{_repository(repository)}/actions/runs/{run}/jobs"
         found = (self._job(one, repository) for one in self.api.pages(where, "jobs", query={"filter": "latest"}))
         return [one for one in found if one]
@@ -229,27 +231,28 @@ class GitHubClient:
         )
 
     def cancel_run(self, repository: str, id: int) -> None:
-        """CONFLICT when it is over."""
+        """Cancel a run. CONFLICT when it is over."""
         self.api.ask("POST", f"{_repository(repository)}/actions/runs/{id}/cancel")
 
     # People and pull requests
 
     def pull_requests_of(self, repository: str, owner: str, branch: str) -> list[PullRequest]:
-        """Those whose code is the branch of a repository of `owner`, newest first, at most 100."""
+        """Return pull requests whose code is the branch of a repository of `owner`, newest first, at most 100."""
         query = {"head": f"{owner}:{branch}", "state": "all", "per_page": 100}
         path = f"{_repository(repository)}/pulls"
         found = listed(self.api.ask("GET", path, query=query).data, "", f"GET {path}")
         return [_pull_request(one, repository) for one in found]
 
     def role(self, repository: str, user: str) -> str:
-        """``admin``, ``maintain``, ``write``, ``triage``, ``read``, an organisation's own word, or ``none``."""
+        """Return a user's role: ``admin``, ``maintain``, ``write``, ``triage``, ``read``, an organisation's own word,
+        or ``none``."""
         told = self._or_none(f"{_repository(repository)}/collaborators/{quote(user, safe='')}/permission")
         if told is None:
             return "none"
         return fields.text(told, "role_name", 100) or fields.text(told, "permission", 100) or "none"
 
     def in_team(self, team: str, user: str) -> bool:
-        """Whether a user is an active member of one of the organisation's teams, named by its slug."""
+        """Return whether a user is an active member of one of the organisation's teams, named by its slug."""
         where = f"/orgs/{quote(self.enrolment.owner, safe='')}/teams/{quote(team, safe='')}/memberships"
         told = self._or_none(f"{where}/{quote(user, safe='')}")
         return told is not None and fields.text(told, "state", 40) == "active"
@@ -257,7 +260,7 @@ class GitHubClient:
     # Webhooks
 
     def hooks(self) -> list[Hook]:
-        """Webhooks that send jobs: the app's own, or those of the organisation or repository."""
+        """Return the webhooks that send jobs: the app's own, or those of the organisation or repository."""
         if self.enrolment.app:
             return [Hook("/app/hook/deliveries")]
         where = f"{owner_path(self.enrolment)}/hooks"
@@ -269,20 +272,21 @@ class GitHubClient:
         return found
 
     def deliveries(self, hook: Hook, cursor: str = "") -> HookAttempts:
-        """A page of what a webhook has sent, the newest first. GitHub's filter by ``status=failure`` is of no use here:
-        it leaves out deliveries whose receiver gave no answer at all, which have the status code 0."""
+        """Return a page of what a webhook has sent, the newest first. GitHub's filter by ``status=failure`` is of no
+        use here: it leaves out deliveries whose receiver gave no answer at all, which have the status code 0."""
         rows, more = self.api.page(hook.path, query={"cursor": cursor}, as_app=_as_app(hook))
         next_cursor = parse_qs(urlsplit(more).query).get("cursor", [""])[0] if more else ""
         return HookAttempts(tuple(filter(None, map(_attempt, rows))), next_cursor[:MOST_CURSOR])
 
     def redeliver(self, hook: Hook, delivery: int) -> None:
-        """Has GitHub deliver it again, with the same GUID."""
+        """Have GitHub deliver a webhook again, with the same GUID."""
         self.api.ask("POST", f"{hook.path}/{delivery}/attempts", as_app=_as_app(hook))
 
     # What people see
 
     def set_status(self, repository: str, sha: str, state: str, description: str, context: str, url: str = "") -> None:
-        """`state`: ``pending``, ``success``, ``failure`` or ``error``; `description` is cut to 140 characters."""
+        """Set a commit status. `state`: ``pending``, ``success``, ``failure`` or ``error``; `description` is cut to 140
+        characters."""
         body = {"state": state, "description": description[:DESCRIPTION], "context": context}
         path = f"{_repository(repository)}/statuses/{quote(sha, safe='')}"
         self.api.ask("POST", path, body=body | ({"target_url": url} if url else {}))
@@ -291,7 +295,7 @@ class GitHubClient:
         return self.api.usage()
 
     def close(self) -> None:
-        """Ends connections, and calls that are under way."""
+        """End connections, and calls that are under way."""
         self.api.wire.close()
 
     def _of_repository(self, repository: str) -> str:
@@ -314,7 +318,7 @@ class GitHubClient:
 
 
 def jit_runner(told: Any, key: str) -> JitRunner:
-    """Of an answer; `key` is what it calls the configuration. Raises GitHubError."""
+    """Read a registration from an answer; `key` is the answer's name for the configuration. Raises GitHubError."""
     one = fields.row(told)
     runner, encoded = fields.row(one, "runner"), fields.text(one, key, 1 << 20)
     if not fields.whole(runner, "id") or not encoded:

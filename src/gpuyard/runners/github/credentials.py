@@ -1,4 +1,5 @@
-"""Who gpuyard is at GitHub: a personal access token, or an app with its installation. Nothing secret is ever shown."""
+"""Credentials of gpuyard at GitHub: a personal access token, or an app with its installation. Nothing secret is ever
+shown."""
 
 from __future__ import annotations
 
@@ -17,31 +18,31 @@ from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
 from gpuyard.site.runner_rules import Enrolment, GitHubApp
 
 TOKEN = re.compile(r"[!-~]{1,1000}")
-"""What may stand in a header."""
+"""Characters that may stand in a header."""
 EARLY = timedelta(minutes=5)
-"""A token is not used so long before its end."""
+"""A token is renewed when it has less time left than this."""
 JWT_SECONDS = 540
-"""GitHub takes ten minutes at most, and our clock may be ahead of its."""
+"""Life of a JWT. GitHub takes ten minutes at most, and our clock may be ahead of its."""
 
 AskAsApp = Callable[[str, str], Mapping[str, Any]]
-"""Method and path -> what GitHub answers to the app itself."""
+"""Function from method and path to GitHub's answer to the app itself."""
 
 
 class GitHubLogin(Protocol):
-    """What the calls are signed with."""
+    """A source of tokens for calls."""
 
     def token(self) -> str:
-        """For the header of a call. Raises GitHubError."""
+        """Return the token for a call. Raises GitHubError."""
 
     def app_token(self) -> str:
-        """The same for calls of an app about itself; empty when it is none. Raises GitHubError."""
+        """Return the token for calls of an app about itself; empty when it is none. Raises GitHubError."""
 
     def renew(self, old: str) -> bool:
-        """GitHub did not take a token: whether there is another one to be tried."""
+        """Give up a token that GitHub did not accept. Returns whether there may be another one to try."""
 
 
 class TokenFile:
-    """A personal access token, read anew for each call: it can be changed at any time."""
+    """A personal access token in a file, read anew for each call: it can be changed at any time."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -66,7 +67,7 @@ class _InstallationToken:
 
 
 class AppInstallation:
-    """An app where it is installed; its tokens last an hour and are kept in memory."""
+    """An app's installation; its tokens last an hour and are kept in memory."""
 
     def __init__(self, app: GitHubApp, owner_path: str, ask: AskAsApp, now: Callable[[], datetime]) -> None:
         """`owner_path`: ``/orgs/o`` or ``/repos/o/r``."""

@@ -1,4 +1,4 @@
-"""What goes wrong at GitHub, as one error whose kind says what to do."""
+"""Errors of calls to GitHub: one exception, whose kind tells the caller what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuyard.model.errors import GpuyardError
 
 
 class GitHubTrouble(StrEnum):
-    """What the caller of GitHub is to do."""
+    """Kinds of failure, by what the caller is to do."""
 
     RETRY = "retry"
     """No answer, half an answer or an error of GitHub's own: ask again later. Of a call that changes something it is
@@ -17,13 +17,13 @@ class GitHubTrouble(StrEnum):
     LIMITED = "limited"
     """Asked too often: not before `retry_at`."""
     UNAUTHORIZED = "unauthorized"
-    """The app or token is not, or no longer, right; somebody must mend that."""
+    """The app or token is wrong or no longer valid; somebody must mend that."""
     REFUSED = "refused"
     """Understood and refused, for good: a permission that lacks, a body that is wrong."""
     MISSING = "missing"
     """There is no such thing, or this app or token may not see it."""
     CONFLICT = "conflict"
-    """As things are it cannot be: the name is taken, the runner has a job, somebody else has the session."""
+    """The state of things does not allow it: the name is taken, the runner has a job, somebody else has the session."""
 
 
 class GitHubError(GpuyardError):
@@ -46,4 +46,4 @@ class GitHubError(GpuyardError):
 
 
 class PollEndedError(GpuyardError):
-    """A poll was called off because we stop."""
+    """A poll was cancelled because the caller stops or interrupts it."""

@@ -1,4 +1,4 @@
-"""Asking one host: again where that is safe, not at all while it does not answer, and counted."""
+"""Sends calls to one host: repeats them where that is safe, stops while the host does not answer, and counts them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAUSES = (0.5, 2.0)
 
 
 class CallCounter:
-    """Counts calls, for several lines."""
+    """Counts the calls of several lines."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class CallCounter:
 
 
 class HostLine:
-    """To one host."""
+    """A connection to one host, with retries, a circuit breaker and a counter of calls."""
 
     def __init__(self, wire: HttpClient, breaker: CircuitBreaker, counter: CallCounter, now: Now, sleep: Sleep) -> None:
         self._wire = wire
@@ -64,8 +64,8 @@ class HostLine:
         most: int = MOST_BYTES,
         stop: WireStop | None = None,
     ) -> WireAnswer:
-        """An answer below 500. `safe`: it may be asked twice; what has certainly not arrived always may. `what` names
-        the call in errors. Raises GitHubError, and PollEndedError after `stop`."""
+        """Return an answer below 500. `safe`: the call may be sent twice; one that has certainly not arrived always
+        may. `what` names the call in errors. Raises GitHubError, and PollEndedError after `stop`."""
         for pause in (*PAUSES, None):
             self._pass(what)
             self._counter.add(calls=1)
@@ -103,7 +103,7 @@ class HostLine:
 
 
 def said(answer: WireAnswer) -> str:
-    """``: `` and GitHub's own words about an error; empty when there are none."""
+    """Return ``: `` and GitHub's own words about an error; empty when there are none."""
     try:
         told = fields.row(fields.document(answer.body))
     except ValueError:

@@ -1,4 +1,5 @@
-"""What the service of scale sets says: sessions, messages, jobs. Unknown fields and kinds are left out. Pure."""
+"""Parses what the service of scale sets sends: sessions, messages, jobs. Unknown fields and kinds are left out.
+Pure."""
 
 from __future__ import annotations
 
@@ -18,19 +19,19 @@ from gpuyard.runners.records import JobState
 
 JOB_MESSAGES = "RunnerScaleSetJobMessages"
 MOST_NOTICES = 1000
-"""GitHub sends 50 at most."""
+"""Notices that are read of a message. GitHub sends 50 at most."""
 CONCLUSIONS = {"succeeded": "success", "failed": "failure", "canceled": "cancelled"}
-"""Results of scale sets -> what the same is called elsewhere."""
+"""Results of scale sets -> the conclusion that REST and webhooks have for the same."""
 BRANCH = "refs/heads/"
 
 
 class NoticeKind(StrEnum):
-    """What a message may say of a job."""
+    """The kinds of notice about a job in a message."""
 
     AVAILABLE = "JobAvailable"
     """Somebody must acquire it."""
     ASSIGNED = "JobAssigned"
-    """It is ours: it waits for a runner of the set."""
+    """The job is ours: it waits for a runner of the set."""
     STARTED = "JobStarted"
     COMPLETED = "JobCompleted"
 
@@ -44,7 +45,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class JobNotice:
-    """A part of a message: of one job."""
+    """One part of a message, about one job."""
 
     kind: NoticeKind
     request: int
@@ -58,7 +59,7 @@ class JobNotice:
     labels: tuple[str, ...] = ()
     runner: str = ""
     result: str = ""
-    """Of one that is over: ``succeeded``, ``failed``, ``canceled`` ..."""
+    """The result of a finished job: ``succeeded``, ``failed``, ``canceled`` ..."""
     queued: datetime | None = None
     assigned: datetime | None = None
     started: datetime | None = None
@@ -73,7 +74,7 @@ class SetMessage:
 
     @property
     def available(self) -> tuple[int, ...]:
-        """Requests that are to be acquired."""
+        """The requests that are to be acquired."""
         return tuple(notice.request for notice in self.notices if notice.kind is NoticeKind.AVAILABLE)
 
 
@@ -88,7 +89,7 @@ class SessionFacts:
 def job_updates(
     message: SetMessage, runner_set: RunnerSet, scope: str, url: str = "https://github.com"
 ) -> list[JobUpdate]:
-    """What a message says of jobs. Such that are only available say nothing: another set may get them. One that no
+    """Return a message's updates of jobs. Jobs that are only available give none: another set may get them. One that no
     runner took in time is over (``canceled``), and comes again as another request. `url`: of GitHub."""
     host = url.partition("://")[2]
     place = f"{host}/set/{scope.removeprefix(host + '/')}/{runner_set.id}"  # its numbers are of one organisation
@@ -118,8 +119,8 @@ def job_updates(
 
 
 def read_message(body: bytes) -> SetMessage:
-    """Raises GitHubError when it cannot be read, so that it is not acknowledged. Notices of a kind or form that we do
-    not know are left out: what they mean is in the statistics."""
+    """Parse a message. Raises GitHubError when it cannot be read, so that it is not acknowledged. Notices of a kind or
+    form that is not known here are left out: their effect is in the statistics."""
     told = _document(body)
     number = fields.whole(told, "messageId")
     if not number:
@@ -161,7 +162,7 @@ def _notice(one: Mapping[str, Any]) -> JobNotice | None:
 
 
 def read_session(body: bytes) -> SessionFacts:
-    """Raises GitHubError."""
+    """Parse the answer to a new or renewed session. Raises GitHubError."""
     told = _document(body)
     found = SessionFacts(
         fields.text(told, "sessionId", 100),
@@ -188,7 +189,7 @@ def statistics(told: Mapping[str, Any]) -> Statistics:
 
 
 def runner_set(one: Mapping[str, Any]) -> RunnerSet:
-    """Raises GitHubError."""
+    """Parse a scale set. Raises GitHubError."""
     id, name = fields.whole(one, "id"), fields.text(one, "name", 256)
     if not id or not name:
         raise GitHubError("GitHub described a scale set without number or name")
@@ -202,7 +203,7 @@ def runner_of_set(one: Mapping[str, Any]) -> RegisteredRunner:
 
 
 def expiry(token: str) -> datetime | None:
-    """When a JWT ends, as it says itself; None when it does not. Nothing is proved by it."""
+    """Return when a JWT ends, as it says itself; None when it does not. The signature is not checked."""
     middle = token.split(".", 2)[1:2]
     try:
         claims = fields.row(fields.document(base64.urlsafe_b64decode(middle[0] + "===" if middle else "")))

@@ -1,6 +1,8 @@
-"""Runner scale sets: jobs by long poll, without an inbound port. The protocol is that of github.com/actions/scaleset.
+"""Client of runner scale sets: jobs by long poll, without an inbound port. The protocol is that of
+github.com/actions/scaleset.
 
-Every method raises GitHubError.
+Every method raises GitHubError. A poll carries the number of jobs that the set can have; GitHub answers with a message,
+or with nothing after about 50 s, and sends a message again until it is acknowledged.
 """
 
 from __future__ import annotations
@@ -38,20 +40,20 @@ DEFAULT_GROUP = 1
 CAPACITY = "X-ScaleSetMaxCapacity"
 POLL_READ = 70.0
 POLL_TOTAL = 90.0
-"""Seconds. GitHub holds a poll for 50."""
+"""Seconds that a poll may take. GitHub holds it for 50."""
 Done = TypeVar("Done")
 
 
 class ScaleSetClient:
-    """Scale sets of one enrolment. Safe to use from several threads."""
+    """The scale sets of one enrolment. Safe to use from several threads."""
 
     def __init__(self, github: GitHubClient) -> None:
         self._github = github
         self._service = SetService(github.api, github.enrolment, github.registration_token)
 
     def ensure(self, name: str, group: str, labels: tuple[str, ...] = ()) -> RunnerSet:
-        """The scale set of a name in a runner group (by name), made or with its labels mended where that is needed.
-        Without `labels` its label is its name. A GitHub that knows one label only leaves out the others."""
+        """Return the scale set of a name in a runner group (by name), made or with its labels mended where that is
+        needed. Without `labels` its label is its name. A GitHub that knows one label only leaves out the others."""
         number = self._group(group)
         wanted = labels or (name,)
         found = self._named(name, number)
@@ -74,37 +76,37 @@ class ScaleSetClient:
         return found
 
     def set_of(self, id: int) -> RunnerSet:
-        """A scale set with its statistics now."""
+        """Return a scale set with its statistics now."""
         return runner_set(_row(self._service.ask("GET", f"{SETS}/{id}")))
 
     def delete(self, id: int) -> None:
-        """Nothing when it is gone already."""
+        """Delete a scale set. Does nothing when it is gone already."""
         _deleted(lambda: self._service.ask("DELETE", f"{SETS}/{id}"))
 
     def open(self, id: int, owner: str) -> SetSession:
-        """A session, of which a scale set has one at a time: CONFLICT while another one is open. `owner` names us.
+        """Open a session, of which a scale set has one at a time: CONFLICT while another one is open. `owner` names us.
         GitHub ends one that nobody polls after some minutes; `end_session` does at once, with its id."""
         answer = self._service.ask("POST", f"{SETS}/{id}/sessions", body={"ownerName": owner})
         return SetSession(self._service, id, read_session(answer.body))
 
     def end_session(self, id: int, session: str) -> None:
-        """Ends a session of a scale set that a process before this one has left open. Nothing when it is over."""
+        """End a session of a scale set that a process before this one has left open. Does nothing when it is over."""
         _deleted(lambda: self._service.ask("DELETE", f"{SETS}/{id}/sessions/{quote(session, safe='')}"))
 
     def jit(self, id: int, name: str) -> JitRunner:
-        """Registers a runner of a scale set; as `GitHubClient.jit`."""
+        """Register a runner of a scale set; as `GitHubClient.jit`."""
         body = {"name": name, "workFolder": "_work"}
         answer = self._service.ask("POST", f"{SETS}/{id}/generatejitconfig", body=body)
         return jit_runner(_row(answer), "encodedJITConfig")
 
     def runner_named(self, name: str) -> RegisteredRunner | None:
-        """`online` and `busy` are not told here."""
+        """Return the registration with a name, or None; this answer has neither `online` and `busy` nor labels."""
         found = _row(self._service.ask("GET", AGENTS, query={"agentName": name}))
         runners = (runner_of_set(one) for one in listed(found, "value", f"GET {AGENTS}"))
         return next((runner for runner in runners if runner.name == name), None)
 
     def delete_runner(self, id: int) -> bool:
-        """False when it was gone already. CONFLICT while it has a job."""
+        """Delete a registration. Returns False when it was gone already. CONFLICT while it has a job."""
         return _deleted(lambda: self._service.ask("DELETE", f"{AGENTS}/{id}"))
 
     def _named(self, name: str, group: int) -> RunnerSet | None:
@@ -126,7 +128,8 @@ class ScaleSetClient:
 
 
 class SetSession:
-    """What one listens with to one scale set. One thread polls; others may `interrupt` or `stop` it."""
+    """A session of one scale set, by which one polls for messages. One thread polls; others may `interrupt` or `stop`
+    it."""
 
     def __init__(self, service: SetService, set_id: int, facts: SessionFacts) -> None:
         self._service = service
@@ -142,18 +145,18 @@ class SetSession:
 
     @property
     def id(self) -> str:
-        """To be kept for `ScaleSetClient.end_session`, should the process end without `close`."""
+        """The session's id, to be kept for `ScaleSetClient.end_session`, should the process end without `close`."""
         return self._facts.id
 
     @property
     def statistics(self) -> Statistics:
-        """As of when it was opened or its token renewed."""
+        """The statistics as of when the session was opened or its token renewed."""
         return self._facts.statistics
 
     def poll(self, last_message: int, capacity: int) -> SetMessage | None:
-        """The next message after one; None when there was none in about 50 s. `capacity`: runners that may be had in
-        all, those included that there are. Raises PollEndedError after `interrupt` or `stop`; MISSING: open another
-        session."""
+        """Return the next message after `last_message`; None when there was none in about 50 s. `capacity`: runners
+        that may be had in all, those included that there are. Raises PollEndedError after `interrupt` or `stop`;
+        MISSING: open another session."""
         try:
             answer = self._with_token(lambda facts: self._get(facts, last_message, capacity))
         finally:
@@ -165,11 +168,12 @@ class SetSession:
         return read_message(answer.body)
 
     def acknowledge(self, message: int) -> None:
-        """GitHub forgets it; do so only when what it means is written down. Nothing when it is forgotten already."""
+        """Have GitHub forget a message; do so only when its content is stored. Does nothing when it is forgotten
+        already."""
         _deleted(lambda: self._with_token(lambda facts: self._delete(facts, message)))
 
     def acquire(self, requests: tuple[int, ...]) -> tuple[int, ...]:
-        """Takes jobs that are available; those that we got."""
+        """Acquire jobs that are available. Returns the requests that were acquired."""
         if not requests:
             return ()
         answer = self._with_token(
@@ -181,19 +185,19 @@ class SetSession:
         return tuple(request for request in requests if request in got) if isinstance(got, list) else ()
 
     def interrupt(self) -> None:
-        """Ends the poll that is under way, or else the next one as it begins, from another thread. The session goes
-        on, and GitHub sends again what it was about to send."""
+        """End the poll that is under way, or else the next one as it begins, from another thread. The session goes on,
+        and GitHub sends again what it was about to send."""
         with self._stopping:
             self._stop.stop()
 
     def stop(self) -> None:
-        """Ends the poll that is under way and all that follow, from another thread."""
+        """End the poll that is under way and all that follow, from another thread."""
         with self._stopping:
             self._stopped = True
             self._stop.stop()
 
     def close(self) -> None:
-        """Ends the session at GitHub, so that another one may be opened at once."""
+        """End the session at GitHub, so that another one may be opened at once."""
         self.stop()
         path = f"{SETS}/{self._set_id}/sessions/{quote(self._facts.id, safe='')}"
         _deleted(lambda: self._service.ask("DELETE", path))

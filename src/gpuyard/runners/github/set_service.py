@@ -1,4 +1,8 @@
-"""The service behind scale sets: its address and admin token, which REST gives, and what its errors mean."""
+"""Calls the service behind scale sets: gets its address and admin token from REST, and classifies its errors.
+
+The admin token is renewed a minute before its end, and once when the service refuses it. Its address is checked before
+a token is sent there.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,9 @@ from gpuyard.site.runner_rules import Enrolment
 
 API_VERSION = "6.0-preview"
 EARLY = timedelta(seconds=60)
-"""An admin token is not used so long before its end."""
+"""An admin token is renewed when it has less time left than this."""
 UNTOLD = timedelta(minutes=10)
-"""How long one is used that does not tell its end."""
+"""Life of an admin token that does not say when it ends."""
 KINDS = {
     401: GitHubTrouble.UNAUTHORIZED,
     404: GitHubTrouble.MISSING,
@@ -38,7 +42,7 @@ EXCEPTIONS = {
     "JobStillRunningException": GitHubTrouble.CONFLICT,
     "RunnerScaleSetSessionConflictException": GitHubTrouble.CONFLICT,
 }
-"""Names of its errors say more than the status does."""
+"""Kinds of failure by the names of its errors, which say more than the status does."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,10 @@ class _Admin:
 
 
 class SetService:
-    """Safe to use from several threads."""
+    """The service for one enrolment. Safe to use from several threads."""
 
     def __init__(self, api: RestApi, enrolment: Enrolment, registration: Callable[[], RegistrationToken]) -> None:
-        """`registration`: gives a new registration token."""
+        """`registration` returns a new registration token."""
         self._api = api
         self._config_url = f"{enrolment.url}/{enrolment.organization or enrolment.repository}"
         self._registration = registration
@@ -61,7 +65,7 @@ class SetService:
         self._admin: _Admin | None = None
 
     def line(self) -> HostLine:
-        """One of its own for each session: a proxy that cuts long polls shall not stop the other calls."""
+        """Return a line of its own for each session: a proxy that cuts long polls shall not stop the other calls."""
         return self._api.line()
 
     def ask(
@@ -73,7 +77,7 @@ class SetService:
         body: Any = None,
         bearer: str = "",
     ) -> WireAnswer:
-        """An answer below 300. `bearer` goes in place of the admin token. Raises GitHubError."""
+        """Return an answer below 300. `bearer` goes in place of the admin token. Raises GitHubError."""
         data = None if body is None else json.dumps(body).encode()
         what = f"{method} {path}"
         for last in (False, True):
@@ -95,7 +99,7 @@ class SetService:
         return answer
 
     def trouble(self, what: str, answer: WireAnswer) -> GitHubError:
-        """What an answer of 300 or more means."""
+        """Return the error that an answer of 300 or more means."""
         try:
             name = fields.text(fields.row(fields.document(answer.body)), "typeName", 500)
         except ValueError:
@@ -114,8 +118,8 @@ class SetService:
         )
 
     def checked(self, url: str) -> str:
-        """An address that the service gave, to send its token to. Raises GitHubError when that would be in the clear
-        although GitHub is not."""
+        """Return an address that the service gave, if its token may be sent there. Raises GitHubError for one that is
+        not HTTPS although GitHub is, that has no host, or that has a user in it."""
         parts = urlsplit(url)
         wanted = {"https"} | {urlsplit(self._api.base).scheme}
         if parts.scheme not in wanted or not parts.hostname or parts.username:

@@ -1,1 +1,1 @@
-"""What travels into a runner's server: scripts and units, and the rules that its job is held against."""
+"""Files that travel into a runner's server: scripts and units, and the check of the rules for its job."""

@@ -1,4 +1,4 @@
-"""What is kept of runners: jobs, runners, what happened to them, and what GitHub told us."""
+"""The store of runners: jobs, runners, their timelines and logs, and what GitHub sent."""
 
 from gpuyard.runners.store.store import RunnerStore
 

@@ -1,4 +1,8 @@
-"""Webhooks that GitHub delivered: each is kept before it is answered, until something has become of it."""
+"""Stores GitHub's webhooks: each is kept before it is answered, until it has been processed.
+
+A delivery that comes again replaces the one that is there, unless that was processed; so a redelivery does no work
+twice.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from gpuyard.runners.store.schema import DELIVERIES
 from gpuyard.runners.store.writing import put_all
 
 KEEP = timedelta(days=4)
-"""GitHub redelivers for three days."""
+"""Retention of deliveries. GitHub redelivers for three days."""
 ERROR = 2_000
 """Characters of an error that are kept."""
 FASTEST = 1
@@ -31,12 +35,13 @@ before GitHub is answered."""
 
 @cache
 def _statement(dialect: str, columns: tuple[str, ...]) -> postgresql.Insert | sqlite.Insert:
-    """Takes a delivery anew, unless something has become of it."""
+    """Return a statement that stores a delivery, in place of an earlier one unless that was processed."""
     return upsert(dialect, DELIVERIES, columns, DELIVERIES.c.outcome == "")
 
 
 def _unpacked(kept: bytes) -> bytes:
-    """What was never packed is handed on as it is: one that cannot be read must not stop the others."""
+    """Decompress a body. One that was never compressed is returned as it is: a body that cannot be read must not stop
+    the others."""
     try:
         return zlib.decompress(kept)
     except zlib.error:
@@ -44,7 +49,7 @@ def _unpacked(kept: bytes) -> bytes:
 
 
 class Deliveries:
-    """Part of `RunnerStore`. The ids of a delivery are its scope and GitHub's own."""
+    """The part of `RunnerStore` for webhooks. The ids of a delivery are its scope and GitHub's own."""
 
     _database: Database
 
@@ -52,11 +57,11 @@ class Deliveries:
     def _changing(self) -> AbstractContextManager[Connection]: ...
 
     def keep_delivery(self, delivery: HookDelivery) -> None:
-        """Durable when this returns. One that is there already is taken anew, unless something has become of it."""
+        """Store a delivery; durable when this returns. It replaces one with the same ids, unless that was processed."""
         self.keep_deliveries([delivery])
 
     def keep_deliveries(self, deliveries: Sequence[HookDelivery]) -> None:
-        """Several in one transaction: a burst costs one commit."""
+        """Store several deliveries in one transaction: a burst costs one commit."""
         rows = [
             {
                 "scope": storable(delivery.scope),
@@ -76,7 +81,7 @@ class Deliveries:
                 connection.execute(_statement(connection.dialect.name, tuple(rows[0])), rows)
 
     def deliveries(self, now: datetime, limit: int = 1000) -> list[HookDelivery]:
-        """Those that may be tried now; the oldest first."""
+        """Return the deliveries that may be tried now; the oldest first."""
         query = select(DELIVERIES).where(DELIVERIES.c.next_try <= seconds(now))
         order = (DELIVERIES.c.next_try, DELIVERIES.c.received, DELIVERIES.c.scope, DELIVERIES.c.id)
         with self._database.reading() as connection:
@@ -89,13 +94,15 @@ class Deliveries:
     def delivery_done(
         self, id: str, scope: str, outcome: str, jobs: Sequence[Job] = (), events: Sequence[RunnerEvent] = ()
     ) -> None:
-        """What became of it (a word: ``queued``, ``ignored``), with what it means. Its body is let go of."""
+        """Store the outcome of a delivery (a word: ``queued``, ``ignored``), with the jobs and events that follow from
+        it. Its body is deleted."""
         with self._changing() as connection:
             put_all(connection, jobs, (), events)
             self._change(connection, id, scope, outcome=storable(outcome), error="", next_try=None, body=b"")
 
     def delivery_failed(self, id: str, scope: str, error: str, retry_at: datetime | None = None) -> None:
-        """It could not be worked on; try again then. None: not before GitHub delivers it again."""
+        """Note that a delivery could not be processed, and when to try again. None: not before GitHub delivers it
+        again."""
         again = None if retry_at is None else seconds(retry_at)
         with self._database.writing() as connection:
             tries = DELIVERIES.c.tries + 1

@@ -1,4 +1,4 @@
-"""What happened lately, for numbers: jobs that began, runners that ended."""
+"""Reads what metrics, figures and plans count: jobs that began, runners that ended, jobs that were turned down."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class EndedRunner:
 
 
 class Numbers:
-    """Part of `RunnerStore`."""
+    """The part of `RunnerStore` for counts."""
 
     _database: Database
 
     def started(self, since: datetime) -> list[StartedJob]:
-        """Jobs that began since then on a runner, the latest first."""
+        """Return jobs that began since then on a runner, the latest first."""
         columns = (JOBS.c.id, JOBS.c.repository, JOBS.c.scale_set, JOBS.c.queued, JOBS.c.started)
         query = select(*columns).where(JOBS.c.started >= seconds(since), JOBS.c.runner != "")
         with self._database.reading() as connection:
@@ -60,7 +60,7 @@ class Numbers:
         return [StartedJob(*row[:3], moment(row.queued), moment(row.started)) for row in rows]
 
     def waits(self, since: datetime) -> list[JobWait]:
-        """Of jobs that began since then on a runner of ours, the latest first."""
+        """Return the waits of jobs that began since then on a runner of ours, the latest first."""
         columns = (RUNNERS.c.pool, JOBS.c.queued, JOBS.c.started)
         query = select(*columns).join(RUNNERS, RUNNERS.c.name == JOBS.c.runner).where(JOBS.c.started >= seconds(since))
         with self._database.reading() as connection:
@@ -68,8 +68,8 @@ class Numbers:
         return [JobWait(row.pool, moment(row.queued), moment(row.started)) for row in rows]
 
     def turned_down(self, since: datetime) -> dict[tuple[str, str], int]:
-        """(enrolment, scale set) -> its jobs, queued since then, that we have refused or given up, and that are not
-        over at GitHub."""
+        """Count, by (enrolment, scale set), the jobs queued since then that gpuyard has refused or given up, and that
+        are not over at GitHub."""
         states = (JobState.REFUSED.value, JobState.FAILED.value)
         mine = (JOBS.c.scale_set != "", JOBS.c.conclusion == "", JOBS.c.completed.is_(None))
         query = select(JOBS.c.scope, JOBS.c.scale_set, func.count().label("jobs"))
@@ -79,7 +79,7 @@ class Numbers:
         return {(row.scope, row.scale_set): row.jobs for row in rows}
 
     def ended(self, since: datetime) -> list[EndedRunner]:
-        """Runners that ended since then, the latest first."""
+        """Return runners that ended since then, the latest first."""
         columns = (RUNNERS.c.name, RUNNERS.c.pool, RUNNERS.c.cause, RUNNERS.c.ended)
         query = select(*columns).where(RUNNERS.c.ended >= seconds(since), RUNNERS.c.cause != "")
         with self._database.reading() as connection:

@@ -1,4 +1,4 @@
-"""Jobs and runners as rows, and back: the one place that knows how each field is written."""
+"""Converts jobs and runners to rows and back: the one place that knows how each field is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REMEMBERED = 1024
 
 
 class Form(NamedTuple):
-    """How a field is written and read."""
+    """The conversion of one field: how it is written and read."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any] | None
@@ -104,10 +104,10 @@ def runner_row(runner: Runner) -> dict[str, Any]:
 
 
 def to_job(row: Sequence[Any]) -> Job:
-    """`row` begins with the columns of JOB."""
+    """Return the job of a row that begins with the columns of JOB."""
     return Job(*[read(value) if read else value for read, value in zip(_JOB_READS, row, strict=False)])
 
 
 def to_runner(row: Sequence[Any]) -> Runner:
-    """`row` begins with the columns of RUNNER."""
+    """Return the runner of a row that begins with the columns of RUNNER."""
     return Runner(*[read(value) if read else value for read, value in zip(_RUNNER_READS, row, strict=False)])

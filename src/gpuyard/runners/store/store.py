@@ -1,7 +1,7 @@
-"""The store of runners, open.
+"""The store of runners: reads and writes jobs, runners, timelines, logs, scale sets and small values.
 
-What is kept, and for how long: webhooks 4 days (GitHub redelivers for 3), what they said only until it is in the jobs;
-events and logs 90 days; jobs and runners 400. `prune` lets go of what is older.
+Retention: webhooks 4 days (GitHub redelivers for 3), their bodies only until they are processed; events and logs 90
+days; jobs, runners and the visibility of repositories 400. `prune` deletes what is older.
 """
 
 from __future__ import annotations
@@ -46,20 +46,19 @@ _OPEN = sorted(one.value for one in JobState if one not in DONE)
 
 
 class RunnerStore(Deliveries, Numbers, Visibility):
-    """Safe to use from several threads, and from several processes on one database. Every method is a transaction of
-    its own, and raises StoreError when the database cannot be used.
+    """The store. Safe to use from several threads, and from several processes on one database. Every method is a
+    transaction of its own, and raises StoreError when the database cannot be used.
 
     Jobs and runners go only forwards: a job or a runner that is in a later state than the one that is to be written is
-    left as it is, with the events that came with it, and of two ends the first stays.
+    left as it is, and the events that came with it are dropped; of two ends the first stays.
     """
 
     def __init__(self, database: Database) -> None:
-        """Makes the tables, or brings older ones up to date. Whoever opened the database closes it. Raises
-        StoreError."""
+        """Make the tables, or bring older ones up to date. Whoever opened the database closes it. Raises StoreError."""
         migrate(database.url, ROOM)
         self._database = database
         self.version: object = object()
-        """Another one after everything that this object has, or may have, changed in jobs and runners."""
+        """A new object after everything that this store has, or may have, changed in jobs and runners."""
 
     @contextmanager
     def _changing(self) -> Iterator[Connection]:
@@ -73,26 +72,27 @@ class RunnerStore(Deliveries, Numbers, Visibility):
     # Writing
 
     def put(self, jobs: Sequence[Job] = (), runners: Sequence[Runner] = (), events: Sequence[RunnerEvent] = ()) -> bool:
-        """What belongs together; whether all of it was written, else what is stored is further (see above)."""
+        """Write what belongs together. Returns whether all of it was written, else what is stored is further (see
+        above)."""
         with self._changing() as connection:
             return put_all(connection, jobs, runners, events)
 
     def put_job(self, job: Job, *events: RunnerEvent) -> bool:
-        """New, or in place of the one with its id; False when the one that is stored is further."""
+        """Write a job, new or in place of the one with its id; False when the stored one is further."""
         return self.put(jobs=(job,), events=events)
 
     def put_runner(self, runner: Runner, *events: RunnerEvent) -> bool:
-        """New, or in place of the one with its name; False when the one that is stored is further."""
+        """Write a runner, new or in place of the one with its name; False when the stored one is further."""
         return self.put(runners=(runner,), events=events)
 
     def add_runner(self, runner: Runner, *events: RunnerEvent) -> None:
-        """A new one: the intent. Raises ConflictError when its name has been used."""
+        """Write a new runner: the intent to make it. Raises ConflictError when its name has been used."""
         with self._changing() as connection:
             connection.execute(insert(RUNNERS), runner_row(runner))
             add_events(connection, events)
 
     def put_message(self, state: ScaleSetState, jobs: Sequence[Job] = (), events: Sequence[RunnerEvent] = ()) -> None:
-        """What a message of a scale set means, before it is acknowledged; with no jobs, the state alone."""
+        """Write the effect of a scale set's message, before it is acknowledged; with no jobs, the state alone."""
         row = {
             "scope": storable(state.scope),
             "name": storable(state.name),
@@ -108,13 +108,13 @@ class RunnerStore(Deliveries, Numbers, Visibility):
             put(connection, SETS, row)
 
     def put_log(self, runner: str, text: str, now: datetime) -> None:
-        """The end of a runner's log, in place of what was kept of it."""
+        """Write the end of a runner's log, in place of the one that is stored."""
         row = {"runner": storable(runner), "at": seconds(now), "text": storable(text[-LOG:])}
         with self._database.writing() as connection:
             put(connection, LOGS, row)
 
     def set_value(self, key: str, value: str) -> None:
-        """A small thing to remember, such as what GitHub calls the state of a file. Empty: forget it."""
+        """Write a small value, such as how far a search has come; an empty one is deleted."""
         with self._database.writing() as connection:
             if value:
                 put(connection, VALUES, {"key": storable(key), "value": storable(value)})
@@ -122,14 +122,14 @@ class RunnerStore(Deliveries, Numbers, Visibility):
                 connection.execute(delete(VALUES).where(VALUES.c.key == storable(key)))
 
     def identity(self, new: str) -> str:
-        """What this database is called for ever; `new` when it has no name yet. Two sites of one name on databases of
-        their own tell by it what is whose."""
+        """Return this database's name, which it keeps for ever; `new` when it has none yet. By it two sites of one
+        name, on databases of their own, tell their servers and registrations apart."""
         with self._database.writing() as connection:
             insert_new(connection, VALUES, {"key": "identity", "value": storable(new)})
         return self.value("identity")
 
     def prune(self, now: datetime) -> None:
-        """Let go of what is older than it is kept for. Nothing that is not over goes."""
+        """Delete what is older than it is kept for. Jobs and runners that are not over stay."""
         events, jobs = seconds(now - KEEP_EVENTS), seconds(now - KEEP_JOBS)
         with self._changing() as connection:
             self.prune_deliveries(connection, now)
@@ -148,7 +148,8 @@ class RunnerStore(Deliveries, Numbers, Visibility):
     def jobs(
         self, states: Collection[JobState] = frozenset(JobState) - DONE, repository: str = "", limit: int | None = None
     ) -> list[Job]:
-        """Those in these states, the open ones unless others are asked for; by the time at which they were queued."""
+        """Return jobs in these states, the open ones unless others are asked for; by the time at which they were
+        queued."""
         return self._jobs(_some_jobs(states, repository).order_by(JOBS.c.queued, JOBS.c.id).limit(limit))
 
     def latest_jobs(
@@ -158,7 +159,7 @@ class RunnerStore(Deliveries, Numbers, Visibility):
         limit: int = 100,
         before: datetime | None = None,
     ) -> list[Job]:
-        """The newest first; those queued before a moment."""
+        """Return jobs, the newest first; with `before` those queued before that moment."""
         query = _some_jobs(states, repository).order_by(JOBS.c.queued.desc(), JOBS.c.id.desc()).limit(limit)
         return self._jobs(query if before is None else query.where(JOBS.c.queued < seconds(before)))
 
@@ -167,7 +168,7 @@ class RunnerStore(Deliveries, Numbers, Visibility):
         return found[0] if found else None
 
     def runners(self, over: bool = False, limit: int | None = None) -> list[Runner]:
-        """Those that are not over, by creation; or those that are, the latest first."""
+        """Return runners that are not over, by creation; or those that are, the latest first."""
         if over:
             ended = select(*_RUNNER).where(RUNNERS.c.state.not_in(_LIVE))
             return self._runners(ended.order_by(RUNNERS.c.ended.desc(), RUNNERS.c.name).limit(limit))
@@ -175,13 +176,13 @@ class RunnerStore(Deliveries, Numbers, Visibility):
         return self._runners(live.order_by(RUNNERS.c.created, RUNNERS.c.name).limit(limit))
 
     def runners_of(self, job: str) -> list[Runner]:
-        """Those that a job was given or that were made for it, by creation; a hundred at most."""
+        """Return the runners that a job was given or that were made for it, by creation; a hundred at most."""
         mine = (RUNNERS.c.job == storable(job)) | (RUNNERS.c.for_job == storable(job))
         return self._runners(select(*_RUNNER).where(mine).order_by(RUNNERS.c.created, RUNNERS.c.name).limit(100))
 
     def events(self, runner: str = "", job: str = "", limit: int = 1000) -> list[RunnerEvent]:
-        """The timeline of a runner, or of a job; in the order in which they were written, the last ones when there are
-        more."""
+        """Return the timeline of a runner, or of a job; in the order in which it was written, the last events when
+        there are more."""
         which = EVENTS.c.runner == storable(runner) if runner else EVENTS.c.job == storable(job)
         return self._events(which, limit)
 
@@ -191,8 +192,8 @@ class RunnerStore(Deliveries, Numbers, Visibility):
         return [RunnerEvent(moment(row.at), row.runner, row.job, row.text) for row in reversed(rows)]
 
     def timeline(self, job: str, runners: Collection[str], limit: int = 1000) -> list[RunnerEvent]:
-        """What happened to a job, and to these runners while they were for it; in the order in which it was written,
-        the last lines when there are more."""
+        """Return the events of a job, and of these runners while they were for it; in the order in which they were
+        written, the last ones when there are more."""
         job = storable(job)
         theirs = EVENTS.c.runner.in_([storable(runner) for runner in runners]) & EVENTS.c.job.in_(["", job])
         return self._events((EVENTS.c.job == job) | theirs, limit)
@@ -215,7 +216,7 @@ class RunnerStore(Deliveries, Numbers, Visibility):
         ]
 
     def used(self, since: datetime) -> list[GpuUse]:
-        """When runners that had GPUs then or later had them: from their creation to their end."""
+        """Return the use of GPUs by runners that had them at `since` or later: from their creation to their end."""
         columns = [
             RUNNERS.c[name] for name in ("for_repository", "pool", "gpu_count", "created", "ended", "kind", "busy")
         ]
@@ -238,11 +239,11 @@ class RunnerStore(Deliveries, Numbers, Visibility):
         ]
 
     def log(self, runner: str) -> str:
-        """Empty when there is none."""
+        """Return the log of a runner; empty when there is none."""
         return self._one(select(LOGS.c.text).where(LOGS.c.runner == storable(runner)))
 
     def value(self, key: str) -> str:
-        """Empty when there is none."""
+        """Return a small value; empty when there is none."""
         return self._one(select(VALUES.c.value).where(VALUES.c.key == storable(key)))
 
     def _one(self, query: Select[tuple[str]]) -> str:

@@ -1,4 +1,5 @@
-"""Jobs, runners and events are written here, and only forwards: what is further than what comes is left as it is."""
+"""Writes jobs, runners and events, and only forwards: a stored row in a later state than the new one is left as it
+is."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def add_events(connection: Connection, events: Iterable[RunnerEvent]) -> None:
 def put_all(
     connection: Connection, jobs: Sequence[Job], runners: Sequence[Runner], events: Sequence[RunnerEvent]
 ) -> bool:
-    """Whether all were written. An event of a job or a runner that was not is left out with it."""
+    """Write jobs, runners and events. Returns whether all were written; an event of a job or a runner that was not is
+    left out with it."""
     late_jobs = {job.id for job in jobs if not put_job(connection, job)}
     late_runners = {runner.name for runner in runners if not put_runner(connection, runner)}
     add_events(

@@ -1,4 +1,4 @@
-"""What runners add to the portal: GitHub's webhooks, their API and their pages."""
+"""The portal's capability for runners: GitHub's webhooks, the API, the pages and the metrics."""
 
 from __future__ import annotations
 

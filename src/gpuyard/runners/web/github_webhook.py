@@ -1,4 +1,4 @@
-"""Where GitHub delivers webhooks: signed ones are kept, and answered once they are on the disk.
+"""Endpoint for GitHub's webhooks: signed ones are stored, and answered once they are on the disk.
 
 Nobody logs in here, so every step costs a stranger more than us: what is not signed in the right form is refused
 unread, bodies are bounded one by one and together, and wrong signatures are counted by the place they come from. All
@@ -32,12 +32,12 @@ PATH = GITHUB_WEBHOOK
 MOST_AT_ONCE = 64 * 1024 * 1024
 """Bytes of bodies that are read, or wait to be written, at once."""
 OUTCOMES = ("kept", "ignored", "refused", "failed")
-"""What becomes of requests, for the metrics: written down; signed, but about nothing that is of use here; refused;
-could not be written down, so that GitHub has to deliver it again."""
+"""The outcomes of requests, for the metrics: stored; signed, but about nothing that is of use here; refused; could not
+be stored, so that GitHub has to deliver it again."""
 
 
 class Intake:
-    """Made once per app; everything but the writing runs in the event loop."""
+    """Checks and stores webhooks. Made once per app; everything but the writing runs in the event loop."""
 
     def __init__(
         self,
@@ -64,7 +64,8 @@ class Intake:
         self._commits = GroupCommit(write)
 
     async def take(self, request: Request) -> int:
-        """The status of the answer: 202 when it is kept, 200 when there is nothing to keep. Raises Refusal."""
+        """Take a request. Returns the status of the answer: 202 when it is stored, 200 when there is nothing to store.
+        Raises Refusal."""
         try:
             taken = await self._take(request)
         except Refusal:
@@ -106,7 +107,8 @@ class Intake:
         return True
 
     def _whose(self, body: bytes, names: Sequence[str]) -> str:
-        """Of enrolments with one secret, as of one app, the one that has the repository; empty when none has."""
+        """Return the enrolment that has the repository, of several with one secret, as of one app; empty when none
+        has."""
         try:
             told = fields.row(fields.document(body))
         except ValueError:
@@ -128,7 +130,8 @@ async def answered(intake: Intake, request: Request) -> Response:
 
 
 def doors(intake: Intake) -> Mapping[str, ASGIApp]:
-    """For the front: it answers before what is there for people and their pages, in half of the time."""
+    """Return the endpoint for `FastPath`, which answers before the middleware for people and pages, in half of the
+    time."""
 
     async def take(scope: Scope, receive: Receive, send: Send) -> None:
         answer = await answered(intake, Request(scope, receive))
@@ -138,7 +141,7 @@ def doors(intake: Intake) -> Mapping[str, ASGIApp]:
 
 
 def install(app: FastAPI, intake: Intake) -> None:
-    """So that the app knows of it: POST gets to `doors` before."""
+    """Register the route with the app, so that it is known there: POST is answered by `doors` before."""
 
     async def github_webhook(request: Request) -> Response:
         return await answered(intake, request)

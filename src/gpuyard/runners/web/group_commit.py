@@ -1,4 +1,4 @@
-"""Writes that share a transaction: what comes while one is written goes into the next one together."""
+"""Groups writes into shared transactions: what comes while one is written goes into the next one together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ MOST = 1000
 
 
 class GroupCommit(Generic[T]):
-    """Everything runs in one event loop, but for `write`, which runs in a thread, one call at a time."""
+    """A queue of things to write. Everything runs in one event loop, but for `write`, which runs in a thread, one call
+    at a time."""
 
     def __init__(self, write: Callable[[Sequence[T]], None]) -> None:
         self._write = write
@@ -21,11 +22,11 @@ class GroupCommit(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Things that are not being written yet."""
+        """Number of things that are not being written yet."""
         return len(self._waiting)
 
     async def add(self, thing: T) -> None:
-        """Returns once it is written. Raises what `write` raises, to all who were in that call."""
+        """Return once the thing is written. Raises what `write` raises, to all who were in that call."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((thing, written))
         if self._writer is None:

@@ -1,4 +1,5 @@
-"""Jobs of private repositories as strangers see them: names, that there are jobs, or nothing. Hidden here alone.
+"""Hides jobs of private repositories from strangers: all of them, or all but the fact that there are jobs. Hidden here
+alone.
 
 A stranger has not logged in, or has no part in the project of the runners on a site that hides others from people
 (`booking: others`). Everybody else sees all. A repository counts as private until GitHub has said that it is not.
@@ -27,20 +28,20 @@ Read = Callable[[int, datetime | None], list[Job]]
 
 @dataclass(frozen=True)
 class RunnerVisibility:
-    """What somebody may see."""
+    """The jobs and runners that somebody may see."""
 
     known: bool
-    """They are no stranger."""
+    """Whether the viewer is no stranger."""
     private: PrivateShown = "jobs"
     public: frozenset[str] = field(default_factory=frozenset)
     """Repositories, in lower case."""
 
     def sees(self, repository: str) -> bool:
-        """Whether they may know a repository (``owner/name``); empty is none."""
+        """Return whether the viewer may know a repository (``owner/name``); empty is none, and is shown."""
         return not repository or self.known or self.private == "names" or repository.lower() in self.public
 
     def job(self, job: Job) -> Job | None:
-        """As they see it; None when they do not. One that has no name any more has the id ""."""
+        """Return a job as the viewer sees it; None when it is hidden. A job whose names are hidden has the id ""."""
         if self.sees(job.repository):
             return job
         if self.private == "nothing":
@@ -54,11 +55,12 @@ class RunnerVisibility:
         return [shown for job in jobs if (shown := self.job(job)) is not None]
 
     def place(self, job: Job, place: QueuePlace) -> QueuePlace:
-        """The reason of a job that they do not know says what went wrong with it."""
+        """Return a place in the queue without the job's id and reason, unless the viewer may know its repository: a
+        reason says what went wrong with the job."""
         return place if self.sees(job.repository) else place._replace(job="", reason="")
 
     def latest(self, read: Read, limit: int, before: datetime | None) -> list[Job]:
-        """The newest jobs that they see. `read`: gives so many from a moment back."""
+        """Return the newest jobs that the viewer sees. `read` gives so many from a moment back."""
         found: list[Job] = []
         for _ in range(MOST_LOOKS):
             some = read(limit, before)
@@ -71,7 +73,8 @@ class RunnerVisibility:
     def runners(
         self, runners: Sequence[Runner], repositories_of: Callable[[Collection[str]], dict[str, str]]
     ) -> list[Runner]:
-        """A runner of a job that they do not know is one of nobody's. `repositories_of`: of ids of jobs."""
+        """Return runners, without names where the viewer may not know the job's repository. `repositories_of`: of ids
+        of jobs."""
         if self.known or self.private == "names":
             return [*runners]
         whose = repositories_of({id for runner in runners for id in (runner.job, runner.for_job) if id})
@@ -83,19 +86,19 @@ class RunnerVisibility:
         return all(map(self.sees, names)) and all(job is not None and self.sees(job) for job in jobs)
 
     def hours(self, hours: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-        """Repository and GPU-hours; those that they do not know together, at the end."""
+        """Return repository and GPU-hours; those that the viewer may not know are summed up at the end."""
         shown = [(name, each) for name, each in hours if self.sees(name)]
         rest = sum(each for name, each in hours if not self.sees(name))
         return [*shown, (HIDDEN_REPOSITORY, rest)] if rest and self.private == "jobs" else shown
 
     def enrolment(self, site: SiteRunners, name: str) -> str:
-        """Name of an enrolment; empty when that is a repository that they do not know."""
+        """Return the name of an enrolment; empty when that is a repository that the viewer may not know."""
         own = next((enrolment.repository for enrolment in site.enrolments if enrolment.name == name), None)
         return name if self.sees(own or "") else ""
 
 
 def sight_of(runners: RunnerSources, now: datetime, who: Visitor | None, others: OthersShown) -> RunnerVisibility:
-    """Return what `who` may see, None for nobody who has logged in. Raises StoreError."""
+    """Return the visibility for `who`, None for somebody who has not logged in. Raises StoreError."""
     private = runners.site.private_repositories
     member = who is not None and any(project.project == runners.site.project for project in who.projects)
     known = who is not None and (member or not hides(others, who))

@@ -1,5 +1,5 @@
-"""Numbers of runners over the last days: time to start, failures by cause, GPU-hours. Reckoned now and then, not for
-each who looks."""
+"""Figures of runners over the last days: time to start, failures by cause, GPU-hours. Computed every 30 seconds at
+most, whoever asks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gpuyard.runners.store import RunnerStore
 from gpuyard.web.shared import Shared
 
 WAITS, USES = timedelta(days=7), timedelta(days=30)
-"""How far back times to start and failures are looked at, and GPU-hours."""
+"""Periods of the figures: for times to start and failures, and for GPU-hours."""
 AGAIN = timedelta(seconds=30)
-"""So long the same answer is given."""
+"""The same answer is given for this long."""
 MOST_REPOSITORIES = 20
 
 
@@ -43,7 +43,7 @@ class FigureCache:
         self._shared: Shared[None, Figures] = Shared(lambda _, moment: reckon(store, moment), AGAIN, now)
 
     def figures(self) -> Figures:
-        """Raises StoreError."""
+        """Return the latest figures. Raises StoreError."""
         return self._shared.of(None)
 
 
@@ -63,8 +63,8 @@ def reckon(store: RunnerStore, now: datetime) -> Figures:
 
 
 def gpu_hours(used: Iterable[GpuUse], since: datetime, now: datetime) -> list[tuple[str, float]]:
-    """Repository and what its runners had of GPUs in [since, now), the most first. Warm ones without a job count for
-    the repository ""."""
+    """Return repository and the GPU-hours of its runners in [since, now), the most first. Warm ones without a job count
+    for the repository ""."""
     found: dict[str, float] = {}
     for one in used:
         found[one.repository] = found.get(one.repository, 0.0) + one.gpu_hours(since, now)
@@ -72,5 +72,6 @@ def gpu_hours(used: Iterable[GpuUse], since: datetime, now: datetime) -> list[tu
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
-    """By nearest rank, of sorted values: that much of them is not above it. None when there are no values."""
+    """Return a percentile of sorted values by nearest rank: that much of them is not above it. None when there are no
+    values."""
     return values[max(0, ceil(len(values) * percent / 100) - 1)] if values else None

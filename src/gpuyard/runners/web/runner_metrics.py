@@ -1,5 +1,5 @@
-"""Metrics of runners. Where ARC and GARM have one of the same meaning it has their name, so that dashboards can be
-kept."""
+"""Prometheus metrics of runners. A metric that ARC or GARM has with the same meaning has their name, so that dashboards
+can be kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpuyard.web.metric_tallies import BOUNDS, Tally
 from gpuyard.web.settings import OthersShown
 
 OLD = timedelta(minutes=5)
-"""A plan that old is not told any more: another portal is the leader, and says what is so now."""
+"""An older plan is not reported any more: another portal is the leader, and reports the present one."""
 
 
 class RunnerCollector(Collector):

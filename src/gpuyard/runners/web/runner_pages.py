@@ -1,4 +1,4 @@
-"""The pages of runners: all of them, and one job. Made on the server; runners.js loads them again."""
+"""The pages of runners: all of them, and one job. Rendered on the server; runners.js reloads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From jobs and runners to what stands on their pages: rows, words, numbers. Pure; templates decide nothing."""
+"""Turns jobs and runners into the rows, words and numbers of their pages. Pure; templates decide nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLOURS = {
     RunnerState.IDLE: "free", RunnerState.BUSY: "claimed", RunnerState.DELETING: "lost",
     RunnerState.GONE: "lost", RunnerState.FAILED: "blocked",
 }  # fmt: skip
-"""State of a GPU on the map whose colour a state of a job or a runner has."""
+"""State of a job or a runner -> the state of a GPU on the map that has its colour."""
 NEITHER = frozenset({"cancelled", "skipped", "neutral", "stale"})
 """Conclusions that are no success and no failure."""
 
@@ -36,7 +36,7 @@ NEITHER = frozenset({"cancelled", "skipped", "neutral", "stale"})
 @dataclass(frozen=True)
 class JobCard:
     href: str
-    """Empty for one that who looks may not know."""
+    """Empty when the viewer may not know the job."""
     title: str
     """Of the job; when it has no name its number."""
     repository: str
@@ -131,15 +131,15 @@ class JobPage:
     timeline: Sequence[TimelineLine]
     log: str
     log_of: str
-    """Name of the runner; empty when logs are not shown to who looks."""
+    """Name of the runner; empty when the viewer may not see logs."""
 
 
 def runners_page(
     board: RunnerOverview | None, runners: Sequence[Runner], history: Sequence[Job], figures: Figures, now: datetime,
     seen: RunnerVisibility, admin: bool, sought: Sought | None = None,
 ) -> RunnersPage:  # fmt: skip
-    """`runners` and `history` as who looks may see them; `admin`: they are one. `sought`: whether a line is on the
-    page; None for all."""
+    """Return the page of all runners. `runners` and `history` as the viewer may see them; `admin`: the viewer is one.
+    `sought`: whether a line is on the page; None for all."""
     jobs = [job for job in (board.jobs if board else ()) if seen.job(job) is not None]
     places = places_of(board)
     made = {runner.name: runner for runner in runners}
@@ -216,7 +216,7 @@ def _seconds(seconds: float | None) -> str:
 
 
 def job_line(job: Job, now: datetime, place: QueuePlace | None = None, runner: Runner | None = None) -> JobCard:
-    """`runner`: of ours, that it was given to."""
+    """Return a job's line. `runner`: of ours, that it was given to."""
     over = job.state in DONE
     end = job.completed or (job.changed if over else now)
     ran = _seconds(max(0.0, (end - job.started).total_seconds())) if job.started and end else ""
@@ -270,7 +270,8 @@ def job_page(
     log: tuple[str, str] | None,
     now: datetime,
 ) -> JobPage:
-    """`log`: name of a runner and the end of its log; None for somebody who is not logged in."""
+    """Return the page of a job. `log`: name of a runner and the end of its log; None for somebody who is not logged
+    in."""
     ours: Mapping[str, Runner] = {one.name: one for one in made}
     line, over = job_line(job, now, place, ours.get(job.runner)), job.state in DONE
     facts = {
@@ -307,11 +308,11 @@ def shorten(text: str, most: int = 120) -> str:
 
 
 def ahead(moment: datetime, now: datetime) -> Since:
-    """A moment to come, and in what time that is."""
+    """Return a moment to come, and in what time that is."""
     left = (moment - now).total_seconds()
     return replace(since(moment, now), duration=f"in {duration(left)}" if left > 0 else "now")
 
 
 def job_href(id: str) -> str:
-    """Beside the page of runners."""
+    """Return the address of a job's page, relative to the page of runners."""
     return f"job?id={quote(id, safe='')}"

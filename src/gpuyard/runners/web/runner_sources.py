@@ -1,4 +1,4 @@
-"""What the portal shows runners and their jobs from."""
+"""Sources of the portal's pages, API and metrics about runners."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gpuyard.site.runner_rules import SiteRunners
 
 @dataclass(frozen=True)
 class RunnerSources:
-    """Of a site that has runners for GitHub jobs."""
+    """The sources of a site that has runners for GitHub jobs."""
 
     site: SiteRunners
     store: RunnerStore
     overview: RunnerOverviewCache
     kept: Callable[[], None] = lambda: None
-    """Called, from any thread, when a webhook has been kept: somebody shall look."""
+    """Called, from any thread, when a webhook has been stored, to wake the intake."""

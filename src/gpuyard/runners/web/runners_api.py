@@ -1,8 +1,8 @@
 """The API of runners: the queue, jobs and runners as their pages show them.
 
-Who is logged in sees all of the site's, or what it shows people of others' jobs; what is wrong with a connection to
-GitHub is for admins. On a site whose runners are public everybody sees the queue, jobs and runners, but no logs, hosts,
-or what happened to servers, and of private repositories what the site says (private_repositories.py).
+People who are logged in see all of the site's, or as much as the site shows people of others' jobs; trouble with a
+connection to GitHub is for admins. On a site whose runners are public everybody sees the queue, jobs and runners, but
+no logs, hosts, or what happened to servers, and of private repositories what the site allows (private_repositories.py).
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def job_row(job: Job, place: QueuePlace | None) -> JobRow:
 
 
 def runner_row(runner: Runner, known: bool) -> RunnerRow:
-    """`known`: who looks is no stranger (private_repositories.py)."""
+    """Return a runner's row. `known`: the viewer is no stranger (private_repositories.py)."""
     return RunnerRow(
         name=runner.name,
         state=runner.state,
@@ -295,12 +295,12 @@ def runner_row(runner: Runner, known: bool) -> RunnerRow:
 
 
 def web_address(url: str) -> str:
-    """A link that leads to a page and runs nothing; else empty."""
+    """Return a link that leads to a page and runs nothing; else empty."""
     return url if url.startswith(("https://", "http://")) else ""
 
 
 def require_job(runners: RunnerSources, id: str, seen: RunnerVisibility) -> Job:
-    """Raises Refusal 404, also for a job of a repository that is not theirs to know."""
+    """Return a job. Raises Refusal 404, also for a job of a repository that the viewer may not know."""
     found = runners.store.job(id)
     if found is None or not seen.sees(found.repository):
         raise Refusal(404, "not_found", f"There is no job {id!r}, or it was longer ago than jobs are kept.")
@@ -312,20 +312,21 @@ def places_of(board: RunnerOverview | None) -> dict[str, QueuePlace]:
 
 
 def last_runner(job: Job, made: list[Runner]) -> str:
-    """The one of ours that it was given to, or else the last one that was made for it; empty when there is none."""
+    """Return the runner of ours that the job was given to, or else the last one that was made for it; empty when there
+    is none."""
     names = [one.name for one in made]
     return job.runner if job.runner in names else (names[-1] if names else "")
 
 
 def timeline(runners: RunnerSources, id: str, made: list[Runner], known: bool) -> list[RunnerEvent]:
-    """What happened to a job, and for who is `known` to its runners while they were for it."""
+    """Return the events of a job, and for a `known` viewer those of its runners while they were for it."""
     if known:
         return runners.store.timeline(id, [one.name for one in made])
     return [line for line in runners.store.events(job=id) if not line.runner]
 
 
 def troubles(board: RunnerOverview | None) -> list[str]:
-    """What is wrong with GitHub, in words for admins."""
+    """Return what is wrong with GitHub, in words for admins."""
     if board is None:
         return []
     sets = [

@@ -1,4 +1,4 @@
-"""How many jobs of a scale set wait at GitHub for room."""
+"""Adds the number of jobs of a scale set that wait at GitHub until the set has room."""
 
 from __future__ import annotations
 
