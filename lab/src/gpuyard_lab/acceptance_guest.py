@@ -1,7 +1,7 @@
-"""A guest that accepts GPUs: what its server does, played from its user data and what its host shows of the GPUs.
+"""Stand-in for a guest that accepts GPUs: plays its server from its user data and its host's files about the GPUs.
 
-It says on its console what ``health/guest/accept.sh`` says there. Nothing is made up but the driver: a GPU that was
-broken with 'gpuyard lab gpu break' fails here as it would there, since the same files are read.
+It writes to its console what ``health/guest/accept.sh`` writes there. Only the driver is made up: a GPU that was broken
+with 'gpuyard lab gpu break' fails here as it would there, since the same files are read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NO_ANSWER = b"\xff\xff\xff\xff"
 
 @dataclass(frozen=True)
 class AcceptOrders:
-    """What a guest finds in its user data."""
+    """The settings that a guest finds in its user data."""
 
     nonce: str
     gpus: int
@@ -34,7 +34,7 @@ class AcceptOrders:
 
 
 def accept_orders(user_data: str) -> AcceptOrders:
-    """As cloud-init and the script read it. Raises UserDataUnreadError for other user data."""
+    """Read the settings as cloud-init and the script do. Raises UserDataUnreadError for other user data."""
     try:
         document = YAML(typ="safe", pure=True).load(user_data)
         files = {one["path"]: content_of(one) for one in document["write_files"]}
@@ -47,7 +47,7 @@ def accept_orders(user_data: str) -> AcceptOrders:
 
 
 class AcceptGuest:
-    """One server, with the GPUs of `places`: (folder of its host, PCI address there)."""
+    """The guest of one server, with the GPUs of `places`: (folder of its host, PCI address there)."""
 
     def __init__(
         self, user_data: str, now: datetime, places: Sequence[tuple[Path, str]], write: Callable[[str], None],
@@ -93,7 +93,8 @@ class AcceptGuest:
 
 
 def places_of(place: Mapping[str, object], hosts: Path) -> list[tuple[Path, str]]:
-    """Of what the hypervisor has written about a server. `hosts`: where the trees of the lab's hosts are."""
+    """Return the places of a server's GPUs, from the hypervisor's record of the server. `hosts`: the folder with the
+    trees of the lab's hosts."""
     host, gpus = str(place["host"]), place["gpus"]
     assert isinstance(gpus, list)
     return [(hosts / host, str(address)) for address in gpus]

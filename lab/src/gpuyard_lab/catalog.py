@@ -14,7 +14,7 @@ DEFAULT_PORT_BASE = 15000
 POSTGRESQL = "postgresql"
 GITHUB = "github"
 GITHUB_OFFSET = 5
-"""The port of the GitHub beside the lab is the lab's port base and this."""
+"""Offset of the port of the GitHub beside the lab from the lab's port base."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Api:
 
     name: str
     offset: int
-    """Its port is the lab's port base and this."""
+    """Offset of its port from the lab's port base."""
     type: str
-    """As in Keystone's catalogue."""
+    """Its type in Keystone's catalogue."""
     endpoint: str
     """Path of its endpoint."""
     health: str
@@ -51,7 +51,7 @@ PROCESSES: dict[str, tuple[str, ...]] = {
 
 
 def api(name: str) -> Api:
-    """The API of a name; KeyError when there is none."""
+    """Return the API of a name. Raises KeyError when there is none."""
     for found in APIS:
         if found.name == name:
             return found
@@ -59,7 +59,7 @@ def api(name: str) -> Api:
 
 
 def process_of(api_name: str) -> str:
-    """The name of the process that serves an API."""
+    """Return the name of the process that serves an API."""
     return next(process for process, names in PROCESSES.items() if api_name in names)
 
 

@@ -1,4 +1,4 @@
-"""What users of a lab read: ``clouds.yaml`` and a small shell file that points to it."""
+"""Writes the files that users of a lab read: ``clouds.yaml`` and a small shell file that points to it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_client_files(lab: Lab) -> None:
 
 
 def clouds(lab: Lab) -> dict[str, Any]:
-    """The entries of ``clouds.yaml``: admin of a project, admin of the system, and a user like any other."""
+    """Return the entries of ``clouds.yaml``: admin of a project, admin of the system, and a user like any other."""
     secrets = passwords(lab)
 
     def cloud(user: str, scope: dict[str, str]) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def clouds(lab: Lab) -> dict[str, Any]:
 
 
 def openrc(lab: Lab) -> str:
-    """For ``. openrc``: after it, ``openstack`` and ``gpuyard`` talk to the lab."""
+    """Return the text for ``. openrc``: after it, ``openstack`` and ``gpuyard`` talk to the lab."""
     variables = {
         "GPUYARD_LAB_STATE": str(lab.state),
         "GPUYARD_DATABASE": lab.portal_database,
@@ -71,6 +71,6 @@ def openrc(lab: Lab) -> str:
 
 
 def demo_login(clouds_file: Path) -> tuple[str, str]:
-    """User and password of the demo user; it exists to be told to people."""
+    """Return user and password of the demo user; it exists to be told to people."""
     auth = YAML(typ="safe").load(clouds_file)["clouds"][DEMO_CLOUD]["auth"]
     return auth["username"], auth["password"]

@@ -1,7 +1,7 @@
-"""The configuration files of the services: one function a service, and what they share.
+"""Writes the configuration files of the services: one function a service, and what they share.
 
-Everything is written anew at every start; to change an option, change it here or in the site. What comes from the site
-is added at the end of a file, so it wins over what the lab sets.
+Everything is written anew at every start; to change an option, change it here or in the site. The site's options are
+added at the end of a file, so they win over the lab's.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _folders(lab: Lab) -> tuple[Path, ...]:
 
 
 def render(sections: Mapping[str, Mapping[str, object]]) -> str:
-    """An ini file."""
+    """Return an ini file."""
     lines: list[str] = []
     for section, options in sections.items():
         lines.append(f"[{section}]")
@@ -95,7 +95,8 @@ def from_site(text: str) -> str:
 
 
 def shipped(lab: Lab, distribution: str, name: str) -> Path:
-    """A data file that a service's wheel installed, wherever the installation that runs the lab has put it."""
+    """Return a data file that a service's wheel installed, wherever the installation that runs the lab has put it.
+    Raises LabError when it is missing."""
     path = sys.path if lab.release == OWN else [str(folder) for folder in lab.python.parents[1].glob(PACKAGES)]
     for found in distributions(name=distribution, path=path):
         for file in found.files or ():
@@ -108,7 +109,7 @@ def shipped(lab: Lab, distribution: str, name: str) -> Path:
 
 
 PROXY_HEADERS: Section = {"enable_proxy_headers_parsing": True}
-"""Of [oslo_middleware], as Kolla has it: what services say of where they are is what a gateway says."""
+"""[oslo_middleware], as Kolla has it: services report the addresses at which a gateway says they are."""
 
 
 def keystone(lab: Lab) -> Sections:
@@ -250,7 +251,7 @@ def _service_login(lab: Lab, user: str, secrets: Mapping[str, str]) -> Section:
 
 
 def _system_login(lab: Lab, user: str, secrets: Mapping[str, str]) -> Section:
-    """For limits: reading those of every project takes a role on the system."""
+    """Return a login for limits: reading those of every project takes a role on the system."""
     return _login(lab, user, secrets) | {"system_scope": "all"}
 
 

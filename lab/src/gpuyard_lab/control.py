@@ -1,4 +1,4 @@
-"""A lab's life: up, down, status."""
+"""Starts a lab, ends it, and reports its status. Only one command at a time may start or end a lab."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from gpuyard_lab.start import Report, Start
 from gpuyard_lab.status import LabStatus, look
 
 MISREAD = set("$%#\n")
-"""In the path of a file these mean something else to OpenStack's configuration, in places that are out of our reach."""
+"""Characters that mean something else to OpenStack's configuration in the path of a file, in places that are out of our
+reach."""
 
 
 def up(
@@ -65,12 +66,12 @@ def down(settings: LabSettings) -> int:
 
 
 def status(settings: LabSettings) -> LabStatus:
-    """What runs of a lab, and whether it can be used."""
+    """Return the processes of a lab, and whether it can be used."""
     return look(settings.state)
 
 
 def _same(lab: Lab, before: Lab) -> bool:
-    """Whether what runs is what is wanted, wherever its hosts were read from."""
+    """Return whether what runs is what is wanted, wherever its hosts were read from."""
     return replace(lab, site=before.site) == before
 
 
@@ -86,7 +87,7 @@ def _plan_of(lab: Lab) -> LabPlan | None:
 
 
 def _plan_for(lab: Lab, settings: LabSettings) -> LabPlan:
-    """From the site file, read again each time; a lab whose site file is gone keeps the hosts it had."""
+    """Plan from the site file, read again each time; a lab whose site file is gone keeps the hosts it had."""
     if lab.site == EXAMPLE:
         with TemporaryDirectory() as folder:
             return plan_of_site(planned_example(lab.release, Path(folder)))
@@ -134,7 +135,7 @@ def _require_lab_folder(state: Path) -> None:
 
 @contextmanager
 def _locked(state: Path) -> Iterator[None]:
-    """One command at a time per lab. The kernel drops the lock of a command that dies."""
+    """Let one command run at a time per lab. The kernel drops the lock of a command that dies."""
     with open(state / "lock", "w", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

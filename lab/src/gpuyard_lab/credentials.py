@@ -15,7 +15,7 @@ ADMIN, DEMO = "admin", "demo"
 
 
 def passwords(lab: Lab) -> dict[str, str]:
-    """Password of each user; those that are missing are made and kept."""
+    """Return the password of each user; missing ones are made and kept."""
     known: dict[str, str] = json.loads(lab.secrets_file.read_text()) if lab.secrets_file.exists() else {}
     missing = {ADMIN, DEMO, *SERVICE_USERS} - set(known)
     if missing:
@@ -25,7 +25,8 @@ def passwords(lab: Lab) -> dict[str, str]:
 
 
 def key_repositories(lab: Lab) -> None:
-    """The keys that Keystone encrypts tokens and credentials with; both of its tools are replaced by 32 random bytes.
+    """Make the keys that Keystone encrypts tokens and credentials with; both of its tools are replaced by 32 random
+    bytes.
 
     Kept from start to start: with new keys, what is encrypted in the database could not be read any more.
     """

@@ -1,4 +1,4 @@
-"""The databases of a lab, on its own PostgreSQL or on a server that is there already."""
+"""Creates and drops the databases of a lab, on its own PostgreSQL or on a server that is there already."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from gpuyard_lab.errors import LabError, LabSettingsError
 from gpuyard_lab.settings import DATABASE_VARIABLE, Lab
 
 NAMES = ("keystone", "placement", "glance", "neutron", "nova_api", "nova_cell0", "nova_cell1", "gpuyard")
-"""One per service, Nova's three, and one for gpuyard's own records."""
+"""One per service, Nova's three, and one for gpuyard's own records, which the lab's portal leaves empty: it has an
+SQLite file (`Lab.portal_database`)."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How databases are made and dropped on one kind of server."""
+    """The statements that make and drop databases on one kind of server."""
 
     maintenance: str
-    """The database to be connected to meanwhile."""
+    """The database to connect to for these statements."""
     listing: str
     creation: str = ""
     dropping: str = ""
@@ -59,15 +60,16 @@ class DatabaseServer:
         self._dialect = DIALECTS[self.url.get_backend_name()]
 
     def real_name(self, name: str) -> str:
-        """What a database is called on the server: the URL may add something to the name."""
+        """Return a database's name on the server: the URL may add something to it."""
         return sa.make_url(self._lab.database_url(name)).database or name
 
     def answers(self) -> bool:
-        """Whether one can connect to the server."""
+        """Return whether the server accepts connections."""
         return self._refusal() is None
 
     def wait(self, alive: Callable[[], None], timeout_s: float = 30.0) -> None:
-        """Return when the server answers. ``alive`` raises when there is no use in waiting any longer."""
+        """Return when the server answers. ``alive`` raises when there is no use in waiting any longer. Raises LabError
+        after `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         while (reason := self._refusal()) is not None:
             alive()
@@ -76,7 +78,7 @@ class DatabaseServer:
             time.sleep(0.05)
 
     def _refusal(self) -> str | None:
-        """Why one cannot connect; None when one can."""
+        """Return why the server does not accept connections; None when it does."""
         try:
             with self._connection():
                 return None
@@ -84,7 +86,7 @@ class DatabaseServer:
             return str(error.orig).strip()
 
     def existing(self) -> set[str]:
-        """The lab's databases that are there, by their real names."""
+        """Return the lab's databases that are there, by their real names."""
         with self._connection() as connection:
             there = set(connection.execute(sa.text(self._dialect.listing)).scalars())
         return there & {self.real_name(name) for name in NAMES}

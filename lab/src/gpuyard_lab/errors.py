@@ -1,4 +1,4 @@
-"""What can go wrong with a lab."""
+"""Errors of the lab."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The example site as the lab runs it: the file that comes with the lab, and runners for the GitHub beside the lab.
+"""Writes the example site as the lab runs it: the file that comes with the lab, and runners for the GitHub beside the
+lab.
 
-The runners' part names ports and files of one lab, so the lab writes a file of its own.
+The runners' part names ports and files of one lab, so each lab has a file of its own.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ HEAD = f"""# Written by 'gpuyard lab up' of {EXAMPLE_SITE}
 
 
 def planned_example(release: str, folder: Path) -> Path:
-    """Write the site that the lab's hosts are made of, for a release, into a folder: with runners, which have Nova
-    options of their own, and none of a lab's ports and files. Its file. Raises LabSettingsError."""
+    """Write the example site for a release into a folder, to plan the lab's hosts from it: with runners, which have
+    Nova options of their own, and without a lab's ports and files. Returns the file. Raises LabSettingsError."""
     if release != OWN:
         lab_release(release)  # else the site would be blamed, in a file that nobody knows
     file = folder / EXAMPLE_SITE.name
@@ -31,8 +32,8 @@ def planned_example(release: str, folder: Path) -> Path:
 
 
 def write_example(lab: Lab) -> None:
-    """Write the site file of a lab that runs the example, and the secrets that it names. Nothing is touched that is as
-    it should be: the portal watches the file."""
+    """Write the site file of a lab that runs the example, and the secrets that it names. Files that are right already
+    are left alone: the portal watches the site file."""
     if lab.site != EXAMPLE or lab.site_file is None:
         return
     for path in (lab.github_token, lab.github_secret):

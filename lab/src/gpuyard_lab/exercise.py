@@ -1,6 +1,7 @@
-"""The proof: all GPUs of a machine with shared IOMMU groups can be used, and no order of requests splits a group.
+"""Proves that all GPUs of a machine with shared IOMMU groups can be used, and that no order of requests splits a group.
 
-Runs against a cloud as one of its users; what is true is read from Placement with the operator's eyes.
+It boots servers in a cloud as one of its users, and after each reads from Placement and Nova as the operator who has
+which GPU.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ NOT_FOUND = 404
 
 
 class ExerciseError(GpuyardError):
-    """The exercise came out otherwise than it must; the message says what was seen."""
+    """The exercise came out otherwise than it must; the message says what was observed."""
 
 
 @dataclass(frozen=True)
 class Boot:
-    """What became of one request for a server."""
+    """The outcome of one request for a server."""
 
     server_id: str
     name: str
@@ -50,7 +51,7 @@ class Boot:
 
 
 class Exercise:
-    """Boots and deletes servers as a user, and looks at GPUs as the operator."""
+    """Boots and deletes servers as a user, and reads the state of GPUs as the operator."""
 
     def __init__(
         self, operator: CloudApi, user: CloudApi, compiled: CompiledSite, prefix: str = PREFIX, timeout: float = 120.0
@@ -93,7 +94,7 @@ class Exercise:
         return Boot(server["id"], name, flavor, shown["status"], monotonic() - began, fault)
 
     def boot_together(self, flavors: Sequence[str]) -> list[Boot]:
-        """All requests at once, as independent users would send them."""
+        """Boot servers with all requests at once, as independent users would send them."""
         with ThreadPoolExecutor(len(flavors)) as pool:
             return list(pool.map(self.boot, flavors))
 
@@ -120,7 +121,7 @@ class Exercise:
         self.delete([row["id"] for row in rows if row["name"].startswith(self._prefix)])
 
     def statuses(self) -> list[GpuStatus]:
-        """Every GPU, from Placement and Nova, with nothing remembered from an earlier look."""
+        """Return the status of every GPU, read anew from Placement and Nova."""
         taker = SnapshotTaker(self._operator, self._compiled.gpus, self._compiled.flavors)
         return gpu_statuses(self._compiled.gpus, taker.take(datetime.now(UTC)))
 
@@ -153,7 +154,7 @@ class Exercise:
 
 
 def split_groups(statuses: Iterable[GpuStatus]) -> list[str]:
-    """IOMMU groups whose GPUs are held by more than one server: there must never be one."""
+    """Return a sentence for each IOMMU group whose GPUs are held by more than one server: there must never be one."""
     holders: dict[tuple[str, int | None], set[str]] = {}
     for status in statuses:
         if status.claim is not None:
@@ -180,7 +181,7 @@ class Row:
 
 @dataclass(frozen=True)
 class ExerciseSubject:
-    """What the exercise is done on."""
+    """The host that the exercise is done on, and the flavors for it."""
 
     host: str
     gpus: int
@@ -192,8 +193,8 @@ class ExerciseSubject:
 
 
 def choose(compiled: CompiledSite) -> ExerciseSubject:
-    """The host with the most shared groups, and the smallest flavors for them. Raises ExerciseError without one, and
-    when the user's project may not use its GPUs."""
+    """Return the host with the most shared groups, and the smallest flavors for them. Raises ExerciseError without one,
+    and when the user's project may not use its GPUs."""
     hosts: dict[tuple[str, str], set[str]] = {}
     for gpu in compiled.gpus:
         if gpu.set_letter:
@@ -224,8 +225,8 @@ def choose(compiled: CompiledSite) -> ExerciseSubject:
 
 
 def prove(exercise: Exercise, subject: ExerciseSubject) -> Iterable[Row]:
-    """Every pair and then singles until the host is full; then singles alone. Raises ExerciseError at the first
-    thing that is not as it must be."""
+    """Boot every pair and then singles until the host is full; then singles alone. Yields a row for each server. Raises
+    ExerciseError at the first thing that is not as it must be."""
     exercise.clear()
     _require_free(status for status in exercise.statuses() if status.gpu.host == subject.host)
     full = [*subject.pairs, *([subject.single] * (subject.slots - len(subject.pairs)))]

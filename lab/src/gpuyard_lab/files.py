@@ -1,4 +1,4 @@
-"""Small files that only their owner may read."""
+"""Writes small files and makes folders that only their owner may read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write_private(path: Path, content: str | bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """As write_private, for what json.dumps takes."""
+    """Write a value that json.dumps takes, as write_private does."""
     write_private(path, json.dumps(value, indent=2) + "\n")
 
 

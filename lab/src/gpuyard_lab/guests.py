@@ -1,4 +1,4 @@
-"""The guests of the lab: each server with user data of gpuyard's is played, as long as its folder is there."""
+"""Plays the guests of the lab: each server with user data of gpuyard's, as long as its folder is there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPENER = build_opener(ProxyHandler({}))
 
 
 def ask_over_http(method: str, url: str, token: str, body: dict[str, Any] | None = None) -> Answer:
-    """As ``github.guest.Ask``."""
+    """Send a request, as a ``github.guest.Ask``."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     try:
@@ -38,12 +38,12 @@ def ask_over_http(method: str, url: str, token: str, body: dict[str, Any] | None
 
 
 class Guests:
-    """Plays all servers of a folder."""
+    """Plays the guests of all servers of a folder."""
 
     def __init__(
         self, folder: Path, faults: Faults | None = None, boot: timedelta = BOOT, hosts: Path | None = None
     ) -> None:
-        """`hosts`: where the trees of the lab's hosts are; beside the folder when left out."""
+        """`hosts`: the folder with the trees of the lab's hosts; beside `folder` when left out."""
         self.folder, self.faults, self.boot = folder, faults or Faults(), boot
         self._hosts = hosts or folder.with_name(HOSTS)
         self._guests: dict[str, Guest | AcceptGuest | None] = {}

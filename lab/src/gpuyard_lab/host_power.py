@@ -1,7 +1,7 @@
-"""Hosts of the lab that die and come back: their nova-compute is off, as Nova sees it, and so are their servers.
+"""Switches hosts of the lab off and on: their nova-compute goes and comes back, as Nova sees it, with their servers.
 
-What is wanted is in one file and what is so in another; the process of Nova goes by the first at its next look. Both go
-when the lab is started anew, which has all hosts on.
+One file has the hosts that are to be off, another those that are; Nova's process reads the first twice a second and
+writes the second. Both are deleted when the lab is started anew, which has all hosts on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuyard_lab.plan import LabPlan
 from gpuyard_lab.settings import Lab
 
 PATIENCE_S = 120.0
-"""For a nova-compute to start, on a machine that is busy otherwise."""
+"""Seconds for a nova-compute to start, on a machine that is busy otherwise."""
 
 
 def hosts_off(file: Path) -> frozenset[str]:

@@ -1,7 +1,7 @@
-"""What the hosts of a lab show of their GPUs, as files: the recording, and what a recording has not.
+"""Builds and changes the file trees of a lab's hosts: a recording, completed by what a recording lacks.
 
-`gpuyard host watch` reads such a tree as it reads a machine. What breaks a GPU here is what is seen of one that broke:
-the same files say the same things.
+`gpuyard host watch` reads such a tree as it reads a machine. A broken GPU shows here in the same files, with the same
+contents, as one that broke in a machine.
 """
 
 from __future__ import annotations
@@ -24,32 +24,33 @@ from gpuyard_lab.errors import LabError
 from gpuyard_lab.files import private_folder
 
 PARTS = (("sys", "bus"), ("sys", "devices"), ("sys", "kernel"), ("proc", "sys"))
-"""Of a recording: what a look reads."""
+"""Parts of a recording that a watch reads."""
 GONE = "sys/bus/pci/gone"
-"""Where links of devices are kept that are missing; the links stay right, as it is as deep as DEVICES."""
+"""Folder with the links of missing devices; the links stay right, as it is as deep as DEVICES."""
 CONFIG_SIZE, SERIAL_PLACE = 4096, 0x100
 SPEED, WIDTH = "8.0 GT/s PCIe", "16"
 KEPT = ".was"
-"""At the end of the name of a file that was kept before it was changed."""
+"""Suffix of a file's former version."""
 
 
 class Fault(StrEnum):
-    """How a GPU breaks."""
+    """The ways in which a GPU breaks."""
 
     FELL_OFF = "fell-off"
     """It answers no more: its config space reads 0xff."""
     MISSING = "missing"
     """It is not in sysfs."""
     LINK = "link"
-    """One lane is left of its link."""
+    """Its link has one lane left."""
     AER = "aer"
-    """A non-fatal error more on its link."""
+    """Its link counts one more non-fatal error."""
     RESET_FAILS = "reset-fails"
     """The kernel knows no way to reset it any more."""
 
 
 def plant(root: Path, host: str, recording: str, gpus: Iterable[str]) -> None:
-    """Make the tree of a host of the text of its recording; what is there already goes. `gpus`: their addresses."""
+    """Make the tree of a host from the text of its recording; what is there already is deleted. `gpus`: their
+    addresses."""
     shutil.rmtree(root, ignore_errors=True)
     private_folder(root)
     nodes = json.loads(recording)["tree"]
@@ -64,12 +65,12 @@ def plant(root: Path, host: str, recording: str, gpus: Iterable[str]) -> None:
 
 
 def boot(root: Path) -> None:
-    """The host was restarted."""
+    """Restart the host: give it a new boot id."""
     _write(root / BOOT_ID, str(uuid.uuid4()))
 
 
 def break_gpu(root: Path, address: str, how: Fault) -> None:
-    """Raises LabError for what is no GPU there, or is missing already."""
+    """Break a GPU. Raises LabError for an address that is no GPU there, or is missing already."""
     folder = _function(root, address)
     if how is Fault.MISSING:
         (root / GONE).mkdir(exist_ok=True)
@@ -91,7 +92,8 @@ def break_gpu(root: Path, address: str, how: Fault) -> None:
 
 
 def mend_gpu(root: Path, host: str, address: str) -> None:
-    """It is as it was, and the host was restarted: less mends none of these. Raises LabError for what is no GPU."""
+    """Mend a GPU and restart its host: nothing less mends these faults. Raises LabError for an address that is no
+    GPU."""
     if (root / GONE / address).is_symlink():
         (root / GONE / address).rename(root / DEVICES / address)
     folder = _function(root, address)
@@ -126,7 +128,7 @@ def _grow(folder: Path, nodes: Mapping[str, Any]) -> None:
 
 
 def _complete(root: Path, host: str, address: str) -> None:
-    """What a recording has not, of a GPU that is as it should be and is with vfio-pci."""
+    """Write what a recording lacks, for a GPU that is well and is with vfio-pci."""
     folder = _function(root, address)
     _write(folder / "config", _config(folder, f"{host}/{address}"))
     for name, text in (("power_state", "D0"), ("current_link_speed", SPEED), ("current_link_width", WIDTH)):

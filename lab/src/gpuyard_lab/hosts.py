@@ -1,5 +1,8 @@
-"""Plays the hosts of a lab: one process looks at the tree of each as its `gpuyard host watch` would, and tells the
-portal. Only the trees are made up (host_trees.py); what looks and what sends is what runs on hypervisors."""
+"""Plays the hosts of a lab: one process observes the tree of each as its `gpuyard host watch` would, and reports to the
+portal.
+
+Only the trees are made up (host_trees.py); the code that observes and sends is the one that runs on hypervisors.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,9 @@ from gpuyard_lab.status import UP, ServiceStatus, memory_mib
 
 HOSTS = "hosts"
 LOOK_S = 2.0
-"""Between looks at one host; a hypervisor's watch takes longer, and nobody waits for it."""
+"""Seconds between observations of one host; a hypervisor's watch takes longer, and nobody waits for it."""
 QEMU = "11.0.0"
-"""That the lab's hosts say they have."""
+"""The version of QEMU that the lab's hosts report."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,9 @@ class PlayedHost:
 
 
 def start_hosts(lab: Lab, loaded: LoadedSite, portal_url: str, token_of: Callable[[str], str]) -> int:
-    """Play the hosts of a site that follows the health of its GPUs, against the portal that serves it; how many there
-    are. What is broken stays broken; a host that was recorded anew is planted anew. `token_of`: makes a token with
-    which a host says how its GPUs are."""
+    """Play the hosts of a site that follows the health of its GPUs, against the portal that serves it. Returns how many
+    there are. Broken GPUs stay broken; a host that was recorded anew is planted anew. `token_of` makes a token with
+    which a host reports its GPUs."""
     if loaded.site.health is None:
         processes.end(lab.state, HOSTS)
         return 0
@@ -64,7 +67,7 @@ def start_hosts(lab: Lab, loaded: LoadedSite, portal_url: str, token_of: Callabl
 
 
 def look_at_hosts(state: Path) -> ServiceStatus | None:
-    """Its row in the status of a lab; None for a lab whose hosts are not played."""
+    """Return the row of the played hosts in the status of a lab; None for a lab whose hosts are not played."""
     lab = remembered(state)
     if lab is None or not _file(lab).exists():
         return None
@@ -76,7 +79,7 @@ def look_at_hosts(state: Path) -> ServiceStatus | None:
 
 
 def root_of(lab: Lab, host: str) -> Path:
-    """Of the tree of a host. Raises LabError when none is played."""
+    """Return the folder of a host's tree. Raises LabError when none is played."""
     root = lab.hosts / host
     known = sorted(path.name for path in lab.hosts.iterdir() if path.is_dir()) if lab.hosts.is_dir() else []
     if not host:
@@ -111,7 +114,7 @@ def _record(lab: Lab) -> object:
 
 
 class Played:
-    """One host that looks at itself and tells the portal."""
+    """A played host, which observes itself and reports to the portal."""
 
     def __init__(self, host: PlayedHost, url: str) -> None:
         self.name = host.name
@@ -120,7 +123,7 @@ class Played:
         self._told = ""
 
     def step(self, number: int, now: str) -> None:
-        """What goes wrong is told once."""
+        """Observe and report once. A problem is printed once, until it changes."""
         try:
             self._door.post(f"/v1/hosts/{quote(self.name, safe='')}/looks", self._watcher.look(number, now).as_dict())
             self._watcher.arrived()
@@ -132,7 +135,7 @@ class Played:
 
 
 def play(hosts: Sequence[Played]) -> None:
-    """For ever."""
+    """Step all hosts, for ever."""
     while True:
         for host in hosts:
             number = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000

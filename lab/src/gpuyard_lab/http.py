@@ -18,17 +18,17 @@ _OPENER = build_opener(ProxyHandler({}))
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """What an API said."""
+    """An API's answer."""
 
     status: int
     body: Any
     """Decoded JSON, None when there was none."""
     token: str | None = None
-    """Keystone's new token, when that was asked for."""
+    """Keystone's new token, when the request was for one."""
 
 
 class Unreachable(LabError):
-    """Nobody answers at this address (yet)."""
+    """No service answers at this address (yet)."""
 
 
 def call(
@@ -40,7 +40,8 @@ def call(
     headers: dict[str, str] | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> HttpAnswer:
-    """One request; ``body`` is sent as JSON, bytes as they are. Raises Unreachable, and LabError for 400 and more."""
+    """Send one request; ``body`` is sent as JSON, bytes as they are. Raises Unreachable, and LabError for 400 and
+    more."""
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
     request = Request(url, data, {"Content-Type": kind, "Accept": "application/json", **(headers or {})}, method=method)
@@ -65,7 +66,7 @@ def _decoded(data: bytes) -> Any:
 
 
 def answers(url: str) -> bool:
-    """Whether an API answers a request for its versions or its health; one that says 300 (choose one) does."""
+    """Return whether an API answers a request for its versions or its health; one that says 300 (choose one) does."""
     try:
         call("GET", url, timeout_s=5.0)
     except LabError:

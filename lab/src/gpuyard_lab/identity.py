@@ -1,7 +1,7 @@
-"""What must exist in Keystone before anybody can use the lab: accounts, the service catalogue, base limits.
+"""Creates what Keystone needs before anybody can use the lab: accounts, the service catalogue, base limits.
 
-Level-triggered: looks at what is there and adds what is missing, so it may run at every start, and a start after a
-change of ports puts the new addresses into the catalogue.
+Level-triggered: it compares and adds what is missing, so it may run at every start, and a start after a change of ports
+puts the new addresses into the catalogue.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ BASE_LIMITS = {
 
 
 def base_limits(release: str) -> dict[str, int]:
-    """BASE_LIMITS in what Nova of a release understands: an old one takes -1 for a limit that is reached."""
+    """Return BASE_LIMITS with the values that a release's Nova understands: for an old one -1 means that the limit is
+    reached."""
     free = RELEASES[release].no_limit
     return {name: free if value == -1 else value for name, value in BASE_LIMITS.items()}
 
 
 def log_in(lab: Lab) -> str:
-    """A token of the lab's admin, in its project."""
+    """Return a token of the lab's admin, in its project."""
     user = {"name": ADMIN, "password": passwords(lab)[ADMIN], "domain": {"id": DOMAIN}}
     body = {
         "auth": {
@@ -72,12 +73,12 @@ class Keystone:
         self._call("PUT", path)
 
     def all(self, kind: str) -> list[dict[str, Any]]:
-        """Everything of a kind, named in the singular."""
+        """Return everything of a kind, named in the singular."""
         found: list[dict[str, Any]] = self.get(f"/{kind}s")[f"{kind}s"]
         return found
 
     def ensure(self, kind: str, name: str, **values: Any) -> str:
-        """The id of the one with a name, which is made with these values when it is missing."""
+        """Return the id of the object with a name, which is made with these values when it is missing."""
         for found in self.all(kind):
             if found["name"] == name:
                 return str(found["id"])
@@ -87,7 +88,7 @@ class Keystone:
         return call(method, self.lab.endpoint("keystone") + path, body, token=self.token).body
 
     def ensure_endpoint(self, service: str, url: str) -> None:
-        """One address for all three interfaces of a service."""
+        """Set one address for all three interfaces of a service."""
         known = {e["interface"]: e for e in self.get(f"/endpoints?service_id={service}")["endpoints"]}
         for interface in ("public", "internal", "admin"):
             found = known.get(interface)
@@ -98,7 +99,7 @@ class Keystone:
                 self._call("PATCH", f"/endpoints/{found['id']}", {"endpoint": {"url": url}})
 
     def ensure_limits(self, service: str) -> None:
-        """Base limits that are not registered yet; those that are keep their values."""
+        """Register base limits that are not registered yet; those that are keep their values."""
         known = {limit["resource_name"] for limit in self.all("registered_limit")}
         missing = [
             {"service_id": service, "region_id": REGION, "resource_name": name, "default_limit": value}
@@ -110,8 +111,8 @@ class Keystone:
 
 
 def ensure_identity(lab: Lab, token: str) -> str:
-    """Accounts of the services and of the demo user, the catalogue, and base limits. Returns the id of Nova's public
-    endpoint, which limits are kept by."""
+    """Create accounts of the services and of the demo user, the catalogue, and base limits. Returns the id of Nova's
+    public endpoint, by which limits are kept."""
     keystone = Keystone(lab, token)
     roles = {role["name"]: role["id"] for role in keystone.all("role")}
     secrets = passwords(lab)
@@ -137,7 +138,7 @@ def ensure_identity(lab: Lab, token: str) -> str:
 
 
 def ensure_portal(lab: Lab, token: str, url: str) -> None:
-    """The portal in the catalogue, so that command lines find it."""
+    """Add the portal to the catalogue, so that command lines find it."""
     keystone = Keystone(lab, token)
     service = keystone.ensure("service", "gpuyard", type=PORTAL_TYPE)
     keystone.ensure_endpoint(service, url)
@@ -146,7 +147,7 @@ def ensure_portal(lab: Lab, token: str, url: str) -> None:
 def ensure_projects(
     lab: Lab, token: str, names: Iterable[str], member: str = DEMO, roles_there: Sequence[str] = ("member", "reader")
 ) -> None:
-    """Projects with these names, and a user with roles in each."""
+    """Create projects with these names, and give a user roles in each."""
     keystone = Keystone(lab, token)
     roles = {role["name"]: role["id"] for role in keystone.all("role")}
     user = keystone.ensure("user", member)

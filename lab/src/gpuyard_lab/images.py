@@ -1,5 +1,7 @@
-"""The images of the lab: brought to Glance and promoted as ``gpuyard image`` does it, by their definitions in the site
-file. There is next to nothing in them, since nothing in the lab will run them, until somebody promotes a real build.
+"""Brings the images of the site file to Glance and promotes them, as ``gpuyard image`` does, with next to nothing in
+them.
+
+Nothing in the lab runs them, so an empty disk does, until somebody promotes a real build.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ PATCH = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
 
 
 def empty_qcow2() -> bytes:
-    """A disk of 1 MiB in 256 KiB: Glance looks whether an image is what it is said to be."""
+    """Return a disk of 1 MiB in 256 KiB: Glance checks that an image is of its format."""
     header = struct.pack(">4sIQIIQIIQQIIQ", b"QFI\xfb", 2, 0, 0, 16, MIB, 0, 1, 3 * CLUSTER, CLUSTER, 1, 0, 0)
     refcounts = struct.pack(">Q", 2 * CLUSTER).ljust(CLUSTER, b"\0")
     used = struct.pack(">4H", 1, 1, 1, 1).ljust(CLUSTER, b"\0")
@@ -34,7 +36,7 @@ def empty_qcow2() -> bytes:
 
 
 def empty_build(name: str, build: ImageBuild, disk: bytes, made: datetime) -> Manifest:
-    """The manifest of a build with nothing but this disk, of 1 MiB, in it."""
+    """Return the manifest of a build with nothing but this disk, of 1 MiB, in it."""
     plan = plan_build(name, build, own_elements(), made.date())
     artifact = Artifact(f"{plan.name}.qcow2", len(disk), hashlib.sha256(disk).hexdigest())
     bill = Artifact(f"{plan.name}.cdx.json", 0, "")
@@ -56,9 +58,8 @@ def empty_build(name: str, build: ImageBuild, disk: bytes, made: datetime) -> Ma
 
 
 def ensure_image(lab: Lab, token: str, name: str, image: Image) -> None:
-    """Servers can be booted from an image of this name. `image`: of the site file; one without a `build` is somebody
-    else's there, and so it is here. What is there already is left as it is.
-    """
+    """Make sure that servers can be booted from an image of this name. `image`: of the site file; one without a `build`
+    is somebody else's there, and so it is here. An image that is there already is left as it is."""
     images = f"{lab.url('glance')}/v2/images"
     if any(row["status"] == ACTIVE for row in _listed(images, token, name=name)):
         return

@@ -1,4 +1,4 @@
-"""The GitHub beside a lab: a stand-in, started where the lab's site has runners that ask there, and jobs for it."""
+"""Starts the GitHub stand-in beside a lab, where the lab's site has runners that ask there, and pushes jobs to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpuyard_lab.settings import PORT_BASE_VARIABLE, Lab, remembered
 from gpuyard_lab.status import DOWN, SILENT, UP, ServiceStatus, memory_mib
 
 HOOK = "/v1/github/webhook"
-"""Of the portal."""
+"""Path of the portal's webhook."""
 LOOK_S = 0.2
 REPOSITORY = "demo/science"
 CIRUN = """\
@@ -38,7 +38,7 @@ runners:
 
 @dataclass(frozen=True)
 class JobSeen:
-    """A job as GitHub has it."""
+    """The state of a job at the stand-in."""
 
     status: str
     conclusion: str
@@ -47,8 +47,8 @@ class JobSeen:
 
 
 def start_github(lab: Lab, loaded: LoadedSite, portal_url: str) -> bool:
-    """Start the stand-in where the site has runners that ask it; whether it has. What runs as it should is left alone.
-    It comes up beside whatever is done next. Raises LabError and LabSettingsError."""
+    """Start the stand-in where the site has runners that ask it. Returns whether it has. One that runs as it should is
+    left alone. It comes up beside whatever is done next. Raises LabError and LabSettingsError."""
     enrolments = asking_here(lab, loaded)
     if not enrolments:
         processes.end(lab.state, GITHUB)
@@ -73,7 +73,8 @@ def asking_here(lab: Lab, loaded: LoadedSite) -> list[Enrolment]:
 
 
 def world(enrolments: Sequence[Enrolment], portal_url: str) -> dict[str, Any]:
-    """What there is at that GitHub: the tokens and webhooks that the enrolments name, and a repository for each."""
+    """Return the content of that GitHub: the tokens and webhooks that the enrolments name, and a repository for
+    each."""
     found: dict[str, Any] = {"tokens": {}, "accounts": {}, "repositories": {}, "hooks": []}
     for enrolment in enrolments:
         if enrolment.token_file is None:
@@ -111,7 +112,7 @@ def _remembered_world(lab: Lab) -> Any:
 
 
 def look_at_github(state: Path) -> ServiceStatus | None:
-    """Its row in the status of a lab; None for a lab that has none."""
+    """Return the stand-in's row in the status of a lab; None for a lab that has none."""
     lab = remembered(state)
     if lab is None or not _file(lab).exists():
         return None
@@ -128,7 +129,7 @@ def look_at_github(state: Path) -> ServiceStatus | None:
 
 
 def push_job(lab: Lab, repository: str, label: str, seconds: float) -> int:
-    """Start a run with one job; its id. Raises LabError."""
+    """Start a run with one job, and return the job's id. Raises LabError."""
     body = {"repository": repository, "jobs": [{"labels": [label], "seconds": seconds, "name": "train"}]}
     try:
         rows = call("GET", f"{lab.github_url}/_fake/state").body["repositories"]
@@ -147,7 +148,8 @@ def job_seen(lab: Lab, id: int) -> JobSeen:
 
 
 def follow(lab: Lab, id: int, patience_s: float) -> Iterator[JobSeen]:
-    """Each change of a job, until it is over. Raises LabError when it does not come to its end."""
+    """Yield each change of a job, until it is over. Raises LabError when it does not end within `patience_s`
+    seconds."""
     last, deadline = None, time.monotonic() + patience_s
     while last is None or last.status != "completed":
         seen = job_seen(lab, id)

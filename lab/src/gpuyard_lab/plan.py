@@ -1,4 +1,5 @@
-"""The hosts of a lab, and the options that a site compiles to: everything a lab takes from outside."""
+"""The plan of a lab: its hosts, and the options that a site compiles to. Everything a lab takes from outside is in
+it."""
 
 from __future__ import annotations
 
@@ -13,16 +14,17 @@ from gpuyard_lab.errors import LabError
 from gpuyard_lab.files import write_json
 
 EXAMPLE_SITE = Path(__file__).parent / "site.yaml"
-"""The site of a lab that was never told another."""
+"""The site of a lab that was never given another."""
 
 IMAGE = "tiny"
-"""What the lab's own servers are started from."""
+"""The image of the lab's own servers."""
 SILENT = "\n[pci]\nreport_in_placement = false\n"
 
 
 @dataclass(frozen=True)
 class LabMdevType:
-    """A kind of vGPU that a function can make: how many itself, and how many its whole card (None: not said)."""
+    """A kind of vGPU that a function can make: how many it can make itself, and how many its whole card can (None: not
+    recorded)."""
 
     name: str
     title: str
@@ -68,7 +70,7 @@ class LabHost:
 
 @dataclass(frozen=True)
 class LabPlan:
-    """What a lab is to be. The texts are ini files, added to what the lab itself configures."""
+    """The desired state of a lab. The texts are ini files, added to the lab's own configuration."""
 
     hosts: tuple[LabHost, ...]
     nova: str = ""
@@ -77,7 +79,7 @@ class LabPlan:
     """For nova-scheduler alone."""
     placement: str = ""
     image: dict[str, Any] = field(default_factory=dict)
-    """How the site defines the image that servers are started from, as JSON; {} when it does not."""
+    """The site's definition of the image that servers are started from, as JSON; {} when it has none."""
     release: str = ""
     """The release of OpenStack that the site is of; empty when a program handed its hosts in."""
 
@@ -86,7 +88,7 @@ class LabPlan:
 
     @classmethod
     def load(cls, path: Path) -> LabPlan:
-        """The plan that save() wrote; LabError when it cannot be read."""
+        """Read the plan that save() wrote. Raises LabError when it cannot be read."""
         try:
             values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             hosts = values.pop("hosts")
@@ -108,7 +110,7 @@ def _device(values: dict[str, Any]) -> LabDevice:
 
 
 def plan_of_site(path: Path) -> LabPlan:
-    """The plan for a site file: its recorded hosts, with the options that it compiles to.
+    """Return the plan for a site file: its recorded hosts, with the options that it compiles to.
 
     Raises what ``load_site`` raises: SiteError with all problems of the file, UsageError when it cannot be read.
     """
@@ -145,7 +147,7 @@ def plan_of_site(path: Path) -> LabPlan:
 
 
 def lab_host(name: str, inventory: Inventory, config: str, provider_config: str = "") -> LabHost:
-    """The hypervisor that a recording stands for."""
+    """Return the hypervisor that a recording stands for."""
     facts = inventory.facts
     return LabHost(
         name=name,
@@ -159,7 +161,7 @@ def lab_host(name: str, inventory: Inventory, config: str, provider_config: str 
 
 
 def device(function: PciFunction) -> LabDevice:
-    """A PCI function the way Nova gets it from libvirt."""
+    """Return a PCI function the way Nova gets it from libvirt."""
     return LabDevice(
         address=function.address,
         vendor_id=function.vendor_id,

@@ -1,4 +1,4 @@
-"""What makes a lab of OpenStack services a GPU cloud: its site applied, and the portal served beside it."""
+"""Applies a lab's site to its OpenStack services, and serves the portal beside them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def apply_site(lab: Lab, loaded: LoadedSite) -> int:
 
 
 def last_port(state: Path) -> int:
-    """Where the portal was served the last time, or where it is by default."""
+    """Return the port that the portal had the last time, or its default."""
     return int(_served(state).rpartition(":")[2] or DEFAULT_PORT)
 
 
@@ -94,7 +94,7 @@ def serve(lab: Lab, loaded: LoadedSite, port: int) -> str:
 
 
 def look(state: Path) -> ServiceStatus | None:
-    """The portal's row in the status of a lab; None for a lab that was started without one."""
+    """Return the portal's row in the status of a lab; None for a lab that was started without one."""
     if remembered(state) is None or not (url := _served(state)):
         return None
     process = _running(state)
@@ -117,7 +117,7 @@ def _file(state: Path) -> Path:
 
 
 def _record(state: Path) -> dict[str, str]:
-    """What the last portal served, and where; empty when there was none."""
+    """Return what the last portal served, and its address; empty when there was none."""
     try:
         found: dict[str, str] = json.loads(_file(state).read_text(encoding="utf-8"))
         return found

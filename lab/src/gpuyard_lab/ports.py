@@ -1,4 +1,4 @@
-"""Whether the ports of a lab are free, and if not, who has them."""
+"""Checks that the ports of a lab are free, and otherwise says which process has them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def require_free(lab: Lab) -> None:
 
 
 def require_free_port(port: int, user: str, remedy: str) -> None:
-    """The same for one port, which `user` wants; `remedy` says what to set."""
+    """Raise LabSettingsError when one port, which `user` wants, is taken; `remedy` says what to set."""
     if not is_free(port):
         holder = _holder(port)
         raise LabSettingsError(f"port {port}, for {user}, is in use{f' by {holder}' if holder else ''}; {remedy}")
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on it now."""
+    """Return whether a server could listen on a port now."""
     with socket.socket() as probe:
         # As servers do it: without, a port counts as taken for a minute after a lab has left it.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,7 +54,7 @@ def _holder(port: int) -> str:
 
 
 def _open_files(process: Path) -> set[str]:
-    """What the descriptors of a process lead to, as far as it is still there and may be looked at."""
+    """Return what the descriptors of a process lead to, as far as it is still there and may be looked at."""
     files = set()
     with suppress(OSError):
         for descriptor in os.listdir(process / "fd"):

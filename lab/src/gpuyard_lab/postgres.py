@@ -32,7 +32,7 @@ SUPERUSER = "postgres"
 
 
 def programs() -> Path:
-    """The folder with ``postgres`` and ``initdb``; LabError when the wheel is not installed."""
+    """Return the folder with ``postgres`` and ``initdb``. Raises LabError when the wheel is not installed."""
     package = find_spec(PACKAGE)  # not imported: its import looks for folders and warns when there are none
     for folder in package.submodule_search_locations or () if package else ():
         for candidate in sorted(Path(folder).glob("pginstall*/bin"), reverse=True):
@@ -58,7 +58,8 @@ def start_postgresql(lab: Lab, environment: dict[str, str]) -> Started:
 
 
 def server_config(lab: Lab) -> str:
-    """``postgresql.conf``: small, and fast at the price of losing data when the machine (not a process) crashes."""
+    """Return ``postgresql.conf``: small, and fast at the price of losing data when the machine (not a process)
+    crashes."""
     socket = lab.database_url("").rpartition("host=")[2]
     return f"""\
 listen_addresses = ''
@@ -96,7 +97,8 @@ def _initialize(lab: Lab, environment: dict[str, str]) -> None:
 
 
 def unprivileged(command: Sequence[str]) -> list[str]:
-    """The command as PostgreSQL accepts it: for root, run as ``nobody`` with the right to enter root's folders."""
+    """Return the command as PostgreSQL accepts it: for root, run as ``nobody`` with the right to enter root's
+    folders."""
     if os.geteuid() != 0:
         return list(command)
     setpriv = shutil.which("setpriv")

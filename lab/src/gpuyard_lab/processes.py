@@ -1,11 +1,11 @@
-"""The processes of a lab: started, found again, ended.
+"""Starts, finds and ends the processes of a lab.
 
 Each carries the folder of its lab in its environment, and so do the processes that it starts. That mark is the only
 record of what runs. It cannot go stale as a file with process ids does: whatever way an earlier command died, a process
 of the lab is found, and one that merely got the id of a dead one is not.
 
 The exception is PostgreSQL's own children, which overwrite their environment with a title. They work in the folder of
-the database, which tells them as surely.
+the database, which identifies them as surely.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEEP_MARK = {"SPT_NOENV": "1"}
 """Asks setproctitle, which Neutron uses, not to overwrite the environment that others see."""
 PROC = Path("/proc")
 PATIENCE_S = 10.0
-"""How long a process may take to end before it is killed."""
+"""Seconds that a process may take to end before it is killed."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Started:
     log: Path
 
     def ended(self) -> int | None:
-        """Its exit status (minus the signal that killed it) once it has ended, None while it runs."""
+        """Return its exit status (minus the signal that killed it) once it has ended, None while it runs."""
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:  # somebody else of this command has asked before
@@ -83,13 +83,13 @@ KEPT_ENVIRONMENT = (
 
 
 def clean_environment() -> dict[str, str]:
-    """What a process of a lab gets of the environment of the command that starts it."""
+    """Return the part of this command's environment that a process of a lab gets."""
     kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
     return {**kept, "PYTHONWARNINGS": "ignore", "PYTHONFAULTHANDLER": "1"}
 
 
 def find(state: Path) -> tuple[LabProcess, ...]:
-    """All processes of a lab that run now, by process id."""
+    """Return all processes of a lab that run now, by process id."""
     pids = sorted(int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
     return tuple(process for pid in pids if (process := _look_at(pid, state)))
 
@@ -121,7 +121,7 @@ def _name_in(pid: int, state: Path) -> str | None:
 
 
 def leaders(processes: Sequence[LabProcess]) -> dict[str, LabProcess]:
-    """The process of each name that was started by ``start``, without what it started itself."""
+    """Return the process of each name that was started by ``start``, without what it started itself."""
     pids = {(process.name, process.pid) for process in processes}
     return {process.name: process for process in processes if (process.name, process.parent) not in pids}
 
@@ -189,7 +189,7 @@ def _ended(handle: int, timeout_s: float) -> bool:
 
 
 def memory_kib(pid: int) -> int:
-    """Proportional set size of a process: its own memory, and its share of what it shares with others."""
+    """Return the proportional set size of a process: its own memory, and its share of what it shares with others."""
     with suppress(OSError, ValueError):
         for line in (PROC / str(pid) / "smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

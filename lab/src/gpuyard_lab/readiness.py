@@ -1,4 +1,4 @@
-"""When a lab is up: every API answers, every host's nova-compute is up, and Placement has every GPU."""
+"""Checks whether a lab is up: every API answers, every host's nova-compute is up, and Placement has every GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuyard_lab.processes import Started
 from gpuyard_lab.settings import Lab
 
 PATIENCE_S = 120.0
-"""For one step of a start. On a machine that is busy otherwise, imports alone can take a minute."""
+"""Seconds for one step of a start. On a machine that is busy otherwise, imports alone can take a minute."""
 TAIL_LINES = 25
 COMPUTE_VERSION = {"OpenStack-API-Version": "compute 2.96"}
 PLACEMENT_VERSION = {"OpenStack-API-Version": "placement 1.39"}
@@ -31,7 +31,7 @@ def require_alive(started: Sequence[Started]) -> None:
 
 
 def wait_for(what: str, check: Callable[[], bool], started: Sequence[Started], timeout_s: float = PATIENCE_S) -> None:
-    """Return when the check holds; LabError when a process has ended or the time is over."""
+    """Return when the check holds. Raises LabError when a process has ended or the time is over."""
     deadline = time.monotonic() + timeout_s
     while not check():
         require_alive(started)
@@ -42,7 +42,7 @@ def wait_for(what: str, check: Callable[[], bool], started: Sequence[Started], t
 
 
 def tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a log, under its name."""
+    """Return the last lines of a log, under its name."""
     try:
         text = log.read_text(errors="replace").splitlines()
     except OSError as error:
@@ -51,18 +51,19 @@ def tail(log: Path, lines: int = TAIL_LINES) -> str:
 
 
 def healthy(lab: Lab, name: str) -> bool:
-    """Whether an API answers."""
+    """Return whether an API answers."""
     return answers(lab.url(name) + api(name).health)
 
 
 def computes(lab: Lab, token: str) -> dict[str, bool]:
-    """Host of each nova-compute, and whether it is up."""
+    """Return the host of each nova-compute, and whether it is up."""
     answer = call("GET", f"{lab.endpoint('nova')}/os-services?binary=nova-compute", token=token)
     return {service["host"]: service["state"] == "up" for service in answer.body["services"]}
 
 
 def remove_other_hosts(lab: Lab, token: str, hosts: Sequence[str]) -> None:
-    """Forget hosts that the lab had once and has no more. Nova keeps one that still has servers: it stays, down."""
+    """Delete hosts that the lab had once and has no more from Nova. Nova keeps one that still has servers: it stays,
+    down."""
     services = f"{lab.endpoint('nova')}/os-services"
     answer = call("GET", f"{services}?binary=nova-compute", token=token, headers=COMPUTE_VERSION)
     for service in answer.body["services"]:
@@ -72,13 +73,13 @@ def remove_other_hosts(lab: Lab, token: str, hosts: Sequence[str]) -> None:
 
 
 def providers(lab: Lab, token: str) -> set[str]:
-    """Names of all resource providers."""
+    """Return the names of all resource providers."""
     answer = call("GET", f"{lab.url('placement')}/resource_providers", token=token, headers=PLACEMENT_VERSION)
     return {provider["name"] for provider in answer.body["resource_providers"]}
 
 
 def expected_hosts(lab: Lab) -> dict[str, list[str]]:
-    """Host -> names of its providers; empty while Nova's services are not all there."""
+    """Return host -> names of its providers; empty while Nova's services are not all there."""
     try:
         hosts: dict[str, list[str]] = json.loads(lab.hosts_ready.read_text())
     except FileNotFoundError:
@@ -87,7 +88,7 @@ def expected_hosts(lab: Lab) -> dict[str, list[str]]:
 
 
 def hosts_ready(lab: Lab, token: str) -> bool:
-    """Whether Nova and Placement agree that every host of the lab is there with all its GPUs."""
+    """Return whether Nova and Placement agree that every host of the lab is there with all its GPUs."""
     expected = expected_hosts(lab)
     if not expected:
         return False

@@ -1,4 +1,4 @@
-"""Where a lab is, what was asked of it, and what it remembers from one start to the next."""
+"""Settings of a lab: its folder, what was asked of it, and what it remembers from one start to the next."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ RELEASE_VARIABLE = "GPUYARD_LAB_RELEASE"
 RELEASE_CACHE_VARIABLE = "GPUYARD_LAB_RELEASE_CACHE"
 
 EXAMPLE = "example"
-"""In place of a path: the site that comes with gpuyard, wherever it is installed."""
+"""Value in place of a path: the site that comes with gpuyard, wherever it is installed."""
 LOWEST_PORT, HIGHEST_PORT = 1024, 65535
 
 
 @dataclass(frozen=True)
 class LabSettings:
-    """What a person asked for. None: as remembered, or the default."""
+    """The settings that a person asked for. None: as remembered, or the default."""
 
     state: Path
     port_base: int | None = None
@@ -42,7 +42,7 @@ class LabSettings:
     release: str | None = None
     """The release of OpenStack that it is to run."""
     release_cache: Path | None = None
-    """Where releases other than the lab's own are installed."""
+    """The folder in which releases other than the lab's own are installed."""
 
     @classmethod
     def of(
@@ -56,7 +56,7 @@ class LabSettings:
         release_cache: Path | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> LabSettings:
-        """Settings from arguments and, where they are missing, from the environment."""
+        """Return settings from arguments and, where they are missing, from the environment."""
         if state is None:
             state = Path(environment[STATE_VARIABLE]) if environment.get(STATE_VARIABLE) else default_state(environment)
         if port_base is None and environment.get(PORT_BASE_VARIABLE):
@@ -73,13 +73,13 @@ class LabSettings:
 
 
 def default_state(environment: Mapping[str, str]) -> Path:
-    """``$XDG_STATE_HOME/gpuyard/lab``, where XDG_STATE_HOME is ``~/.local/state`` unless it is set."""
+    """Return ``$XDG_STATE_HOME/gpuyard/lab``, where XDG_STATE_HOME is ``~/.local/state`` unless it is set."""
     home = environment.get("XDG_STATE_HOME") or Path(environment.get("HOME") or Path.home()) / ".local" / "state"
     return Path(home) / "gpuyard" / "lab"
 
 
 def default_release_cache(environment: Mapping[str, str] = os.environ) -> Path:
-    """``$XDG_CACHE_HOME/gpuyard/releases``, where XDG_CACHE_HOME is ``~/.cache`` unless it is set."""
+    """Return ``$XDG_CACHE_HOME/gpuyard/releases``, where XDG_CACHE_HOME is ``~/.cache`` unless it is set."""
     home = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home()) / ".cache"
     return Path(home) / "gpuyard" / "releases"
 
@@ -105,107 +105,112 @@ class Lab:
     state: Path
     port_base: int = DEFAULT_PORT_BASE
     database: str = ""
-    """As in LabSettings."""
+    """The URL of a server, as in LabSettings; empty for the embedded one."""
     site: str = EXAMPLE
     """Path of the site file; or EXAMPLE; or empty for hosts that a program handed in."""
     id: str = field(default_factory=lambda: secrets.token_hex(6))
-    """Tells the labs of one machine apart."""
+    """Random id that tells the labs of one machine apart."""
     complete: bool = False
-    """Whether a start has ever come to its end. What an unfinished first start left is thrown away by the next one."""
+    """Whether a start has ever come to its end. Remains of an unfinished first start are thrown away by the next
+    one."""
     own_databases: tuple[str, ...] = ()
     """Databases on a server that is not ours which this lab made, and so may drop."""
     release: str = OWN
     """The release of OpenStack that it runs."""
     release_cache: str = ""
-    """Where that release is installed, when it is not the lab's own; empty for the default."""
+    """The folder in which that release is installed, when it is not the lab's own; empty for the default."""
 
     @property
     def site_file(self) -> Path | None:
-        """Where its hosts are described, as far as they are in a file."""
+        """The file that describes its hosts; None where a program handed them in."""
         if self.site == EXAMPLE:
             return self.state / "site.yaml"
         return Path(self.site) if self.site else None
 
     @property
     def portal_database(self) -> str:
-        """URL of what its portal keeps: bookings, jobs, health, history."""
+        """URL of its portal's database: bookings, jobs, health, history."""
         return f"sqlite:///{self.state / 'bookings.db'}"
 
     @property
     def releases(self) -> Path:
-        """Where releases other than the lab's own are installed."""
+        """The folder in which releases other than the lab's own are installed."""
         return Path(self.release_cache) if self.release_cache else default_release_cache()
 
     @property
     def python(self) -> Path:
-        """What runs its services: the Python that runs this, or that of another release."""
+        """The Python that runs its services: the one that runs this, or that of another release."""
         if self.release == OWN:
             return Path(sys.executable)
         return python_in(environment_of(self.releases, lab_release(self.release)))
 
     @property
     def code(self) -> Path:
-        """For the Python of another release: a folder to import this package from, and nothing that is beside it."""
+        """The folder from which the Python of another release imports this package, with nothing else in it."""
         return self.run / "code"
 
     @property
     def etc(self) -> Path:
-        """Configuration files, a folder per service."""
+        """Folder of the configuration files, with a folder per service."""
         return self.state / "etc"
 
     @property
     def log(self) -> Path:
-        """A file per process."""
+        """Folder of the logs, a file per process."""
         return self.state / "log"
 
     @property
     def run(self) -> Path:
-        """What processes tell each other while they start; empty at every start."""
+        """Folder of the files by which processes signal each other while they start; empty at every start."""
         return self.state / "run"
 
     @property
     def databases_ready(self) -> Path:
-        """There when the databases are, so that services may make their schemas."""
+        """File that exists when the databases do, so that services may make their schemas."""
         return self.run / "databases"
 
     @property
     def identity_ready(self) -> Path:
-        """There when Keystone knows the services, so that they may talk to each other: the id of Nova's endpoint."""
+        """File that exists when Keystone knows the services, so that they may talk to each other: the id of Nova's
+        endpoint."""
         return self.run / "identity"
 
     @property
     def hosts_ready(self) -> Path:
-        """Written when all of Nova's services run. JSON: host -> names of the GPU providers to be expected of it."""
+        """File that is written when all of Nova's services run. JSON: host -> names of the GPU providers to be expected
+        of it."""
         return self.run / "hosts.json"
 
     @property
     def hosts_wanted_off(self) -> Path:
-        """JSON: names of the hosts whose nova-compute is to be off."""
+        """File of the hosts whose nova-compute is to be off: names, as JSON."""
         return self.run / "off-wanted.json"
 
     @property
     def hosts_off(self) -> Path:
-        """The same, of those that are."""
+        """File of the hosts whose nova-compute is off: names, as JSON."""
         return self.run / "off.json"
 
     @property
     def started(self) -> Path:
-        """There when a start has come to its end: without it, what runs is what an interrupted start has left."""
+        """File that exists when a start has come to its end: without it, what runs is what an interrupted start has
+        left."""
         return self.run / "started"
 
     @property
     def data(self) -> Path:
-        """What the services keep outside their databases: images, keys."""
+        """Folder of the services' data outside their databases: images, keys."""
         return self.state / "data"
 
     @property
     def guests(self) -> Path:
-        """A folder for each server that has user data: what is between its hypervisor and itself (guests.py)."""
+        """Folder with a folder for each server that has user data: the files between its hypervisor and itself
+        (guests.py)."""
         return self.data / "guests"
 
     @property
     def hosts(self) -> Path:
-        """A folder for each host: what it shows of its GPUs (host_trees.py), where the site follows their health."""
+        """Folder with the file tree of each host (host_trees.py), where the site follows the health of its GPUs."""
         return self.data / "hosts"
 
     @property
@@ -215,7 +220,7 @@ class Lab:
 
     @property
     def plan_file(self) -> Path:
-        """The hosts of the last start, for a next one that names none."""
+        """File of the last start's hosts, for a next one that names none."""
         return self.state / "plan.json"
 
     @property
@@ -224,7 +229,7 @@ class Lab:
 
     @property
     def clouds_file(self) -> Path:
-        """For clients: OS_CLIENT_CONFIG_FILE."""
+        """``clouds.yaml`` for clients: OS_CLIENT_CONFIG_FILE."""
         return self.state / "clouds.yaml"
 
     @property
@@ -235,16 +240,16 @@ class Lab:
         return self.log / f"{process}.log"
 
     def port(self, name: str) -> int:
-        """The TCP port of an API."""
+        """Return the TCP port of an API."""
         return self.port_base + api(name).offset
 
     def url(self, name: str) -> str:
-        """An API's address without a path."""
+        """Return an API's address without a path."""
         return f"http://{ADDRESS}:{self.port(name)}"
 
     @property
     def github_port(self) -> int:
-        """Of the GitHub beside the lab, where its site has runners that ask there."""
+        """The port of the GitHub beside the lab, where its site has runners that ask there."""
         return self.port_base + GITHUB_OFFSET
 
     @property
@@ -253,16 +258,16 @@ class Lab:
 
     @property
     def github_token(self) -> Path:
-        """What gpuyard asks that GitHub with."""
+        """File of the token with which gpuyard logs in at that GitHub."""
         return self.state / "github-token"
 
     @property
     def github_secret(self) -> Path:
-        """What that GitHub signs webhooks with."""
+        """File of the secret with which that GitHub signs webhooks."""
         return self.state / "github-secret"
 
     def endpoint(self, name: str) -> str:
-        """An API's address as Keystone's catalogue has it."""
+        """Return an API's address as Keystone's catalogue has it."""
         return self.url(name) + api(name).endpoint
 
     @property
@@ -270,21 +275,21 @@ class Lab:
         return not self.database
 
     def database_url(self, name: str) -> str:
-        """SQLAlchemy URL of one database."""
+        """Return the SQLAlchemy URL of one database."""
         # The embedded server listens on an abstract socket: no file, so no limit on the length of the state folder's
         # path. Who may connect is decided by the kernel's word on who the peer is (see postgres.py).
         template = self.database or f"postgresql+psycopg2://postgres@/{{name}}?host=@gpuyard-lab-{self.id}"
         return template.replace("{name}", name)
 
     def save(self) -> None:
-        """Remember; the file may hold a database password and is private."""
+        """Write ``lab.json``; it may hold a database password and is private."""
         values = asdict(self)
         del values["state"]
         write_json(self.state / "lab.json", values)
 
 
 def remembered(state: Path) -> Lab | None:
-    """The lab in a folder; None when there is none."""
+    """Return the lab in a folder; None when there is none. Raises LabSettingsError when another version wrote it."""
     file = state / "lab.json"
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -296,7 +301,7 @@ def remembered(state: Path) -> Lab | None:
 
 
 def resolve(settings: LabSettings) -> tuple[Lab, Lab | None]:
-    """What to start (as asked for, else as remembered, else by default), and what is remembered."""
+    """Return the lab to start (as asked for, else as remembered, else by default), and the remembered one."""
     try:
         before = remembered(settings.state)
     except LabSettingsError:

@@ -1,4 +1,9 @@
-"""A start of a lab, step by step. The order is that of who needs whom; what can load at the same time, does."""
+"""Starts a lab step by step, in the order of dependencies; services that can load at the same time do.
+
+Service processes start first, since their imports take the longest, and wait for marker files: for the databases before
+they make their schemas, for the accounts before they talk to each other. Meanwhile the databases are made, then
+Keystone's accounts and catalogue, the image, and last the hosts. A failure anywhere ends all processes.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +38,12 @@ from gpuyard_lab.status import Phase
 Report = Callable[[Phase], None]
 
 KEPT_SETTINGS = ("port_base", "database", "site", "release", "release_cache")
-"""Of a lab that starts over."""
+"""Settings that survive when a lab starts over."""
 KEEP_LOGS_BELOW = 10 * 1024 * 1024
 
 
 class Start:
-    """One start. ``run`` does it all; the phases that it went through are in ``phases``."""
+    """One start of a lab. ``run`` does it all; the phases that it went through are in ``phases``."""
 
     def __init__(self, lab: Lab, plan: LabPlan, before: Lab | None, report: Report) -> None:
         self.lab = lab
@@ -51,7 +56,7 @@ class Start:
         self._environment = processes.clean_environment()
 
     def run(self, fresh: bool) -> None:
-        """From whatever an earlier start has left to a lab that is up; on any failure nothing is left running."""
+        """Bring the lab up, from whatever an earlier start has left; on any failure nothing is left running."""
         if processes.end_all(self.lab.state):
             self._done("ended what was running")
         require_free(self.lab)

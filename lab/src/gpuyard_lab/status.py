@@ -1,4 +1,4 @@
-"""What a lab looks like now."""
+"""Observes the present status of a lab: its services, hosts, processes and memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ServiceStatus:
 
 @dataclass(frozen=True)
 class LabStatus:
-    """A lab as it was seen at one moment."""
+    """The status of a lab at one moment."""
 
     state: Path
     clouds_file: Path
@@ -52,22 +52,22 @@ class LabStatus:
     started: bool
     """Whether the last start came to its end."""
     phases: tuple[Phase, ...] = ()
-    """Of the start that led here; empty when there was nothing to start."""
+    """The phases of the start that led here; empty when there was nothing to start."""
 
     @property
     def healthy(self) -> bool:
-        """Everything is up, on every host."""
+        """Whether everything is up, on every host."""
         services = all(service.state == UP for service in self.services)
         return self.started and services and bool(self.hosts) and all(self.hosts.values())
 
     @property
     def memory_mib(self) -> int:
-        """Of all processes together."""
+        """Memory of all processes together, in MiB."""
         return sum(service.memory_mib or 0 for service in self.services)
 
 
 def look(state: Path) -> LabStatus:
-    """The lab in a folder, also when there is none: then everything is down."""
+    """Return the status of the lab in a folder, also when there is none: then everything is down."""
     lab = remembered(state) or Lab(state)
     found = processes.find(state)
     services = (*(_api(lab, api.name, found) for api in APIS), _database(lab, found))
@@ -96,7 +96,7 @@ def _database(lab: Lab, found: tuple[LabProcess, ...]) -> ServiceStatus:
 
 
 def memory_mib(name: str, found: tuple[LabProcess, ...]) -> int:
-    """Proportional set size of the processes of a name together."""
+    """Return the proportional set size of the processes of a name together, in MiB."""
     return sum(processes.memory_kib(process.pid) for process in found if process.name == name) // 1024
 
 

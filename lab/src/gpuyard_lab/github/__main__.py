@@ -22,7 +22,8 @@ DEFAULT_PORT = 15080
 
 
 def populate(standin: StandIn, world: dict[str, Any]) -> None:
-    """Make what a file describes. Raises KeyError, TypeError, ValueError for what it does not say right."""
+    """Make the accounts, repositories and webhooks that a file describes. Raises KeyError, TypeError, ValueError where
+    it is not right."""
     forge = standin.forge
     with forge.lock:
         if app := world.get("app"):
@@ -77,7 +78,7 @@ def main(argv: list[str]) -> int:
 
 
 def play(folder: Path, faults: Faults, ended: threading.Event) -> None:
-    """Be the guests of a lab, until it ends."""
+    """Play the guests of a lab, until `ended` is set."""
     guests = Guests(folder, faults)
     while not ended.wait(LOOK_S):
         if folder.exists():

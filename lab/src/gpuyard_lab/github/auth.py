@@ -1,4 +1,5 @@
-"""Who asks: tokens of apps, installations, people, and of the Actions service; and how much they may ask."""
+"""Authenticates callers of the stand-in by their tokens, of apps, installations, people and the Actions service, and
+limits their calls."""
 
 from __future__ import annotations
 
@@ -25,16 +26,16 @@ class TokenKind(StrEnum):
     REGISTRATION = "registration"
     """Registers runners at one place, and opens the Actions service there (``RemoteAuth``)."""
     ADMIN = "admin"
-    """Of the Actions service."""
+    """Calls the Actions service."""
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Whoever asks."""
+    """An authenticated caller."""
 
     kind: TokenKind
     subject: str
-    """Login of the account that the app is installed at; of a person; ``owner`` or ``owner/name`` of the others."""
+    """Login of the account that the app is installed at, or of a person; ``owner`` or ``owner/name`` for the others."""
     until: datetime | None = None
 
 
@@ -49,14 +50,15 @@ class Budget:
 
 @dataclass
 class ForgeAuthentication:
-    """Makes tokens and knows them again."""
+    """Makes tokens and checks them."""
 
     forge: Forge
     tokens: dict[str, Principal] = field(default_factory=dict)
     budgets: dict[str, Budget] = field(default_factory=dict)
 
     def make(self, kind: TokenKind, subject: str) -> tuple[str, datetime]:
-        """A new token, and when it ends. Those of the Actions service are JWT, as its clients read their end there."""
+        """Make a new token. Returns it, and when it ends. Those of the Actions service are JWT, as its clients read
+        their end there."""
         until = self.forge.now() + self.forge.settings.token
         id = self.forge.guid("token")
         if kind is TokenKind.ADMIN:
@@ -67,7 +69,7 @@ class ForgeAuthentication:
         return token, until
 
     def require(self, request: ForgeRequest) -> Principal:
-        """Who asks the REST API. Raises ForgeRefusal: 401 without a token that is right."""
+        """Return the caller of the REST API. Raises ForgeRefusal: 401 without a valid token."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() not in ("bearer", "token") or not token:
             raise ForgeRefusal(401, "Requires authentication")
@@ -79,7 +81,7 @@ class ForgeAuthentication:
         return principal
 
     def require_service(self, request: ForgeRequest, scheme: str, kind: TokenKind) -> Principal:
-        """Who asks the Actions service. Raises ForgeRefusal (401)."""
+        """Return the caller of the Actions service. Raises ServiceRefusal (401)."""
         given, _, token = request.headers.get("authorization", "").partition(" ")
         principal = self._known(token)
         if given.lower() != scheme.lower() or principal is None or principal.kind is not kind:
@@ -114,7 +116,7 @@ class ForgeAuthentication:
         return Principal(TokenKind.APP, str(app.id))
 
     def limit(self, who: str) -> dict[str, str]:
-        """Count a request; returns the headers that tell of it. Raises ForgeRefusal (403) when none is left."""
+        """Count a request; returns the headers that report the limit. Raises ForgeRefusal (403) when none is left."""
         now, most = self.forge.now(), self.forge.settings.requests_an_hour
         budget = self.budgets.setdefault(who, Budget(now, 0, most))
         if now - budget.since >= LIMIT_WINDOW:
@@ -132,7 +134,7 @@ class ForgeAuthentication:
         return headers
 
     def unlimit(self, who: str) -> None:
-        """Take back what the last request counted: it was answered with 304."""
+        """Uncount the last request: it was answered with 304."""
         if who in self.budgets:
             self.budgets[who].used -= 1
 

@@ -1,4 +1,4 @@
-"""What a test or a person asks of the stand-in that no GitHub would answer: below ``/_fake``.
+"""Answers requests below ``/_fake``, with which tests and people control the stand-in; GitHub has nothing like them.
 
 | request | does |
 |---|---|
@@ -29,7 +29,7 @@ SECRET = ("secret", "session", "token", "body")
 
 
 def dump(value: Any) -> Any:
-    """Records as JSON; what is secret is left out."""
+    """Return records as JSON, without secrets."""
     if isinstance(value, dict):
         return {str(key): dump(one) for key, one in value.items() if key not in SECRET}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -47,13 +47,13 @@ def shown(forge: Forge, job: ForgeJob) -> dict[str, Any]:
 
 
 class Control:
-    """Answers those who run the stand-in."""
+    """Answers the requests of a test or a person who runs the stand-in."""
 
     def __init__(self, forge: Forge) -> None:
         self.forge = forge
 
     def answer(self, request: ForgeRequest) -> ForgeAnswer:
-        """Raises ForgeRefusal."""
+        """Answer a request. Raises ForgeRefusal."""
         path = request.path.removeprefix(PREFIX).strip("/").split("/")
         if request.method == "GET":
             return self._get(path)
@@ -104,7 +104,7 @@ class Control:
         return found
 
     def state(self) -> dict[str, Any]:
-        """All that the stand-in knows, without secrets, as JSON."""
+        """Return all that the stand-in knows, without secrets, as JSON."""
         forge = self.forge
         kinds: dict[str, dict[Any, Any]] = {
             "accounts": forge.accounts, "repositories": forge.repositories, "runs": forge.runs, "jobs": forge.jobs,
@@ -115,7 +115,7 @@ class Control:
 
 
 def order(body: dict[str, Any]) -> JobOrder:
-    """A job from JSON. Raises TypeError and ValueError for what is none."""
+    """Read a job from JSON. Raises TypeError and ValueError for anything else."""
     labels = body.get("labels", [])
     if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
         raise TypeError("'labels' is a list of texts")

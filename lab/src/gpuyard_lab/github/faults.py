@@ -1,6 +1,6 @@
-"""Faults, all drawn from one seed, and a journal of what was injected.
+"""Draws faults from one seed, and keeps a journal of what was injected.
 
-A draw depends on the seed, on the fault, on what it would strike and on how often that was asked before, and on nothing
+A draw depends on the seed, on the fault, on its subject and on how often the same was drawn before, and on nothing
 else: the same seed strikes the same jobs and requests, in whatever order threads ask.
 """
 
@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 @dataclass(frozen=True)
 class FaultRates:
-    """How often each happens, from 0.0 (never, the default) to 1.0 (always)."""
+    """The rate of each fault, from 0.0 (never, the default) to 1.0 (always)."""
 
     hook_lost: float = 0.0
     """A webhook is never sent, and GitHub has no record of it."""
@@ -89,7 +89,7 @@ class FaultRates:
 
     @classmethod
     def of(cls, rates: Mapping[str, float]) -> FaultRates:
-        """From names and rates. Raises ValueError for a name that is none, or a rate that is none."""
+        """Return rates from names and numbers. Raises ValueError for an unknown name or a rate that is none."""
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(rates) - known):
             raise ValueError(f"no such fault: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
@@ -114,11 +114,11 @@ class Injected:
     at: datetime
     fault: str
     subject: str
-    """What it struck: ``job 1007 queued``, ``POST /repos/demo/science/...``."""
+    """The subject of the fault: ``job 1007 queued``, ``POST /repos/demo/science/...``."""
 
 
 class Faults:
-    """Draws, and keeps the journal."""
+    """Draws faults, and keeps the journal."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Faults:
         self._asked: Counter[tuple[str, str]] = Counter()
 
     def strikes(self, fault: str, subject: str, now: datetime) -> bool:
-        """Whether a fault happens to something now; if it does, it is in the journal."""
+        """Return whether a fault happens to something now; if it does, it is in the journal."""
         rate: float = getattr(self.rates, fault)
         if rate <= 0.0 or self.draw(fault, subject) >= rate:
             return False
@@ -147,12 +147,12 @@ class Faults:
         return True
 
     def draw(self, what: str, subject: str) -> float:
-        """A number in [0, 1), another one each time that the same is asked."""
+        """Return a number in [0, 1), another one each time that the same is asked."""
         key = (what, subject)
         self._asked[key] += 1
         text = f"{self.seed}/{what}/{subject}/{self._asked[key]}"
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
 
     def counts(self) -> dict[str, int]:
-        """How often each fault was injected."""
+        """Return how often each fault was injected."""
         return dict(sorted(Counter(one.fault for one in self.journal).items()))

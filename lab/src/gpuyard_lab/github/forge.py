@@ -1,4 +1,9 @@
-"""The stand-in's state, and the life of jobs and runners in it."""
+"""The stand-in's state, and the life of jobs and runners in it.
+
+A job is held, queued, offered to a runner or assigned to a scale set, runs and is completed. A runner gets any job that
+it could run, not the one it was made for. Listeners are called at each change; webhooks and messages of scale sets
+follow from that. `tick` does what time alone brings about.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +42,10 @@ NAMESPACE = UUID("5f0c4be2-8f5e-4d9a-9c92-0a6d6f0f7a11")
 
 @dataclass(frozen=True)
 class ForgeSettings:
-    """How the stand-in behaves when nothing goes wrong. The defaults are GitHub's, where they are known."""
+    """The stand-in's behaviour when nothing goes wrong. The defaults are GitHub's, where they are known."""
 
     poll_s: float = 50.0
-    """How long a long poll waits for something to say. 0 for a simulated clock: it answers at once."""
+    """Seconds that a long poll waits for something to say. 0 for a simulated clock: it answers at once."""
     pickup: timedelta = timedelta(seconds=60)
     """A job that its runner has not taken in this time is queued again."""
     assignment: timedelta = timedelta(minutes=5)
@@ -62,14 +67,15 @@ class ForgeSettings:
     deliveries_kept: timedelta = timedelta(days=3)
     """Older ones are neither listed nor sent again."""
     filtered_runs: int = 1000
-    """Most runs that a list gives which was filtered."""
+    """Most runs in a list that was filtered."""
     runners_in_group: int = 10_000
     offers: bool = True
     """A scale set hears of jobs and acquires them; False: they are assigned to it at once, within its capacity."""
     foreign: timedelta = timedelta(seconds=30)
-    """How long a job takes on somebody else's runner."""
+    """Time that a job takes on somebody else's runner."""
     first_id: int = 1000
-    """Of jobs, runs, runners and all else. A later one, when clients remember those of a life before this one."""
+    """The first id of jobs, runs, runners and all else. A later one, when clients remember ids of an earlier
+    process."""
 
 
 @dataclass
@@ -83,7 +89,8 @@ class ForgeApp:
 
 
 class Forge:
-    """A GitHub. Whoever reads or changes it holds ``lock``; ``changed`` wakes those who wait in a long poll."""
+    """The state of a GitHub. Whoever reads or changes it holds ``lock``; ``changed`` wakes those who wait in a long
+    poll."""
 
     def __init__(
         self,
@@ -93,7 +100,7 @@ class Forge:
         url: str = "http://github.test",
         runner_url: str = "",
     ) -> None:
-        """``url`` is where clients find it; ``runner_url`` where runners do, when that differs."""
+        """``url`` is the address for clients; ``runner_url`` that for runners, when it differs."""
         self.now = now
         self.faults = faults or Faults()
         self.settings = settings or ForgeSettings()
@@ -103,7 +110,7 @@ class Forge:
         self.changed = threading.Condition(self.lock)
         self.app: ForgeApp | None = None
         self.permissions = documented()
-        """Of the app where it is installed, and of all personal tokens: name -> access."""
+        """Permissions of the app where it is installed, and of all personal tokens: name -> access."""
         self.repository_runners = True
         """Whether runners may be registered at repositories; an organisation can forbid it."""
         self.personal_tokens: dict[str, str] = {}
@@ -121,13 +128,13 @@ class Forge:
         self.sendings: dict[int, HookSending] = {}
         self.unsent: dict[int, HookSending] = {}
         self.used_names: set[str] = set()
-        """Of all runners that there ever were."""
+        """Names of all runners that there ever were."""
         self.listeners: list[Callable[[ForgeJob, str], None]] = []
         """Called with a job and what happened to it: ``queued``, ``waiting``, ``in_progress``, ``completed``."""
         self._ids: dict[str, Iterator[int]] = {}
 
     def wake(self) -> None:
-        """Let those who wait in a long poll look again."""
+        """Wake those who wait in a long poll."""
         with self.lock:
             self.changed.notify_all()
 
@@ -137,7 +144,7 @@ class Forge:
         return next(self._ids.setdefault(kind, count(self.settings.first_id)))
 
     def guid(self, kind: str) -> str:
-        """A UUID that is the same in every run with this seed."""
+        """Return a UUID that is the same in every run with this seed."""
         return str(uuid5(NAMESPACE, f"{self.faults.seed}/{kind}/{self.next_id(kind)}"))
 
     # -- who and what there is
@@ -151,7 +158,7 @@ class Forge:
         return account
 
     def add_repository(self, full_name: str, *, private: bool = False, **files: str) -> ForgeRepository:
-        """``owner/name``; its owner is made when it is not there."""
+        """Add the repository ``owner/name``; its owner is made when it is not there."""
         owner, _, name = full_name.partition("/")
         account = self.accounts.get(owner.lower()) or self.add_account(owner)
         repository = ForgeRepository(self.next_id("repository"), account.login, name, private, files=dict(files))
@@ -159,7 +166,7 @@ class Forge:
         return repository
 
     def add_hook(self, scope: str, url: str, secret: str) -> ForgeHook:
-        """A webhook of ``app``, of an ``owner`` or of a repository ``owner/name``."""
+        """Add a webhook of ``app``, of an ``owner`` or of a repository ``owner/name``."""
         hook = ForgeHook(self.next_id("hook"), scope, url, secret)
         self.hooks[hook.id] = hook
         return hook
@@ -178,8 +185,8 @@ class Forge:
         association: str = "MEMBER",
         workflow: str = "CI",
     ) -> ForgeRun:
-        """Start a run with these jobs. Of an event ``pull_request`` a pull request is made; ``head_repository`` is
-        where its branch is, when it is a fork. Raises KeyError for a repository that there is not."""
+        """Start a run with these jobs. For an event ``pull_request`` a pull request is made; ``head_repository`` is the
+        repository of its branch, when it is a fork. Raises KeyError for a repository that there is not."""
         now = self.now()
         repository = self.repositories[full_name.lower()]
         sha = f"{uuid5(NAMESPACE, self.guid('commit')).hex}{'0' * 8}"
@@ -200,8 +207,8 @@ class Forge:
         return run
 
     def ref(self, run: ForgeRun) -> str:
-        """The ref whose workflow file a run follows: of a pull request its merge commit, where the target's own file
-        does not count."""
+        """Return the ref whose workflow file a run follows: for a pull request its merge commit, in which the target's
+        own file does not count."""
         if run.pull and run.event != "pull_request_target":
             return f"refs/pull/{run.pull}/merge"
         if run.pull:
@@ -247,7 +254,7 @@ class Forge:
         self.wake()
 
     def begin(self, job: ForgeJob, runner: ForgeRunner | None) -> None:
-        """A runner works on it now; None: somebody else's."""
+        """Start a job on a runner; None for somebody else's runner."""
         now = self.now()
         job.status, job.started, job.offered = IN_PROGRESS, now, None
         job.runner = runner.id if runner else self.next_id("runner")
@@ -260,7 +267,7 @@ class Forge:
         self.wake()
 
     def complete(self, job: ForgeJob, conclusion: str) -> None:
-        """A job is over, however: ``success``, ``failure`` or ``cancelled``. Its runner, ephemeral, is gone."""
+        """End a job, however: ``success``, ``failure`` or ``cancelled``. Its runner, ephemeral, is gone."""
         if job.status == COMPLETED:
             return
         now = self.now()
@@ -277,7 +284,7 @@ class Forge:
         self.wake()
 
     def cancel(self, job: ForgeJob) -> None:
-        """As a person does: at once in the queue, by word to its runner while it runs."""
+        """Cancel a job as a person does: at once in the queue, by a message to its runner while it runs."""
         if job.status == IN_PROGRESS and job.foreign_until is None:
             job.cancelled = True
             self.wake()
@@ -296,7 +303,7 @@ class Forge:
         self.wake()
 
     def remove_runner(self, runner: ForgeRunner) -> None:
-        """Its registration ends; if it has a job that it has not begun, that is queued again."""
+        """End a runner's registration; if it has a job that it has not begun, that is queued again."""
         self.runners.pop(runner.id, None)
         job = self.jobs.get(runner.job)
         if job and job.status == QUEUED:
@@ -304,7 +311,7 @@ class Forge:
         self.wake()
 
     def may_use(self, runner: ForgeRunner | ForgeSet, repository: str) -> bool:
-        """Whether jobs of a repository may go to a runner, or to a scale set."""
+        """Return whether jobs of a repository may go to a runner, or to a scale set."""
         if runner.repository:
             return runner.repository.lower() == repository.lower()
         if runner.owner.lower() != repository.partition("/")[0].lower():
@@ -313,7 +320,7 @@ class Forge:
         return group is not None and (group.repositories is None or repository in group.repositories)
 
     def set_of(self, job: ForgeJob) -> ForgeSet | None:
-        """The scale set that a job's labels name."""
+        """Return the scale set that a job's labels name."""
         wanted = {label.lower() for label in job.order.labels}
         for scale_set in self.sets.values():
             if wanted <= {label.lower() for label in scale_set.labels} and self.may_use(scale_set, job.repository):
@@ -321,7 +328,7 @@ class Forge:
         return None
 
     def job_for(self, runner: ForgeRunner) -> ForgeJob | None:
-        """The job that a runner gets now: any that it could run."""
+        """Return the job that a runner gets now: any that it could run."""
         now = self.now()
         labels = {label.lower() for label in runner.labels}
         fitting = []
@@ -349,7 +356,7 @@ class Forge:
     # -- time
 
     def tick(self) -> None:
-        """What happens by itself. To be called now and then; all of it depends on the clock alone."""
+        """Do what happens by itself. Call it now and then; all of it depends on the clock alone."""
         now, settings = self.now(), self.settings
         for job in list(self.unfinished.values()):
             if job.cancel_at and job.cancel_at <= now:
@@ -388,12 +395,12 @@ class Forge:
             runner.silent = True
 
     def add_message(self, one: ForgeSet, *events: dict[str, object]) -> None:
-        """Events for the listener of a scale set, which come with its next message."""
+        """Add events for the listener of a scale set, which come with its next message."""
         one.pending.extend(events)
         self.wake()
 
     def make_message(self, one: ForgeSet, most: int) -> QueuedMessage | None:
-        """A message of what is pending, at most so many events."""
+        """Make a message of what is pending, of at most `most` events; None when nothing is."""
         if not one.pending:
             return None
         message = QueuedMessage(self.next_id("message"), one.pending[:most])

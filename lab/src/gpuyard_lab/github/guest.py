@@ -1,7 +1,7 @@
-"""A guest: what a runner's server does, played from its user data and nothing else.
+"""Stand-in for the guest of a runner's server: plays what the server does from its user data and nothing else.
 
-It boots, checks its GPU, connects, does one job, says on its console what ``runners/guest/runner.sh`` says there, and
-switches itself off. ``step`` moves it on and never waits, so that one thread plays many, on a real clock or a
+It boots, checks its GPU, connects, does one job, writes to its console what ``runners/guest/runner.sh`` writes there,
+and switches itself off. ``step`` moves it on and never waits, so that one thread plays many, on a real clock or a
 simulated one.
 """
 
@@ -42,7 +42,7 @@ HOSTILE = (
     f"{LOG_LINE}\x00\x07\x9b31m" + "A" * 5000,
     "B" * 200_000,
 )
-"""What a job may write to the console of its server, being root there."""
+"""Lines that a job may write to the console of its server, being root there."""
 
 
 class UserDataUnreadError(ValueError):
@@ -51,18 +51,19 @@ class UserDataUnreadError(ValueError):
 
 @dataclass(frozen=True)
 class GuestOrders:
-    """What a guest finds in its user data."""
+    """The settings that a guest finds in its user data."""
 
     name: str
     gpus: int
     url: str
     token: str = field(repr=False)
     rules: Mapping[str, Any] = field(default_factory=dict)
-    """What its job is held against before the first step."""
+    """The rules that its job is checked against before the first step."""
 
 
 def orders(user_data: str) -> GuestOrders:
-    """As cloud-init and the scripts read it. Raises UserDataUnreadError for what is not a runner's user data."""
+    """Read the settings as cloud-init and the scripts do. Raises UserDataUnreadError for user data that is not a
+    runner's."""
     if not user_data.startswith("#cloud-config\n"):
         raise UserDataUnreadError("no cloud-config")
     try:
@@ -76,19 +77,20 @@ def orders(user_data: str) -> GuestOrders:
 
 
 def content_of(one: dict[str, str]) -> str:
-    """Of an entry of ``write_files``."""
+    """Return the content of an entry of ``write_files``."""
     if one.get("encoding") in ("b64", "base64"):
         return base64.b64decode(one["content"]).decode()
     return one["content"]
 
 
 def refused(rules: Mapping[str, Any], job: Mapping[str, Any]) -> str:
-    """Why the hook before the first step does not let a job run; empty when it does. `job` as the stand-in gives it."""
+    """Return why the hook before the first step does not let a job run; empty when it does. `job` as the stand-in gives
+    it."""
     return refusal(rules, job["repository"], job["runId"], job["event"])
 
 
 def in_process(standin: StandIn) -> Ask:
-    """For guests beside the stand-in, in one process and on its clock."""
+    """Return an Ask for guests beside the stand-in, in one process and on its clock."""
 
     def ask(method: str, url: str, token: str, body: dict[str, Any] | None = None) -> Answer:
         target = url.removeprefix(standin.forge.runner_url)
@@ -116,7 +118,7 @@ class GuestState(Enum):
 
 
 class Guest:
-    """One server. What it says goes to ``write``, as text for the end of its console."""
+    """The guest of one server. Its output goes to ``write``, as text for the end of its console."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""JSON as GitHub has it, for webhooks and for the REST API. Shapes are held against octokit's schemas by a test."""
+"""Builds JSON as GitHub has it, for webhooks and for the REST API. A test compares its shapes with octokit's
+schemas."""
 
 from __future__ import annotations
 
@@ -135,7 +136,7 @@ def repository(forge: Forge, one: ForgeRepository) -> Json:
 
 
 def job(forge: Forge, one: ForgeJob, *, bare: bool = False) -> Json:
-    """A job, as in `workflow_job`; ``bare``: without labels and runner."""
+    """Return a job, as in `workflow_job`; ``bare``: without labels and runner."""
     run = forge.runs[one.run]
     own = api(forge, f"/repos/{one.repository}")
     runner = one.started is not None and not bare
@@ -183,7 +184,7 @@ def _steps(one: ForgeJob) -> list[Json]:
 
 
 def workflow_job(forge: Forge, one: ForgeJob, action: str, *, bare: bool = False) -> Json:
-    """The body of a webhook."""
+    """Return the body of a webhook."""
     repo = forge.repositories[one.repository.lower()]
     account = forge.accounts[repo.owner.lower()]
     body: Json = {
@@ -203,7 +204,7 @@ def workflow_job(forge: Forge, one: ForgeJob, action: str, *, bare: bool = False
 
 
 def run(forge: Forge, one: ForgeRun) -> Json:
-    """A run, as the REST API has it; of its repositories only what tells where its code is from."""
+    """Return a run, as the REST API has it; of its repositories only what tells where its code is from."""
     repo = forge.repositories[one.repository.lower()]
     own = api(forge, f"/repos/{one.repository}/actions/runs/{one.id}")
     states = [forge.jobs[id] for id in one.jobs if forge.jobs[id].attempt == one.attempt]
@@ -285,7 +286,7 @@ def pull(forge: Forge, repo: ForgeRepository, one: ForgePull) -> Json:
 
 
 def sending(one: HookSending) -> Json:
-    """A delivery, as in the list of a hook's deliveries."""
+    """Return a delivery, as in the list of a hook's deliveries."""
     return {
         "id": one.id,
         "guid": one.guid,

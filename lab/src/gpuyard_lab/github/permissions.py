@@ -1,8 +1,9 @@
-"""Which call needs which permission: https://docs.github.com/rest/authentication/permissions-required-for-github-apps.
+"""Permissions that each call to GitHub needs, as a table, and the check of a call against them.
 
-Rows are those of the data behind that page (github/docs 058fa63b, src/github-apps/data/fpt-2022-11-28/
-server-to-server-permissions.json); statuses and memberships are from @octokit/app-permissions 2.1.0. A call without its
-permission is answered with 403, but for reading what is public.
+The table is that of https://docs.github.com/rest/authentication/permissions-required-for-github-apps: its rows are from
+the data behind that page (github/docs 058fa63b, src/github-apps/data/fpt-2022-11-28/server-to-server-permissions.json);
+statuses and memberships are from @octokit/app-permissions 2.1.0. A call without its permission is answered with 403,
+but for reading what is public.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ NEEDS: Routes[Need] = Routes(
 
 
 def require(principal: Principal, granted: Mapping[str, str], method: str, path: str, public: bool) -> None:
-    """Whether an installation or a token with these permissions may do it; `public`: the repository is. Raises
+    """Check that an installation or a token with these permissions may make a call; `public`: the repository is. Raises
     ForgeRefusal (403)."""
     found = NEEDS.find(method, path)
     if found is None or principal.kind not in (TokenKind.INSTALLATION, TokenKind.PERSON):

@@ -1,4 +1,4 @@
-"""What the stand-in knows. It is all in memory, and changes in place under the one lock of ``forge.py``."""
+"""Records of the stand-in. They are all in memory, and change in place under the one lock of ``forge.py``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ForgeAccount:
     login: str
     organization: bool
     installation: int = 0
-    """Of the app; 0 where it is not installed."""
+    """Id of the app's installation; 0 where it is not installed."""
     members: dict[str, str] = field(default_factory=dict)
     """Login -> ``member`` or ``admin``."""
     teams: dict[str, set[str]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class ForgeRepository:
     """When somebody last pushed to it."""
     default_branch: str = "main"
     files: dict[str, str] = field(default_factory=dict)
-    """Of the default branch: path -> text."""
+    """Files of the default branch: path -> text."""
     permissions: dict[str, str] = field(default_factory=dict)
     """Login -> ``read``, ``triage``, ``write``, ``maintain`` or ``admin``."""
     pulls: dict[int, ForgePull] = field(default_factory=dict)
@@ -72,11 +72,11 @@ class ForgeRepository:
 
 @dataclass(frozen=True)
 class JobOrder:
-    """A job that somebody's workflow has."""
+    """A job to be run, as somebody's workflow describes it."""
 
     labels: tuple[str, ...]
     seconds: float = 1.0
-    """How long its runner works on it."""
+    """Seconds that its runner works on it."""
     result: str = "success"
     """Its conclusion when nothing goes wrong: ``success`` or ``failure``."""
     name: str = "build"
@@ -100,13 +100,13 @@ class ForgeRun:
     attempt: int = 1
     pull: int = 0
     triggering_actor: str = ""
-    """Who started the latest attempt; empty: the actor."""
+    """Login of the person who started the latest attempt; empty: the actor."""
     jobs: list[int] = field(default_factory=list)
 
 
 @dataclass
 class JobTry:
-    """One time that a runner worked on a job. More than one means that it ran more than once."""
+    """One try of a runner at a job. More than one means that it ran more than once."""
 
     runner: str
     started: datetime
@@ -158,7 +158,7 @@ class ForgeJob:
 
 @dataclass
 class ForgeRunner:
-    """A registration."""
+    """A registration of a runner."""
 
     id: int
     name: str
@@ -171,7 +171,7 @@ class ForgeRunner:
     created: datetime
     scale_set: int = 0
     session: str = ""
-    """Of a runner that is connected."""
+    """Session of a runner that is connected."""
     connected: datetime | None = None
     heard: datetime | None = None
     """When it last said something."""
@@ -210,7 +210,7 @@ class ForgeSet:
     token_until: datetime | None = None
     polled: datetime | None = None
     capacity: int = 0
-    """What the last poll said."""
+    """The capacity that the last poll announced."""
     messages: list[QueuedMessage] = field(default_factory=list)
     pending: list[dict[str, object]] = field(default_factory=list)
     """Events that are in no message yet."""
@@ -229,7 +229,7 @@ class ForgeHook:
 
 @dataclass
 class HookSending:
-    """One time that an event is sent to a hook."""
+    """One delivery of an event to a hook."""
 
     id: int
     hook: int
@@ -240,7 +240,7 @@ class HookSending:
     due: datetime
     redelivery: bool = False
     lost: bool = False
-    """It never arrives, and GitHub believes that it was refused."""
+    """It never arrives; GitHub lists it with status code 0."""
     sent: datetime | None = None
     status_code: int = 0
     """0: nobody answered."""

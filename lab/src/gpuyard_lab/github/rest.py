@@ -1,4 +1,4 @@
-"""GitHub's REST API, as far as runners need it: https://docs.github.com/rest."""
+"""Answers GitHub's REST API, as far as runners need it: https://docs.github.com/rest."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def route(method: str, path: str, routes: list[tuple[str, str, Handler]] = ROUTE
 
 
 def jit_config(forge: Forge, runner: ForgeRunner) -> str:
-    """The files of a runner, in the form of ``encoded_jit_config``: base64 of JSON, of base64 for each file. What is
-    in them is known to ``runner_standin.py`` alone."""
+    """Return the files of a runner, in the form of ``encoded_jit_config``: base64 of JSON, of base64 for each file.
+    Only ``runner_standin.py`` can read what is in them."""
     scope = runner.repository or runner.owner
     settings = {
         "agentId": runner.id,
@@ -72,7 +72,7 @@ class Rest:
     # -- rights and names
 
     def account(self, login: str) -> ForgeAccount:
-        """An account that whoever asks may see. Raises ForgeRefusal (404)."""
+        """Return an account that the caller may see. Raises ForgeRefusal (404)."""
         account = self.forge.accounts.get(login.lower())
         if account is None or not self._sees(account.login):
             raise ForgeRefusal(404, "Not Found")
@@ -95,7 +95,7 @@ class Rest:
             raise ForgeRefusal(401, "A JSON web token could not be decoded")
 
     def place(self, request: ForgeRequest) -> tuple[str, str]:
-        """Owner and repository (full name, empty at an organisation) of a path of either."""
+        """Return owner and repository (full name, empty at an organisation) of a path of either."""
         if "org" in request.parts:
             account = self.account(request.parts["org"])
             if not account.organization:
@@ -130,8 +130,8 @@ class Rest:
         shown: Callable[[Any], Any] = lambda row: row,
         **more: Any,
     ) -> ForgeAnswer:
-        """One page of a list: of objects with a count and ``more`` when ``key`` is given, else a bare list. ``shown``
-        makes of a row what is answered."""
+        """Return one page of a list: of objects with a count and ``more`` when ``key`` is given, else a bare list.
+        ``shown`` turns a row into what is answered."""
         rows = list(rows)
         per_page = min(number(request, "per_page", PER_PAGE), MOST_PER_PAGE) or PER_PAGE
         page = max(1, number(request, "page", 1))
@@ -150,7 +150,7 @@ class Rest:
 
 
 def number(request: ForgeRequest, name: str, default: int = 0) -> int:
-    """A number of the path or the query. Raises ForgeRefusal (404) for what is none."""
+    """Return a number of the path or the query. Raises ForgeRefusal (404) for anything else."""
     text = request.parts.get(name) or request.query.get(name) or str(default)
     if not text.isdecimal() or len(text) > 18:
         raise ForgeRefusal(404, "Not Found")
@@ -509,7 +509,7 @@ def make_jit(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
 def new_runner(
     forge: Forge, name: str, owner: str, repository: str, labels: tuple[str, ...], group: int, scale_set: int = 0
 ) -> ForgeRunner:
-    """A registration. Raises ForgeRefusal: 409 for a name that is taken, 422 for a group that is full."""
+    """Register a runner. Raises ForgeRefusal: 409 for a name that is taken, 422 for a group that is full."""
     now, place = forge.now(), (owner, repository)
     here = [runner for runner in forge.runners.values() if (runner.owner, runner.repository) == place]
     if any(one.name.lower() == name.lower() for one in here) or forge.faults.strikes("conflict", name, now):
@@ -561,7 +561,7 @@ def get_run(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
 
 
 def jobs_of(rest: Rest, run: ForgeRun, attempt: int) -> list[ForgeJob]:
-    """Of one attempt; all when it is 0."""
+    """Return the jobs of one attempt; all when it is 0."""
     return [job for job in map(rest.forge.jobs.__getitem__, run.jobs) if attempt in (0, job.attempt)]
 
 

@@ -1,4 +1,4 @@
-"""GitHub's REST API of webhooks and their deliveries, as a part of rest.py."""
+"""Answers GitHub's REST API of webhooks and their deliveries, as a part of rest.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuyard_lab.github.rest import MOST_PER_PAGE, PER_PAGE, Handler, Rest, numb
 from gpuyard_lab.github.wire import ForgeAnswer, ForgeRefusal, ForgeRequest
 
 STATUSES = {"success": range(200, 400), "failure": range(400, 600)}
-"""What the filter of deliveries means: who gave no answer (0) is neither."""
+"""Status codes by the filter of deliveries: a receiver that gave no answer (0) is in neither."""
 ROUTES: list[tuple[str, str, Handler]] = []
 at = partial(route, routes=ROUTES)
 
@@ -33,7 +33,7 @@ def list_hooks(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
 
 
 def sendings(rest: Rest, request: ForgeRequest) -> Iterator[HookSending]:
-    """What was sent to the hook of a path, the newest first, for as long as it is kept."""
+    """Return the deliveries of the hook of a path, the newest first, for as long as they are kept."""
     hooks = {hook.id: hook for hook in rest.forge.hooks.values()}
     if "hook" in request.parts:
         owner, repository = rest.place(request)
@@ -56,7 +56,7 @@ def sendings(rest: Rest, request: ForgeRequest) -> Iterator[HookSending]:
 @at("GET", "/orgs/{org}/hooks/{hook}/deliveries")
 @at("GET", "/repos/{owner}/{repo}/hooks/{hook}/deliveries")
 def list_deliveries(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
-    """The cursor of a page is opaque: the number of its first delivery, after ``v1_``."""
+    """List deliveries. The cursor of a page is opaque: the number of its first delivery, after ``v1_``."""
     per_page = min(number(request, "per_page", PER_PAGE), MOST_PER_PAGE) or PER_PAGE
     cursor = request.query.get("cursor", "")
     first = cursor.removeprefix("v1_")

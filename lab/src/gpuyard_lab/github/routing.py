@@ -1,4 +1,4 @@
-"""Which handler answers a path."""
+"""Routes methods and paths to their handlers by templates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ Target = TypeVar("Target")
 
 
 class Routes(Generic[Target]):
-    """Templates such as ``/repos/{owner}/{repo}/contents/{path...}``, where the last takes all that is left."""
+    """A table of templates such as ``/repos/{owner}/{repo}/contents/{path...}``, where the last takes all that is
+    left."""
 
     def __init__(self, rows: Iterable[tuple[str, str, Target]]) -> None:
         self._rows: dict[tuple[str, str], list[tuple[list[str], Target]]] = defaultdict(list)
@@ -20,7 +21,7 @@ class Routes(Generic[Target]):
             self._rows[method, segments[0]].append((segments, target))
 
     def find(self, method: str, path: str) -> tuple[Target, dict[str, str]] | None:
-        """What answers, and what stands for the names in braces; None when nothing does."""
+        """Return the target of a path, and the values of the names in braces; None when there is none."""
         given = [unquote(part) for part in path.strip("/").split("/")]
         for segments, target in self._rows.get((method, given[0]), ()):
             parts = match(segments, given)

@@ -1,4 +1,4 @@
-"""What a runner says to the stand-in. This protocol is our own: GitHub's is not published, and needs its own runner.
+"""Answers the stand-in's runners, in a protocol of our own: GitHub's is not published, and needs its own runner.
 
 A runner has the JIT configuration and nothing else. All paths are below ``/_services/runner``, with
 ``Authorization: Bearer`` and the token of the configuration at the first one, that of its session at all others:
@@ -29,14 +29,14 @@ Wait = Callable[[Callable[[], bool], float], bool]
 
 
 class RunnerSide:
-    """Answers runners."""
+    """Answers runners' requests."""
 
     def __init__(self, forge: Forge, wait: Wait) -> None:
-        """``wait`` waits until something is true, or so many seconds are over; says whether it is true."""
+        """``wait`` waits until something is true, or so many seconds are over; returns whether it is true."""
         self.forge, self.wait = forge, wait
 
     def answer(self, request: ForgeRequest) -> ForgeAnswer:
-        """Raises ServiceRefusal."""
+        """Answer a request. Raises ServiceRefusal."""
         path = request.path.removeprefix(PREFIX).strip("/").split("/")
         if (request.method, path) == ("POST", ["sessions"]):
             return self._connect(request)
@@ -112,7 +112,7 @@ class RunnerSide:
         )
 
     def _event(self, job: ForgeJob) -> dict[str, Any]:
-        """What the payload of the event that started a run says of where its code is from."""
+        """Return the part of the run's event that says where its code is from."""
         repository, run = self.forge.repositories[job.repository.lower()], self.forge.runs[job.run]
         if not run.pull:
             return {}

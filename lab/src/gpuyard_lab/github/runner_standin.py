@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""``run.sh --jitconfig CONFIG``: what can be seen of actions/runner, for machines that cannot have it.
+"""``run.sh --jitconfig CONFIG``: a stand-in for actions/runner, for machines that cannot have it.
 
-It connects with a just-in-time configuration, waits for one job, says what the real one says, and ends. A job's work is
-to take its time; it runs ``GPUYARD_JOB_COMMAND`` when that is set. Standard library only, and Python 3.9: it goes into
-virtual machines. The protocol is that of ``runner_side.py`` and not GitHub's.
+It connects with a just-in-time configuration, waits for one job, prints what the real one prints, and ends. A job's
+work is to take its time; it runs ``GPUYARD_JOB_COMMAND`` when that is set. Standard library only, and Python 3.9: it
+goes into virtual machines. The protocol is that of ``runner_side.py`` and not GitHub's.
 
 Exit status, as the real one's: 0 after a job, 1 when it cannot go on.
 """
@@ -42,14 +42,14 @@ class Refused(Exception):
 
 
 class RunnerLine:
-    """Speaks to the server; asks again when nobody answers or the server is broken."""
+    """Connection to the server, which asks again when nobody answers or the server is broken."""
 
     def __init__(self, url: str, token: str) -> None:
         self.url, self.token = url, token
         self.opener = build_opener(ProxyHandler({}))
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-        """Status and JSON. Raises Refused for 401, 404 and 409, and when the server is not to be had."""
+        """Return status and JSON. Raises Refused for 401, 404 and 409, and when the server does not answer."""
         data = json.dumps(body or {}).encode() if method == "POST" else None
         headers = {"Authorization": "Bearer " + self.token, "Content-Type": "application/json"}
         for attempt in range(GIVE_UP_AFTER):
@@ -81,7 +81,7 @@ def _message(body: bytes) -> str:
 
 
 def read_config(text: str) -> tuple[str, str, str]:
-    """Server, name and token of an encoded configuration. Raises ValueError when it is none."""
+    """Return server, name and token of an encoded configuration. Raises ValueError when it is none."""
     try:
         files = {name: json.loads(b64decode(value)) for name, value in json.loads(b64decode(text)).items()}
         settings, credentials = files[".runner"], files[".credentials"]
@@ -91,7 +91,7 @@ def read_config(text: str) -> tuple[str, str, str]:
 
 
 def context(job: dict[str, Any]) -> dict[str, str]:
-    """What actions/runner tells of a job in the environment, and the event in a file."""
+    """Return the environment that actions/runner gives a job, with the event in a file."""
     folder = tempfile.mkdtemp(prefix="event-")
     path = os.path.join(folder, "event.json")
     with open(path, "w", encoding="utf-8") as file:

@@ -1,8 +1,8 @@
-"""Runner scale sets, as the Actions service speaks them: https://github.com/actions/scaleset is where they are written.
+"""Answers the Actions service's protocol of runner scale sets, as https://github.com/actions/scaleset defines it.
 
 A job whose labels a scale set has goes to it: the set's listener hears that it could have the job (JobAvailable), takes
-it (acquirejobs), and is told that it has it (JobAssigned). With ``ForgeSettings.offers`` off it is told at once. Never
-has a set more jobs than the ``X-ScaleSetMaxCapacity`` of its last poll, but for those that it had before that fell.
+it (acquirejobs), and is told that it has it (JobAssigned). With ``ForgeSettings.offers`` off it is told at once. A set
+never has more jobs than the ``X-ScaleSetMaxCapacity`` of its last poll, except those that it had before that fell.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ScaleSets:
     ) -> None:
         self.forge, self.gate, self.wait = forge, gate, wait
         self._tenants: dict[str, str] = {}
-        """Of an address of the service -> the ``owner`` or ``owner/name`` that it is for."""
+        """Key of an address of the service -> the ``owner`` or ``owner/name`` that it is for."""
         self._routes = Routes(
             [
                 ("GET", "/_apis/runtime/runnergroups", self._groups),
@@ -79,7 +79,8 @@ class ScaleSets:
     # -- the way in
 
     def register(self, request: ForgeRequest) -> ForgeAnswer:
-        """``POST /actions/runner-registration``: the service's address and a token for it. Raises ForgeRefusal."""
+        """Answer ``POST /actions/runner-registration``: the service's address and a token for it. Raises
+        ForgeRefusal."""
         principal = self.gate.require_service(request, "RemoteAuth", TokenKind.REGISTRATION)
         wanted = str(request.json().get("url", "")).removeprefix(self.forge.url).strip("/")
         if wanted.lower() != principal.subject.lower():
@@ -91,7 +92,7 @@ class ScaleSets:
         return ForgeAnswer(200, {"url": url, "token_schema": "OAuthAccessToken", "token": token})
 
     def answer(self, request: ForgeRequest) -> ForgeAnswer:
-        """Raises ForgeRefusal."""
+        """Answer a request. Raises ForgeRefusal."""
         tenant, _, path = request.path.removeprefix(PREFIX + "/").partition("/")
         place = self._tenants.get(tenant)
         if place is None:  # nobody was let in here, so the token that came is none of ours
@@ -207,7 +208,7 @@ class ScaleSets:
         return f"{self.forge.url}{PREFIX}/{uuid5(NAMESPACE, one.repository or one.owner).hex}"
 
     def statistics(self, one: ForgeSet) -> Json:
-        """As with every message: what is true now."""
+        """Return the statistics, as with every message: what is true now."""
         mine = [job for job in self.forge.unfinished.values() if job.scale_set == one.id]
         waiting = sum(1 for job in mine if job.status == QUEUED and job.assigned is None)
         runners = [runner for runner in self.forge.runners.values() if runner.scale_set == one.id]
@@ -222,7 +223,7 @@ class ScaleSets:
         }
 
     def assigned(self, one: ForgeSet) -> int:
-        """Jobs that it has, those that run included."""
+        """Count the jobs that it has, those that run included."""
         return sum(1 for job in self.forge.unfinished.values() if job.scale_set == one.id and job.assigned)
 
     # -- sessions and messages
@@ -297,7 +298,7 @@ class ScaleSets:
         return self._message(one, found[0]) if found else ForgeAnswer(202)
 
     def _make_message(self, one: ForgeSet) -> QueuedMessage | None:
-        """Of what is pending, unless it gets lost."""
+        """Make a message of what is pending, unless it gets lost."""
         while message := self.forge.make_message(one, MOST_IN_MESSAGE):
             if not self.forge.faults.strikes("message_lost", f"set {one.name}", self.forge.now()):
                 return message
@@ -343,7 +344,7 @@ class ScaleSets:
                 job.scale_set, job.request = found.id, self.forge.next_id("request")
 
     def give(self, one: ForgeSet) -> None:
-        """As many waiting jobs as its capacity allows, the oldest first."""
+        """Give a set as many waiting jobs as its capacity allows, the oldest first."""
         self._link()
         now, offers = self.forge.now(), self.forge.settings.offers
         mine = [job for job in self.forge.unfinished.values() if job.scale_set == one.id and job.status == QUEUED]
@@ -375,7 +376,7 @@ class ScaleSets:
         self.forge.add_message(one, self._event(job, "JobAssigned"))
 
     def tick(self) -> None:
-        """Sessions that nobody polls end; assignments that nobody took up come to nothing."""
+        """End sessions that nobody polls, and take back assignments that no runner took up."""
         now, settings = self.forge.now(), self.forge.settings
         for scale_set in self.forge.sets.values():
             if scale_set.session and scale_set.polled and now - scale_set.polled >= settings.session_idle:
@@ -470,7 +471,7 @@ def reference(one: ForgeRunner) -> Json:
 
 
 def labels_of(body: Json) -> tuple[str, ...]:
-    """Labels in the body of a scale set. Raises ServiceRefusal (400)."""
+    """Return the labels in the body of a scale set. Raises ServiceRefusal (400)."""
     rows = body.get("labels") or []
     if not isinstance(rows, list) or not all(
         isinstance(row, dict) and isinstance(row.get("name"), str) for row in rows
@@ -480,7 +481,7 @@ def labels_of(body: Json) -> tuple[str, ...]:
 
 
 def numeral(text: str) -> int:
-    """Raises ServiceRefusal (400) for what is no number."""
+    """Return a number. Raises ServiceRefusal (400) for anything else."""
     if not text.isdecimal() or len(text) > 18:
         raise ServiceRefusal(400, "ArgumentException", f"{text[:20]!r} is no number")
     return int(text)

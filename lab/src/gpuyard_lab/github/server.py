@@ -1,4 +1,4 @@
-"""The stand-in behind a socket, on the loopback interface: in a thread of a test, or as a process of its own."""
+"""Serves the stand-in on a socket of the loopback interface: in a thread of a test, or as a process of its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OPENER = build_opener(ProxyHandler({}))
 
 
 class ForgeHandler(BaseHTTPRequestHandler):
-    """One connection. Keeps it open, as GitHub does."""
+    """Handler of one connection. Keeps it open, as GitHub does."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # or each answer waits 40 ms for the client's word that it has the headers
@@ -83,7 +83,7 @@ class ForgeHandler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: who wants to know looks at the journal."""
+        """Log nothing: the journal of faults has what people need."""
 
 
 class ForgeServer(ThreadingHTTPServer):
@@ -102,7 +102,7 @@ class ForgeServer(ThreadingHTTPServer):
         runner_url: str = "",
         address: str = ADDRESS,
     ) -> None:
-        """On a free port when it is 0. Raises OSError when the port is taken."""
+        """Listen on a port; 0 for a free one. Raises OSError when the port is taken."""
         super().__init__((address, port), ForgeHandler)
         self.url = f"http://{address}:{self.server_address[1]}"
         self.standin = StandIn(now, faults, settings, self.url, runner_url)
@@ -134,7 +134,7 @@ class ForgeServer(ThreadingHTTPServer):
         self.stop()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news; anything else is a defect of ours and shown."""
+        """Ignore a client that went away; anything else is a defect of ours and shown."""
         import sys
 
         if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):

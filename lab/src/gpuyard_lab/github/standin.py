@@ -1,4 +1,4 @@
-"""The whole stand-in, without a socket: a request in, an answer out, and what time does."""
+"""Assembles the whole stand-in, without a socket: a request in, an answer out, and what time does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuyard_lab.github.wire import ForgeAnswer, ForgeRefusal, ForgeRequest
 API = "/api/v3"
 ROUTES = Routes([*rest.ROUTES, *rest_hooks.ROUTES])
 LONGEST_WAIT_S = 1.0
-"""In a long poll the clock is looked at so often, for what time alone brings about."""
+"""Seconds after which a long poll checks again, for what time alone brings about."""
 
 
 def utc_now() -> datetime:
@@ -46,7 +46,7 @@ class StandIn:
         self.closed = False
 
     def handle(self, request: ForgeRequest) -> ForgeAnswer:
-        """The answer to a request, however it goes wrong. Waits when it is a long poll."""
+        """Return the answer to a request, however it goes wrong. Waits when it is a long poll."""
         with self.forge.lock:
             try:
                 if request.path.startswith(control.PREFIX + "/"):
@@ -61,13 +61,13 @@ class StandIn:
             self.sets.tick()
 
     def close(self) -> None:
-        """Let those who wait in a long poll go."""
+        """Release those who wait in a long poll."""
         with self.forge.lock:
             self.closed = True
             self.forge.wake()
 
     def wait(self, wanted: Callable[[], bool], longest_s: float) -> bool:
-        """Until something is so, at most so long; whether it is. Others work meanwhile."""
+        """Wait until something is true, at most so long; returns whether it is. Others work meanwhile."""
         deadline = time.monotonic() + longest_s
         while not wanted():
             left = deadline - time.monotonic()

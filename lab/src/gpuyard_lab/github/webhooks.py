@@ -1,4 +1,4 @@
-"""Webhooks: what happened to jobs becomes signed deliveries, some of which go wrong."""
+"""Webhooks: turns events of jobs into signed deliveries, some of which go wrong."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ EVENT = "workflow_job"
 
 
 def signature(secret: str, body: bytes) -> str:
-    """As in ``X-Hub-Signature-256``."""
+    """Return a signature as in ``X-Hub-Signature-256``."""
     return "sha256=" + hmac.new(secret.encode(), body, sha256).hexdigest()
 
 
 def headers_of(hook: ForgeHook, one: HookSending) -> dict[str, str]:
-    """With which a delivery is sent."""
+    """Return the headers that a delivery is sent with."""
     return {
         "Content-Type": "application/json",
         "User-Agent": "GitHub-Hookshot/0000000",
@@ -33,7 +33,7 @@ def headers_of(hook: ForgeHook, one: HookSending) -> dict[str, str]:
 
 
 class Webhooks:
-    """Sits on a Forge and makes a delivery of each event for each hook that is concerned."""
+    """Makes a delivery of each event of a Forge, for each hook that is concerned."""
 
     def __init__(self, forge: Forge) -> None:
         self.forge = forge
@@ -82,13 +82,13 @@ class Webhooks:
         return one
 
     def redeliver(self, one: HookSending) -> HookSending:
-        """Send again what was sent before: the same GUID under another id."""
+        """Send a delivery again: the same GUID under another id."""
         again = replace(one, due=self.forge.now(), redelivery=True, lost=False, sent=None, status_code=0)
         return self._add(again)
 
     def take_due(self) -> list[tuple[ForgeHook, HookSending]]:
-        """What is to be sent now, in the order in which it is due. Those that get lost are not among them. Whoever
-        takes them says with ``answered`` how it went."""
+        """Take the deliveries to be sent now, in the order in which they are due, without those that get lost. The
+        caller reports each outcome with ``answered``."""
         now = self.forge.now()
         due = sorted((one for one in self.forge.unsent.values() if one.due <= now), key=lambda one: (one.due, one.id))
         found = []

@@ -22,26 +22,26 @@ class ForgeRequest:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     parts: Mapping[str, str] = field(default_factory=dict)
-    """What stands where the route has a name in braces."""
+    """Values of the names in braces of the route."""
     gone: Callable[[], bool] = lambda: False
-    """Whether who sent it has hung up by now."""
+    """Whether the client has hung up by now."""
 
     @classmethod
     def of(cls, method: str, target: str, headers: Mapping[str, str], body: bytes) -> ForgeRequest:
-        """From a request line's target (path with query)."""
+        """Make a request from a request line's target (path with query)."""
         split = urlsplit(target)
         lower = {name.lower(): value for name, value in headers.items()}
         return cls(method, split.path, dict(parse_qsl(split.query, keep_blank_values=True)), lower, body)
 
     def json(self) -> dict[str, Any]:
-        """The body as an object. Raises ForgeRefusal (400) when it is none."""
+        """Return the body as an object. Raises ForgeRefusal (400) when it is none."""
         found = self.value()
         if not isinstance(found, dict):
             raise ForgeRefusal(400, "Body should be a JSON object")
         return found
 
     def value(self) -> Any:
-        """The body as JSON, an empty object when there is none. Raises ForgeRefusal (400)."""
+        """Return the body as JSON, an empty object when there is none. Raises ForgeRefusal (400)."""
         try:
             return json.loads(self.body) if self.body else {}
         except ValueError:
@@ -50,7 +50,7 @@ class ForgeRequest:
 
 @dataclass(frozen=True)
 class ForgeAnswer:
-    """One answer, and how it gets lost on its way."""
+    """One answer, and the way in which it gets lost."""
 
     status: int
     body: Any = None
@@ -78,7 +78,7 @@ class ForgeRefusal(Exception):
 
 
 class ServiceRefusal(ForgeRefusal):
-    """The same in the shape that the Actions service has."""
+    """A refusal in the shape that the Actions service has."""
 
     def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(status, message)

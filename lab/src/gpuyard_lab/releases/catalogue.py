@@ -1,4 +1,5 @@
-"""Which releases of OpenStack a lab can run, on which Python, and of which packages. Pure."""
+"""Catalogue of the releases of OpenStack that a lab can run, with their Python and the versions of their services.
+Pure."""
 
 from __future__ import annotations
 
@@ -11,29 +12,29 @@ from gpuyard_lab.errors import LabSettingsError
 Version = tuple[int, int]
 """Major and minor version of a Python."""
 OLDEST_PYTHON: Version = (3, 11)
-"""The lab's own code runs there too, and needs it."""
+"""The oldest Python that the lab's own code runs on."""
 OWN = "2026.2"
-"""The release that the lab's own environment has: it needs no other."""
+"""The release in the lab's own environment, which needs no other."""
 
 
 @dataclass(frozen=True)
 class LabRelease:
-    """A release as the lab has it."""
+    """A release of OpenStack that the lab installs."""
 
     name: str
     newest_python: Version
-    """The newest that its Nova names in its metadata."""
+    """The newest Python that its Nova names in its metadata."""
     services: dict[str, str]
     """Package of each service -> its version."""
 
     @property
     def lock(self) -> Path:
-        """Its packages, one a line with their exact versions."""
+        """File of its packages, one a line with their exact versions."""
         return Path(__file__).parent / f"{self.name}.txt"
 
     @property
     def pythons(self) -> str:
-        """In words."""
+        """The Pythons that it runs on, in words."""
         oldest, newest = spoken(OLDEST_PYTHON), spoken(self.newest_python)
         return oldest if oldest == newest else f"{oldest} to {newest}"
 
@@ -57,16 +58,16 @@ LAB_RELEASES = {
         LabRelease("2026.1", (3, 12), _services("33.0.2", "29.1.0", "32.0.0", "28.0.2", "15.0.0")),
     )
 }
-"""Those that are installed into an environment of their own."""
+"""The releases that are installed into an environment of their own."""
 
 
 def spoken(python: Version) -> str:
-    """``(3, 11)`` -> ``3.11``."""
+    """Return a version in words: ``(3, 11)`` -> ``3.11``."""
     return f"{python[0]}.{python[1]}"
 
 
 def lab_release(name: str) -> LabRelease:
-    """The release of a name; LabSettingsError when a lab cannot run it."""
+    """Return the release of a name. Raises LabSettingsError when a lab cannot run it."""
     if name not in LAB_RELEASES:
         known = ", ".join([*LAB_RELEASES, OWN])
         raise LabSettingsError(f"a lab cannot run release {name!r}; choose one of {known} with --release")
@@ -74,6 +75,6 @@ def lab_release(name: str) -> LabRelease:
 
 
 def names_of_python(release: LabRelease) -> Sequence[str]:
-    """What a Python that can run a release may be called in PATH, the newest first."""
+    """Return the names in PATH of Pythons that can run a release, the newest first."""
     newest, oldest = release.newest_python[1], OLDEST_PYTHON[1]
     return [f"python3.{minor}" for minor in range(newest, oldest - 1, -1)]

@@ -1,5 +1,7 @@
-"""What the Python of another release needs to run the lab's services: gpuyard and the lab, and nothing that is
-installed beside them, which would come before what that release has."""
+"""Makes gpuyard and the lab importable by the Python of another release, without the packages installed beside them.
+
+Those would come before the packages that the release has.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from gpuyard import installed_version
 from gpuyard_lab.files import private_folder, write_private
 
 DRIVERS = "neutron.ml2.mechanism_drivers"
-"""Neutron finds the lab's driver by its entry point."""
+"""Group of entry points by which Neutron finds the lab's driver."""
 
 
 def write_code(folder: Path) -> Path:
@@ -41,6 +43,6 @@ def write_code(folder: Path) -> Path:
 
 
 def with_code(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The environment of a process that imports both packages from such a folder."""
+    """Return the environment of a process that imports both packages from such a folder."""
     path = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
     return {**environment, "PYTHONPATH": ":".join(path)}

@@ -1,4 +1,8 @@
-"""Installs a release into an environment of its own, from PyPI, once."""
+"""Installs a release of OpenStack from PyPI into an environment of its own, once.
+
+An environment is complete when it holds the fingerprint of its lock and its Python, which is written last: an
+interrupted installation is begun anew.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +28,14 @@ from gpuyard_lab.releases.plan import (
 )
 
 DONE = "gpuyard-complete"
-"""A file of an environment with the fingerprint of what is in it."""
+"""File of an environment with the fingerprint of what is in it."""
 TAIL_LINES = 8
 Say = Callable[[str], None]
 
 
 def ensure_release(release: LabRelease, cache: Path, say: Say) -> Path:
-    """The Python of a release, which is installed when it is not there yet, or not whole. ``say`` hears how far it is.
+    """Return the Python of a release, which is installed when it is not there yet, or not whole. ``say`` is told of the
+    progress.
 
     Raises LabSettingsError when no Python here can run it, LabError when it cannot be installed.
     """
@@ -49,7 +54,7 @@ def ensure_release(release: LabRelease, cache: Path, say: Say) -> Path:
 
 
 def find_uv() -> str | None:
-    """uv, which is faster, where there is one: the one that runs gpuyard, or that is in PATH."""
+    """Return the path of uv, which is faster, where there is one: the one that runs gpuyard, or that is in PATH."""
     return os.environ.get("UV") or shutil.which("uv")
 
 
@@ -99,7 +104,7 @@ def _base_python(release: LabRelease) -> str:
 
 
 def _is_whole(environment: Path, wanted: str) -> bool:
-    """Whether an environment has what is wanted, and its Python still runs."""
+    """Return whether an environment has what is wanted, and its Python still runs."""
     try:
         if (environment / DONE).read_text() != wanted:
             return False
@@ -119,7 +124,7 @@ def _folder(cache: Path) -> None:
 
 @contextmanager
 def _locked(path: Path, say: Say) -> Iterator[None]:
-    """One installation of a release at a time; who comes second waits and finds it done."""
+    """Let one installation of a release run at a time; the second one waits and finds it done."""
     try:
         file = open(path, "w", encoding="utf-8")  # noqa: SIM115  # closed below
     except OSError as error:

@@ -11,19 +11,19 @@ from gpuyard_lab.releases.catalogue import LabRelease
 
 BATCH = 25
 """Packages that are installed at a time. Since each has its exact version, none needs the others to be known; and
-between two batches one can say how far it is."""
+progress can be shown between two batches."""
 
 
 @dataclass(frozen=True)
 class InstallStep:
-    """One command, and how many packages are there after it."""
+    """One command, and the number of packages that are there after it."""
 
     command: tuple[str, ...]
     packages: int
 
 
 def environment_of(cache: Path, release: LabRelease) -> Path:
-    """Where a release is installed."""
+    """Return the folder in which a release is installed."""
     return cache / release.name
 
 
@@ -32,25 +32,25 @@ def python_in(environment: Path) -> Path:
 
 
 def packages_of(lock: str) -> tuple[str, ...]:
-    """The requirements of a lock, one a line."""
+    """Return the requirements of a lock, one a line."""
     lines = (line.strip() for line in lock.splitlines())
     return tuple(line for line in lines if line and not line.startswith("#"))
 
 
 def fingerprint(lock: str, python: str) -> str:
-    """Tells whether what is installed is what is wanted."""
+    """Return a digest of a lock and a Python, to compare what is installed with what is desired."""
     return hashlib.sha256("\n".join([python, *packages_of(lock)]).encode()).hexdigest()
 
 
 def creation(environment: Path, python: str, uv: str | None) -> InstallStep:
-    """Make an empty environment."""
+    """Return the step that makes an empty environment."""
     if uv:
         return InstallStep((uv, "venv", "--quiet", "--clear", "--python", python, str(environment)), 0)
     return InstallStep((python, "-m", "venv", "--clear", str(environment)), 0)
 
 
 def installation(environment: Path, packages: Sequence[str], uv: str | None) -> tuple[InstallStep, ...]:
-    """Install packages into it, batch by batch."""
+    """Return the steps that install packages into it, batch by batch."""
     python = str(python_in(environment))
     if uv:
         install = (uv, "pip", "install", "--quiet", "--python", python, "--no-deps")

@@ -15,7 +15,7 @@ def prepare(lab: Lab) -> None:
 
 
 def create(lab: Lab) -> None:
-    """What ``glance-manage db_sync`` does."""
+    """Make the schema, as ``glance-manage db_sync`` does."""
     from glance.cmd import manage
 
     sys.argv = ["glance-manage", "--config-file", str(lab.etc / "glance" / "glance-api.conf"), "db_sync"]

@@ -19,7 +19,8 @@ def prepare(lab: Lab) -> None:
 
 
 def create(lab: Lab) -> None:
-    """What ``keystone-manage db_sync`` and ``bootstrap`` do, and Placement's schema."""
+    """Make the schema and the first accounts, as ``keystone-manage db_sync`` and ``bootstrap`` do, and Placement's
+    schema."""
     import keystone.conf
     from keystone.cmd import bootstrap
     from keystone.common import sql

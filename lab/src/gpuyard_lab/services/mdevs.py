@@ -1,6 +1,6 @@
-"""vGPUs of the lab: the part of Nova's libvirt driver that deals with mediated devices, on the devices of a recording.
+"""Plays vGPUs: the part of Nova's libvirt driver that deals with mediated devices, on the devices of a recording.
 
-What Nova reports of them, which one a server gets and when one is made is all Nova's own code. Only libvirt is played:
+Nova's own code decides what is reported of them, which one a server gets and when one is made. Only libvirt is played:
 it lists what was recorded, and makes entries of a dictionary in place of devices.
 """
 
@@ -19,7 +19,7 @@ from gpuyard_lab.plan import LabDevice
 
 
 def libvirt_name(address: str) -> str:
-    """``0000:41:00.4`` -> ``pci_0000_41_00_4``."""
+    """Return libvirt's name of a PCI device: ``0000:41:00.4`` -> ``pci_0000_41_00_4``."""
     return "pci_" + address.replace(":", "_").replace(".", "_")
 
 
@@ -37,7 +37,7 @@ class NodeDevice:
 
 
 class PlayedLibvirt:
-    """What Nova asks libvirt about mediated devices of one host."""
+    """Stand-in for libvirt, with the calls that Nova makes about mediated devices of one host."""
 
     def __init__(self, devices: Sequence[LabDevice]) -> None:
         self._makers = {libvirt_name(device.address): device for device in devices if device.mdev_types}
@@ -51,7 +51,7 @@ class PlayedLibvirt:
         return [_mdev_name(id, maker) for id, (maker, _) in self._made.items()]
 
     def list_guests(self, only_running: bool = True) -> list[Any]:
-        """None: which device a server has is kept by the driver."""
+        """Return no guests: the driver keeps which device a server has."""
         return []
 
     def get_guest(self, instance: Any) -> Any:
@@ -71,14 +71,15 @@ class PlayedLibvirt:
         return NodeDevice(_mdev_name(id, conf.parent), self._mdev(id))
 
     def device_define(self, conf: Any) -> NodeDevice:
-        """The same once more, so that it comes back after a reboot."""
+        """Return the device again; in libvirt this makes it come back after a reboot."""
         return self.device_lookup_by_name(_mdev_name(conf.mdev_information.uuid, conf.parent))
 
     def device_set_autostart(self, device: NodeDevice, autostart: bool = True) -> None:
-        """There is no reboot."""
+        """Do nothing: there is no reboot."""
 
     def _left(self, maker: str, kind: str) -> int:
-        """How many more of a type a function can make: of a card all have one type, and only so many."""
+        """Return how many more of a type a function can make: all of a card have one type, and there are only so
+        many."""
         device = self._makers[maker]
         card = [made for name, made in self._made.values() if self._card(name) == self._card(maker)]
         if any(made != kind for made in card):
@@ -128,7 +129,8 @@ def _mdev_name(id: str, maker: str) -> str:
 
 
 class MdevDriver(LibvirtDriver):  # type: ignore[misc]
-    """Must be created while the options of its host are in force."""
+    """Nova's libvirt driver, reduced to mediated devices. Must be created while the options of its host are in
+    force."""
 
     def __init__(self, devices: Sequence[LabDevice]) -> None:
         # Only what LibvirtDriver.__init__ makes for mediated devices: the rest of it wants a libvirt.
@@ -149,7 +151,7 @@ class MdevDriver(LibvirtDriver):  # type: ignore[misc]
         self.provider_tree = provider_tree
 
     def give(self, server: str, allocations: Any) -> None:
-        """Let a server have what Placement has allocated to it."""
+        """Give a server what Placement has allocated to it."""
         if made := self._allocate_mdevs(allocations):
             self.instance_claimed_mdevs[server] = made
 
@@ -157,5 +159,5 @@ class MdevDriver(LibvirtDriver):  # type: ignore[misc]
         self.instance_claimed_mdevs.pop(server, None)
 
     def makers(self) -> list[str]:
-        """libvirt's names of the devices that it reports."""
+        """Return libvirt's names of the devices that it reports."""
         return [name for name, inventory in self._get_gpu_inventories().items() if inventory["total"]]

@@ -1,4 +1,4 @@
-"""Neutron's mechanism driver of the lab: every port is bound on every host, at once, without an agent."""
+"""Neutron's mechanism driver of the lab: binds every port on every host, at once, without an agent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from neutron_lib.plugins.ml2 import api
 
 
 class AnyHostMechanismDriver(api.MechanismDriver):  # type: ignore[misc]
-    """Loaded by Neutron through the entry point ``gpuyard_lab``."""
+    """Binds every port. Neutron loads it through the entry point ``gpuyard_lab``."""
 
     def initialize(self) -> None:
         pass

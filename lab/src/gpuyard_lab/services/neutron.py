@@ -21,7 +21,7 @@ def prepare(lab: Lab) -> None:
 
 
 def create(lab: Lab) -> None:
-    """The schema: by Neutron's migrations on MySQL, from its models elsewhere, where the migrations do not run."""
+    """Make the schema: by Neutron's migrations on MySQL, from its models elsewhere, where the migrations do not run."""
     url = lab.database_url("neutron")
     if url.startswith(("mysql", "mariadb")):
         _migrate(lab)

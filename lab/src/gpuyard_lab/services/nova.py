@@ -47,7 +47,8 @@ def prepare(lab: Lab) -> None:
 
 
 def create(lab: Lab) -> None:
-    """What ``nova-manage api_db sync``, ``cell_v2 map_cell0``, ``cell_v2 create_cell`` and ``db sync`` do."""
+    """Make the schemas and cells, as ``nova-manage api_db sync``, ``cell_v2 map_cell0``, ``cell_v2 create_cell`` and
+    ``db sync`` do."""
     from nova import config, objects
     from nova.cmd import manage
     from nova.db import migration
@@ -64,7 +65,8 @@ def create(lab: Lab) -> None:
 
 
 def serve(lab: Lab) -> None:
-    """Start everything in the order in which it depends on each other, then say so. Does not return."""
+    """Start everything in the order in which it depends on each other, then write `Lab.hosts_ready`. Does not
+    return."""
     import nova.conf
     import os_vif
     from nova import context, objects
@@ -99,7 +101,7 @@ def serve(lab: Lab) -> None:
 
 
 def _say_which_endpoint(lab: Lab) -> None:
-    """Which endpoint in the catalogue limits are kept by: before 2026.2 Nova cannot look it up, whatever is set."""
+    """Set the id of the endpoint by which limits are kept: before 2026.2 Nova cannot look it up, whatever is set."""
     import nova.conf
     from oslo_limit import opts
 
@@ -116,16 +118,17 @@ class Computes:
         self._hosts = {host.name: host for host in hosts}
         self._running: dict[str, Any] = {}
         self._moving: dict[str, float] = {}
-        """When hosts to or from which servers move are looked at again."""
+        """Host with a move -> when its resources are updated next."""
 
     def start(self) -> dict[str, list[str]]:
-        """All of them. Host -> names of its providers."""
+        """Start all of them. Returns host -> names of its providers."""
         for host in self._hosts.values():
             self._running[host.name] = _start_compute(self._lab, host)
         return {name: _providers(self._hosts[name], compute) for name, compute in self._running.items()}
 
     def look(self) -> None:
-        """Tell Nova of servers that have switched themselves off; switch hosts off and on, as is wanted."""
+        """Tell Nova of servers that have switched themselves off; switch hosts off and on, as `Lab.hosts_wanted_off`
+        says."""
         for compute in self._running.values():
             compute.manager.driver.notice_what_is_off()
         self._settle_moves()
@@ -141,8 +144,8 @@ class Computes:
             write_json(self._lab.hosts_off, sorted(now))
 
     def _settle_moves(self) -> None:
-        """Nova takes what came by a migration for a server of the host only at an update of its resources, and gives
-        its GPU back to none before that. The lab has no such update (docs/adr/0006), but for hosts with a move."""
+        """Update the resources of hosts with a move. Nova takes what came by a migration for a server of the host only
+        at such an update, and gives its GPU back to none before that. The lab has no periodic one (docs/adr/0006)."""
         for name, compute in self._running.items():
             if not compute.manager.rt.tracked_migrations:
                 self._moving.pop(name, None)
@@ -152,8 +155,8 @@ class Computes:
 
 
 def _update_resources(name: str, compute: Any) -> None:
-    """What Nova's periodic task does, whose errors end nothing either: it may meet a move that is being confirmed, of
-    whose allocations it has read a part, and Placement refuses what it makes of them."""
+    """Do what Nova's periodic task does, whose errors end nothing either: it may meet a move that is being confirmed,
+    of whose allocations it has read a part, and Placement refuses what it makes of them."""
     try:
         compute.manager.update_available_resource(context_of_admin())
     except Exception as error:
@@ -167,9 +170,10 @@ def context_of_admin() -> Any:
 
 
 def _die(compute: Any) -> None:
-    """What the end of its process would be: it is not heard of, and what is sent to it waits on the bus.
+    """End a nova-compute as the end of its process would: it is not heard of, and what is sent to it waits on the bus.
 
-    Not its ``stop``, which finishes what it is at, and takes down threads that all services of this process share.
+    Its ``stop`` is not used, which finishes what it is at, and takes down threads that all services of this process
+    share.
     """
     for server in (compute.rpcserver, getattr(compute, "rpcserver_alt", None)):  # the second: since 2026.2
         if server is not None:

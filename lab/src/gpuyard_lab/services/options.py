@@ -1,8 +1,9 @@
-"""Options of one service while several services share a process, and with it oslo.config's one global object.
+"""Applies options to one service alone while several share a process, and with it oslo.config's one global object.
 
 A file's options are overrides of the global object while the service of that file is created and started, and are gone
-after. That is enough for what a service reads once, when it starts. What it reads again later must be known here, or
-the file would silently not be followed: an option that is not in the given list is an error.
+after. That is enough for what a service reads once, when it starts. Options that it reads again later need something
+else, or the file would silently not be followed; so only options of a given list are accepted, and any other is an
+error.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ SCHEDULER_OPTIONS = {("DEFAULT", "executor_thread_pool_size"), ("scheduler", "wo
 
 @contextmanager
 def options_in_force(conf: Any, path: Path, known: Collection[tuple[str, str]]) -> Iterator[None]:
-    """Have the options of an ini file in the given ConfigOpts for the time of a ``with`` block."""
+    """Set the options of an ini file in the given ConfigOpts for the time of a ``with`` block. Raises ValueError for
+    one that is not in `known`."""
     overrides = read_options(path)
     for section, key in overrides:
         if (section, key) not in known:
@@ -49,7 +51,7 @@ def options_in_force(conf: Any, path: Path, known: Collection[tuple[str, str]]) 
 
 
 def mdev_options(conf: Any, path: Path) -> set[tuple[str, str]]:
-    """The options of each mdev type that an ini file names, which Nova knows only once it knows the types."""
+    """Return the options of each mdev type that an ini file names, which Nova knows only once it knows the types."""
     from nova.conf import devices
 
     given = read_options(path).get(("devices", "enabled_mdev_types"), [""])[-1]
@@ -65,7 +67,7 @@ def mdev_options(conf: Any, path: Path) -> set[tuple[str, str]]:
 
 
 def read_options(path: Path) -> dict[tuple[str, str], list[str]]:
-    """Every option of an ini file with all its values, as text."""
+    """Return every option of an ini file with all its values, as text."""
     from oslo_config import cfg
 
     sections: dict[str, dict[str, list[str]]] = {}

@@ -15,7 +15,7 @@ def prepare(lab: Lab) -> None:
 
 
 def create(lab: Lab) -> None:
-    """What ``placement-manage db sync`` does."""
+    """Make the schema, as ``placement-manage db sync`` does."""
     from oslo_config import cfg
     from placement import conf, db_api
     from placement.db.sqlalchemy import migration

@@ -1,4 +1,4 @@
-"""What the processes of a lab have in common while they start."""
+"""Common steps of the lab's processes while they start: wait for the databases, make the schema, serve an API."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONNECTIONS = 2000
 
 
 def log(message: str) -> None:
-    """A line of our own in the log of the process."""
+    """Write a line of our own to the log of the process."""
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {os.getpid()} gpuyard: {message}", file=sys.stderr, flush=True)
 
 
@@ -90,7 +90,7 @@ def serve_wsgi(application: Any, lab: Lab, name: str) -> None:
 
 
 def serve_wsgi_in_background(application: Any, lab: Lab, name: str) -> None:
-    """As serve_wsgi, in a thread. The process ends when it cannot."""
+    """Serve an API as serve_wsgi does, in a thread. The process ends when it cannot."""
 
     def run() -> None:
         try:

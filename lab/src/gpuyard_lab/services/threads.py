@@ -1,7 +1,7 @@
-"""In which kind of threads a service runs: the kind that its release was made for.
+"""Chooses the kind of threads that a service runs in: the kind that its release was made for.
 
-Before Nova 33 its services run in eventlet's green threads. Those take the place of modules of the standard library,
-so that must happen before anything else is imported. Everything else here runs in the system's threads.
+Before Nova 33 its services run in eventlet's green threads. Those take the place of modules of the standard library, so
+that must happen before anything else is imported. Everything else here runs in the system's threads.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import sys
 from importlib.metadata import version
 
 FIRST_IN_SYSTEM_THREADS = 33
-"""The first Nova all of whose services do without eventlet."""
+"""The first Nova all of whose services work without eventlet."""
 SWITCH = "OS_NOVA_DISABLE_EVENTLET_PATCHING"
-"""Every entry point of Nova decides by it when it is imported, nova-manage's too."""
+"""Variable by which every entry point of Nova decides when it is imported, nova-manage's too."""
 
 
 def nova_version() -> int:
-    """The major version of the Nova that is installed here."""
+    """Return the major version of the Nova that is installed here."""
     return int(version("nova").partition(".")[0])
 
 
@@ -35,7 +35,7 @@ def choose_threads(process: str) -> None:
 
 
 def green() -> bool:
-    """Whether this process runs in green threads."""
+    """Return whether this process runs in green threads."""
     if "eventlet" not in sys.modules:
         return False
     from eventlet import patcher

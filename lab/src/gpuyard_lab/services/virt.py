@@ -26,11 +26,12 @@ NODE_NAMESPACE = uuid.UUID("6d5dbb6c-9a0c-4d4f-8a4c-1c3c1d0f6b1e")
 RATIOS = {"VCPU": "cpu", "MEMORY_MB": "ram", "DISK_GB": "disk"}
 GONE = (power_state.NOSTATE, None)
 MOST_CONSOLE = 100 * 1024
-"""What Nova's libvirt driver keeps of a console: its end."""
+"""Bytes of a console that Nova's libvirt driver keeps: its end."""
 
 
 class RecordedHostDriver(fake.FakeDriver):  # type: ignore[misc]
-    """Servers are entries in a dictionary; CPUs, memory, disk and PCI functions are those of one recorded host.
+    """Driver whose servers are entries in a dictionary; CPUs, memory, disk and PCI functions are those of one recorded
+    host.
 
     A server with user data has a folder below ``guests``, in which somebody may play it. Must be created while the
     options of its host are in force: it keeps a copy of those that it needs later.
@@ -110,7 +111,7 @@ class RecordedHostDriver(fake.FakeDriver):  # type: ignore[misc]
         return resources
 
     def update_provider_tree(self, provider_tree: Any, nodename: str, allocations: Any = None) -> None:
-        """Inventory of the host itself; as in Nova's driver, with this host's ratios and reservations."""
+        """Report the inventory of the host itself; as in Nova's driver, with this host's ratios and reservations."""
         known = provider_tree.data(nodename).inventory
         totals = {"VCPU": self.vcpus, "MEMORY_MB": self.memory_mb, "DISK_GB": self.local_gb}
         inventory = {
@@ -129,7 +130,7 @@ class RecordedHostDriver(fake.FakeDriver):  # type: ignore[misc]
         provider_tree.update_inventory(nodename, inventory)
 
     def get_host_uptime(self) -> str:
-        """As ``uptime`` prints it: that of the process, for want of a machine."""
+        """Return a line as ``uptime`` prints it, with the uptime of the process, for want of a machine."""
         minutes = int(time.monotonic() - self._began) // 60
         up = f"{minutes // 1440} days, {minutes // 60 % 24}:{minutes % 60:02}"
         return f" {time.strftime('%H:%M:%S')} up {up},  0 users,  load average: 0.00, 0.00, 0.00"
@@ -142,7 +143,8 @@ class RecordedHostDriver(fake.FakeDriver):  # type: ignore[misc]
 
 
 def _mdev_driver(host: LabHost) -> Any:
-    """What makes its vGPUs; None on a host that makes none, which so does without Nova's libvirt driver."""
+    """Return the driver of a host's vGPUs; None on a host that makes none, which so does without Nova's libvirt
+    driver."""
     if not CONF.devices.enabled_mdev_types:
         return None
     from gpuyard_lab.services.mdevs import MdevDriver
@@ -151,7 +153,7 @@ def _mdev_driver(host: LabHost) -> Any:
 
 
 def decoded(user_data: str) -> bytes:
-    """As the config drive has it. Nova has checked that it is base64."""
+    """Return user data as the config drive has it. Nova has checked that it is base64."""
     try:
         return base64.b64decode(user_data)
     except binascii.Error:
@@ -159,12 +161,12 @@ def decoded(user_data: str) -> bytes:
 
 
 def node_uuid(name: str) -> str:
-    """The id of a host's compute node and root provider: the same at every start and in every lab."""
+    """Return the id of a host's compute node and root provider: the same at every start and in every lab."""
     return str(uuid.uuid5(NODE_NAMESPACE, name))
 
 
 def as_libvirt(device: LabDevice) -> dict[str, Any]:
-    """A PCI function as Nova's libvirt driver reports it."""
+    """Return a PCI function as Nova's libvirt driver reports it."""
     return {
         "dev_id": "pci_" + device.address.replace(":", "_").replace(".", "_"),
         "address": device.address,
