@@ -1,5 +1,10 @@
-"""Stands before every handler of a site with bookings: nobody gets past without a person but where it says so here, and
-nothing is changed by a cookie alone."""
+"""Middleware that admits requests: it requires a person for all but the open paths, and a CSRF token for changes by
+cookie.
+
+It finds the visitor first, then reads the body, and only then checks the CSRF token and counts the change: so bodies
+of people who have logged in have a share of their own, which nobody else can use up. An event stream is checked
+again every `CHECK_EVERY` seconds, and ends when its visitor would no longer be admitted.
+"""
 
 from __future__ import annotations
 
@@ -27,31 +32,31 @@ GITHUB_WEBHOOK = "/v1/github/webhook"
 OWN_BODY = frozenset({GITHUB_WEBHOOK})
 OPEN = frozenset({"/login", "/login/sso", "/healthz", "/readyz", "/metrics", "/v1", "/docs"}) | OWN_BODY
 OF_HOSTS = re.compile(r"/v1/hosts/[^/]+/(?:looks|scrubs)")
-"""Hosts come with tokens of their own, and whoever answers there looks at them (machine_tokens.py)."""
+"""Hosts send tokens of their own, which the handlers of these paths check (machine_tokens.py)."""
 PUBLIC = re.compile(r"/(runners|job|v1/(queue|runners|jobs|jobs/.+))")
-"""What can be looked at without login where the site says that its runners are public. Logs refuse on their own."""
+"""Paths that need no login where the site says that its runners are public. Logs refuse on their own."""
 STATUS = re.compile(r"/(v1/)?status")
-"""And where it tells everybody how it is."""
+"""Paths that need no login where the site shows its status to everybody."""
 OPEN_FOLDERS = ("/static/", "/docs/", "/ical/")
 PROGRAMS = ("/v1", "/openapi.json", "/events")
 """Beginnings of paths that answer with a problem instead of the login page."""
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 MOST_BYTES = 64 * 1024
-"""Of the body of a request."""
+"""The longest body of a request."""
 MOST_AT_ONCE = 16 * 1024 * 1024
-"""Bytes of bodies that are being read, of all who have logged in, and as many of all others."""
+"""Bytes of bodies that are read at the same time, for all who have logged in; as many for all others."""
 MOST_FIELDS = 100
-"""Of a form."""
+"""The most fields of a form."""
 CHECK_EVERY = 10.0
-"""Seconds between checks whether who listens to a stream is still let in. A log-out in this process checks at once."""
+"""Seconds between checks that the visitor of a stream is still admitted. A log-out in this process checks at once."""
 STREAMS = frozenset({"/events"})
 IDLE = "x-gpuyard-idle"
 
 
 class AccessMiddleware:
     def __init__(self, app: ASGIApp, authenticator: Authenticator, public: Collection[re.Pattern[str]] = ()) -> None:
-        """`public`: paths that anybody may look at, and nobody change; who has logged in is somebody there too, and
-        nobody while that cannot be found out."""
+        """`public`: paths that anybody may read, and nobody change. A visitor who has logged in is known there too, and
+        counts as anonymous while the session cannot be checked."""
         self.app, self._authenticator, self._public = app, authenticator, public
         self._bodies = BoundedBodies(MOST_BYTES, MOST_AT_ONCE)
         self._bodies_of_strangers = BoundedBodies(MOST_BYTES, MOST_AT_ONCE)
@@ -175,7 +180,7 @@ async def _is_done(stream: asyncio.Future[None], due: asyncio.Event, seconds: fl
 
 
 def reads_own_body(path: str) -> bool:
-    """Whether whoever answers at a path reads the body, after a look at the token or signature."""
+    """Return whether the handler of a path reads the body itself, after it has checked the token or signature."""
     return path in OWN_BODY or OF_HOSTS.fullmatch(path) is not None
 
 
@@ -184,14 +189,14 @@ def is_open(path: str) -> bool:
 
 
 def to_login(request: Request) -> RedirectResponse:
-    """To the login page, and from there back to this one."""
+    """Redirect to the login page, and from there back to this one."""
     path, query = request.url.path, request.url.query
     back = quote(f"{path}?{query}" if query else path) if request.method in SAFE and path != "/" else ""
     return RedirectResponse(f"{up_from(path)}login{f'?next={back}' if back else ''}", 303)
 
 
 def refuse_forged(request: Request, body: bytes, visitor: Visitor, public_url: str) -> None:
-    """Raise Refusal unless a page of ours has sent this: a browser sends the cookie with whatever any page asks for."""
+    """Raise Refusal unless one of our own pages sent the request: a browser sends the cookie whichever page asks."""
     if not is_same_site(request, public_url):
         raise Refusal(403, "cross_site", "This came from a page of another site.")
     sent = request.headers.get("x-csrf-token") or form_of(request, body).get("csrf", "")
@@ -202,7 +207,7 @@ def refuse_forged(request: Request, body: bytes, visitor: Visitor, public_url: s
 
 
 def form_of(request: Request, body: bytes) -> dict[str, str]:
-    """The fields of a form, of each the first value; empty when the body is none. Raises Refusal."""
+    """Return the fields of a form, the first value of each; empty when the body is no form. Raises Refusal."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         return {}
     try:
@@ -213,7 +218,7 @@ def form_of(request: Request, body: bytes) -> dict[str, str]:
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """`receive` for those behind the gate, with the body that was read here."""
+    """Return a `receive` for the layers behind this one, which gives them the body that was read here."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> Message:

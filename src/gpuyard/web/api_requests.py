@@ -1,4 +1,4 @@
-"""What endpoints of the API declare alike: who asks, the problems of their answers, parameters that may be empty."""
+"""Parts that API endpoints share: the visitor, the problems they answer with, parameters that may be empty."""
 
 from __future__ import annotations
 

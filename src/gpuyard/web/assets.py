@@ -1,4 +1,4 @@
-"""The files that the pages are made of. They are read once, from the package, and nothing is loaded from outside."""
+"""Loads the pages' files and templates. They are read once, from the package, and nothing is loaded from outside."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""Of each file in the folder, by the end of its name."""
+"""Media types of the files in the folder, by suffix."""
 
 
 DOCUMENTATION = Path(__file__).parent / "documentation.tar.xz"
-"""Where `make docs-site` puts it, and wheels have it."""
+"""The archive that `make docs-site` writes, and that wheels contain."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def assets() -> dict[str, Asset]:
 
 @cache
 def documentation(archive: Path = DOCUMENTATION) -> dict[str, bytes]:
-    """The documentation as a site: every file by its path, in all about 6 MiB. Empty where the package has none."""
+    """Return the documentation as a site: every file by its path, about 6 MiB. Empty where the package has none."""
     if not archive.exists():
         return {}
     with tarfile.open(archive) as file:
@@ -68,8 +68,8 @@ def templates() -> Environment:
 
 @cache
 def build() -> str:
-    """Names this version of the pages: in the addresses of assets, so that they can be cached for ever, and in the
-    pages, so that a page that stays open while gpuyard is upgraded loads itself again."""
+    """Return the name of this version of the pages. It is in the addresses of assets, so that they can be cached for
+    ever, and in the pages, so that a page that stays open while gpuyard is upgraded loads itself again."""
     digest = hashlib.sha256(installed_version().encode())
     for name, asset in sorted(assets().items()):
         digest.update(name.encode() + asset.content)
@@ -79,5 +79,5 @@ def build() -> str:
 
 
 def render(template: str, **values: object) -> str:
-    """A page or a part of one."""
+    """Return a page or a part of one as HTML."""
     return templates().get_template(template).render(build=build(), version=installed_version(), **values)

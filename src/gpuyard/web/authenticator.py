@@ -1,4 +1,11 @@
-"""Who is let in, by a session's cookie or by a token of Keystone, and how often."""
+"""Authenticates requests by a session's cookie or a Keystone token, and limits how often people log in, read and write.
+
+A token is used only for the API and the OpenAPI document; everything else needs the cookie. Keystone's answers come
+from `directory.py`. A guess at a password or token is counted before Keystone is asked, and given back when it was
+right or Keystone did not answer; a token that is known already is not counted, so others behind the same address
+cannot keep its program out. A session ends when its user is disabled, or when Keystone has revoked the user's logins
+since it began.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +38,7 @@ T = TypeVar("T")
 
 
 class Authenticator:
-    """Made once per app. Safe to use from several threads."""
+    """Authenticates the requests of one app. Made once per app. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -60,9 +67,11 @@ class Authenticator:
     # Visitors.
 
     def visitor(self, request: Request, used: bool = True) -> Visitor | None:
-        """Who makes a request; None when nobody is logged in. Raises Refusal, CloudError, StoreError.
+        """Return the visitor who makes a request; None when nobody is logged in. Raises Refusal, CloudError,
+        StoreError.
 
-        `used`: whether the session counts as used by it, and so ends later."""
+        `used`: whether the session counts as used by it, and so ends later.
+        """
         token = request.headers.get("x-auth-token")
         path = request.url.path
         if token is not None and (path.startswith("/v1/") or path == "/openapi.json"):
@@ -103,7 +112,7 @@ class Authenticator:
         return Visitor(person_of(account, current), projects, session.csrf, session)
 
     def projects_of(self, account: Account) -> Sequence[Membership]:
-        """Those that let somebody in."""
+        """Return the memberships of an account that admit it to this site."""
         return [membership for membership in account.memberships if self._counts(membership)]
 
     def _counts(self, membership: Membership) -> bool:
@@ -112,9 +121,12 @@ class Authenticator:
     # Logging in and out.
 
     def begin(self, account: Account, before: Session | None = None, until: datetime | None = None) -> str:
-        """A session of somebody whom Keystone has let in, `until` then at the latest; returns its cookie. Raises
-        Refusal when there is nothing for that person here. `before`: the session that this browser had; its project is
-        kept."""
+        """Begin a session of somebody whom Keystone has authenticated; it ends `until` then at the latest. Return its
+        cookie.
+
+        Raises Refusal when no project of theirs is admitted. `before`: the session that this browser had; its
+        project is kept.
+        """
         projects = self.projects_of(account)
         if not projects:
             raise no_role()
@@ -124,13 +136,15 @@ class Authenticator:
         return cookie
 
     def end_all(self, user_id: str) -> int:
-        """Log a user out everywhere, also of calendars that read feeds; returns how many sessions that were."""
+        """Log a user out everywhere and delete their calendar feeds; return how many sessions that were."""
         self.store.delete_feeds(user_id)
         return self.sessions.end_all(user_id)
 
     def guess(self, user: str, address: str, of_what: str, ask: Callable[[], T | None]) -> T | None:
-        """What Keystone says of a password or a token; None, or LoginRefusedError: no. Raises Refusal 429 when there
-        were too many of these, of the user or from the address. `user`: empty for a token."""
+        """Ask Keystone about a password or a token, and return its answer; None, or LoginRefusedError, is a no.
+
+        Raises Refusal 429 after too many of these for the user or from the address. `user`: empty for a token.
+        """
         counted = self._tries.take(user, address)
         self._refuse_when(counted.wait, of_what)
         answer: T | None = None
@@ -146,7 +160,7 @@ class Authenticator:
         return answer
 
     def remember(self, user: str, address: str, user_id: str) -> None:
-        """Note that somebody has logged in as a user from an address. `user` as for `guess`."""
+        """Record that somebody has logged in as a user from an address. `user` as for `guess`."""
         self._known.add(user, places(address)[0], user_id)
 
     def refuse_too_many_writes(self, person: Person, kind: str) -> None:
@@ -160,17 +174,18 @@ class Authenticator:
             raise Refusal(429, "too_many", f"Too many {of_what}; try again in {seconds} s.", retry_after=seconds)
 
     def refuse_too_many_feed_reads(self, request: Request, digest: str) -> None:
-        """Of one feed, and of all from one place: nobody has to log in for them."""
+        """Raise Refusal 429 after too many reads of one feed, or of all from one place: feeds need no login."""
         place, _ = places(self.address(request))
         self._refuse_when(self._reads_of_place.take(place) or self._reads_of_feed.take(digest), "requests")
 
     def refuse_too_many_anonymous_reads(self, request: Request) -> None:
-        """Of what needs no login, from one place and from its network."""
+        """Raise Refusal 429 after too many reads without login from one place or from its network."""
         place, network = places(self.address(request))
         self._refuse_when(self._reads_of_place.take(place) or self._reads_of_network.take(network), "requests")
 
     def refuse_too_many_looks(self, request: Request) -> None:
-        """Of what is made once for all who have not logged in: a whole building may look from one address."""
+        """Raise Refusal 429 after too many reads of what is made once for all anonymous readers: a whole building may
+        read from one address."""
         self._refuse_when(self._looks.take(self.address(request)), "requests")
 
     # Cookies.
@@ -222,5 +237,5 @@ def person_of(account: Account, membership: Membership, by_token: bool = False) 
 
 
 def same_token(one: str, other: str) -> bool:
-    """In constant time. Empty is never the same."""
+    """Compare in constant time. Empty is never the same."""
     return bool(one) and hmac.compare_digest(one.encode(), other.encode())

@@ -2,9 +2,9 @@
 client sends, and seconds.
 
 A client chooses how long a body says it is and how slowly it comes. Without the second limit, many clients that send
-slowly fill the memory; without the third, a few of them hold the second for ever. So whoever can be asked for a token
-first is, and only then the body is read. And a client that is known has a share only, or some hundred connections of
-one would keep out all others.
+slowly fill the memory; without the third, a few of them hold the second for ever. So callers ask for a token first
+where they can, and only then read the body. And a known client has a share only, or some hundred connections of one
+would keep out all others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from starlette.types import Receive
 from gpuyard.web.problems import Refusal
 
 SHARES = 16
-"""So much of all that may be read at once is one client's: it takes as many of them to keep out the others."""
+"""Parts of which one client may have one: it takes as many clients to keep out the others."""
 
 
 class BoundedBodies:
@@ -34,9 +34,9 @@ class BoundedBodies:
 
     @asynccontextmanager
     async def read(self, request: HTTPConnection, receive: Receive, client: str = "") -> AsyncIterator[bytes]:
-        """Read a body, which counts for as long as the block lasts. `client`: who has a share of all bodies; empty for
-        those that are limited elsewhere. Raises Refusal 400 (no length, or cut off), 408 (too slow), 413 (too long) or
-        503 (too many at once)."""
+        """Read a body, which counts for as long as the block lasts. `client`: the one that has a share of all bodies;
+        empty for those that are limited elsewhere. Raises Refusal 400 (no length, or cut off), 408 (too slow), 413
+        (too long) or 503 (too many at once)."""
         size = self._length(request)
         its = self._held_by[client] + size if client else 0
         if self._held + size > self.at_once or its > max(self.most, self.at_once // SHARES):

@@ -1,6 +1,7 @@
-"""What a capability adds to the portal, as one object. `server/capabilities.py` has the list of those that a site has,
-and `server/app.py` puts them together: first the routes and pages of each, then the layers that requests pass, then
-their metrics.
+"""Base class of a capability's part of the portal: its routes, pages, fast paths and metrics.
+
+`server/capabilities.py` has the list of those that a site has, and `server/app.py` puts them together: first the
+routes and pages of each, then the layers that requests pass, then their metrics.
 """
 
 from __future__ import annotations
@@ -13,24 +14,25 @@ from starlette.types import ASGIApp
 
 
 class Capability:
-    """Adds nothing, where a subclass does not say otherwise."""
+    """Base class that adds nothing; subclasses override what they add."""
 
     tags: Sequence[str] = ()
-    """Of its operations, in the order in which the documentation of the API lists them."""
+    """Tags of its operations, in the order in which the documentation of the API lists them."""
 
     @property
     def doors(self) -> Mapping[str, ASGIApp]:
-        """What answers POST by path before pages' layers do, but behind the limits of requests: see FastPath."""
+        """Apps that answer POST by path before the pages' layers, but behind the limits of requests: see FastPath."""
         return {}
 
     @property
     def first_doors(self) -> Mapping[str, ASGIApp]:
-        """The same before all other layers, which look after nothing of it then."""
+        """Apps that answer POST by path before all layers but the one that numbers requests; the others then do
+        nothing for them."""
         return {}
 
     def install(self, app: FastAPI) -> None:
         """Add its routes and pages. Called once."""
 
     def collectors(self) -> Iterable[Collector]:
-        """Its metrics. Called once, after `install`."""
+        """Return its metrics. Called once, after `install`."""
         return ()

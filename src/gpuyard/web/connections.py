@@ -1,6 +1,10 @@
-"""Connections to the portal: how long one may take to ask and to take the answer, how many there may be, and which one
-goes when there are too many. uvicorn on its own keeps a connection that never asks for anything, or never takes what it
-asked for, until the process has no file left."""
+"""Limits connections to the portal: their number, the seconds to send a request, and the seconds to take the answer.
+
+uvicorn on its own keeps a connection that never sends its request, or never takes the answer, until the process has
+no file descriptor left. Here such a connection is dropped after REQUEST_SECONDS; and when the process has as many
+connections as it can, the one that has waited longest is dropped for a new one. One place, and its network, have
+limits of their own.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +27,14 @@ from gpuyard.web.login_throttle import EVERYWHERE, places
 
 LOG = logging.getLogger(__name__)
 REQUEST_SECONDS = 15.0
-"""For the whole of a request, its head and its body, to arrive, and for SLOWEST bytes of an answer to be taken."""
+"""Seconds for a whole request, its head and its body, to arrive, and for SLOWEST bytes of an answer to be taken."""
 SLOWEST = 15 * 1024
 SEND_BUFFER = 64 * 1024
-"""Bytes that the kernel is to keep of an answer. Of larger buffers it does not say for long that anything is taken."""
+"""Bytes of an answer that the kernel buffers. With larger buffers it does not report for long that any were taken."""
 MOST_AHEAD = 8
-"""Requests in a row that one may send before the answer to the one before has been sent."""
+"""Requests in a row that a client may send before the answer to the one before has been sent."""
 MOST_OF_PLACE = 250
-"""Connections from one place, other than this machine and gateways. From its network there may be EVERYWHERE times as
-many."""
+"""Connections from one place, other than this machine and gateways. Its network may have EVERYWHERE times as many."""
 MOST_CONNECTIONS = 6000
 WANTED_FILES = 8192
 OWN_FILES = 256
@@ -42,11 +45,11 @@ SAY_AGAIN = 60.0
 """Seconds until the same complaint is logged again."""
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 30\r\nContent-Length: 0\r\n\r\n"
 WAITING = frozenset({h11.IDLE, h11.SEND_BODY})
-"""What the other side is in while a request has not arrived as a whole."""
+"""States of the other side while a request has not arrived as a whole."""
 
 
 def raise_file_limit(wanted: int = WANTED_FILES) -> int:
-    """Let this process open so many files, or as many as it may; returns how many that are."""
+    """Let this process open so many files, or as many as it may; return how many that are."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -55,7 +58,7 @@ def raise_file_limit(wanted: int = WANTED_FILES) -> int:
 
 
 def most_connections(files: int) -> int:
-    """How many connections a process may have that may open so many files."""
+    """Return how many connections a process may have that may open so many files."""
     return max(16, min(MOST_CONNECTIONS, files - OWN_FILES))
 
 
@@ -85,7 +88,8 @@ class Connections(ServerState):
         self.say = Sparingly()
 
     def admit(self, address: str) -> bool:
-        """Whether one more may come from an address; who has waited longest makes room for it."""
+        """Return whether one more may come from an address; the one that has waited longest is dropped to make space
+        for it."""
         limited = address not in self._gateways and not is_loopback(address)
         for place, most in zip(places(address), self._of, strict=True) if limited else ():
             if self._from[place, most] >= most:
@@ -106,18 +110,18 @@ class Connections(ServerState):
 
 
 class Connection(H11Protocol):
-    """One that has to ask within REQUEST_SECONDS, and to take SLOWEST bytes of what it is sent in as many; between
-    requests uvicorn's time of keeping it alive holds."""
+    """A connection that has to send a request within REQUEST_SECONDS, and to take SLOWEST bytes of an answer in as
+    many; between requests uvicorn's keep-alive time applies."""
 
     _address: str | None = None
-    """None while it does not count."""
+    """The client's address; None while it does not count."""
     _deadline: asyncio.TimerHandle | None = None
     _taking: asyncio.TimerHandle | None = None
-    """While something is left that the other side has not taken."""
+    """Set while something is left that the other side has not taken."""
     _left: int = 0
-    """Bytes of that when it was looked last."""
+    """Bytes that were left at the last check."""
     _ahead: int = 0
-    """Requests in a row that were here before their turn."""
+    """Requests in a row that arrived before the answer to the one before was sent."""
 
     def __init__(
         self,
@@ -176,7 +180,7 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def drop(self) -> None:
-        """End it at once, whatever was sent."""
+        """Abort it at once, whatever was sent."""
         self._arrived()
         self._taken()
         self.connections.discard(self)
@@ -229,7 +233,7 @@ class Sparingly:
 
 
 def tell(loop: asyncio.AbstractEventLoop, say: Sparingly) -> None:
-    """Have the loop complain about connections that cannot be accepted sparingly: asyncio does it for each try."""
+    """Have the loop log connections that cannot be accepted sparingly: asyncio logs each attempt."""
 
     def complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if "accept" in str(context.get("message", "")) and isinstance(context.get("exception"), OSError):

@@ -1,7 +1,7 @@
-"""Every list of the API as CSV: with ``?format=csv``, or for who accepts text/csv. It is made of the same answer, so
-that rights, filters and what is hidden of others are those of the list.
+"""Converts the API's lists to CSV: with ``?format=csv``, or for clients that accept text/csv.
 
-A list is a document with one array of rows. Its columns are the fields of a row, whether or not there are rows; fields
+The table is made of the same answer, so that rights, filters and what is hidden of others are those of the list. A
+list is a document with one array of rows. Its columns are the fields of a row, whether or not there are rows; fields
 of a field are columns of their own (``server.name``), several words in one cell have spaces between them.
 """
 
@@ -30,21 +30,20 @@ from gpuyard.web.problems import Refusal, response_to
 MEDIA_TYPE = "text/csv"
 FORMATS = ("json", "csv")
 LINKS = "links"
-"""The one array of documents that is no table: where the next page is."""
+"""The one array of documents that is no table: links to other pages."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Where the rows of a document are, and what each has."""
+    """The array of a document that has the rows, and their columns."""
 
     key: str
     columns: tuple[tuple[str, ...], ...]
-    """Of each column the keys that lead to it."""
+    """For each column the keys that lead to it."""
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """CSV (RFC 4180) with a line of names. Nothing that somebody else has written is taken for a formula or steers a
-    terminal."""
+    """Return CSV (RFC 4180) with a line of names. No text from others is taken for a formula or steers a terminal."""
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(columns)
@@ -66,7 +65,7 @@ def _cell(value: object) -> object:
 
 @cache
 def table_of(model: type[BaseModel]) -> Table | None:
-    """None for a document that is no list, or several."""
+    """Return the table of a document; None when it has no list, or several."""
     rows = {name: row for name, field in model.model_fields.items() if (row := _row(field.annotation))}
     rows.pop(LINKS, None)
     return Table(key, tuple(_columns(rows[key]))) if (key := next(iter(rows), "")) and len(rows) == 1 else None
@@ -92,7 +91,7 @@ def _columns(row: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 def csv_of(document: Mapping[str, Any], table: Table) -> str:
-    """`document`: as JSON has it."""
+    """Return a document as CSV. `document`: as JSON has it."""
     names = [".".join(path) for path in table.columns]
     return csv_text(names, ([_at(row, path) for path in table.columns] for row in document[table.key]))
 
@@ -104,7 +103,7 @@ def _at(row: Any, path: tuple[str, ...]) -> Any:
 
 
 class CsvTables:
-    """Turns the lists that an app answers with into CSV for those who ask for it."""
+    """Middleware that turns lists in an app's answers into CSV for clients that ask for it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -122,8 +121,8 @@ class CsvTables:
 
 
 def asked(scope: Scope) -> tuple[Scope, Table | None]:
-    """The request without what this module alone understands, and the table to make of the answer; None for none.
-    Raises Refusal."""
+    """Return the request without the parameters that only this module understands, and the table to make of the answer,
+    or None. Raises Refusal."""
     query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     formats = [value for name, value in query if name == "format"]
     accepts = MEDIA_TYPE in Headers(scope=scope).get("accept", "")

@@ -1,8 +1,8 @@
-"""What Keystone says of people, kept for a minute.
+"""Cache of Keystone's answers about people, tokens and logins, each kept for a minute.
 
-A role that is taken away or a user who is disabled is without access a minute later. When Keystone cannot be asked,
-what it said last holds for some hours: bookings go on while it is away. Those of whom nothing is known are told at
-once that it is away: one of them asks it now and then, and the others do not wait.
+A role that is taken away or a user who is disabled has no access a minute later. When Keystone cannot be asked, its
+last answer holds for four hours: bookings go on while it is away. Requests without a known answer fail at once while it
+is away: one of them asks it now and then, and the others do not wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OUTAGE = 4 * 3600.0
 AGAIN = 20.0
 """Seconds after which a Keystone that could not be asked is asked again."""
 PATIENCE = 5.0
-"""Seconds to wait for somebody else's question when an older answer is there: Keystone may have stopped answering."""
+"""Seconds to wait for another thread's question when an older answer is there: Keystone may have stopped answering."""
 SERVER_ERROR, GATEWAY = 500, (502, 503, 504)
 MOST = 10_000
 """Answers of each kind that are kept."""
@@ -131,7 +131,8 @@ class _Answers(Generic[T]):
 
 
 class Directory:
-    """Safe to use from several threads. Methods raise CloudError when Keystone cannot be asked and nothing is known."""
+    """Cached questions to Keystone. Safe to use from several threads. Methods raise CloudError when Keystone cannot be
+    asked and nothing is known."""
 
     def __init__(self, people: People, clock: Callable[[], float] = time.monotonic) -> None:
         self.people = people
@@ -142,32 +143,32 @@ class Directory:
         self._tokens: _Answers[TokenFacts] = _Answers(people.token, clock, self._of_tokens)
 
     def log_in(self, user: str, password: str, domain: str) -> str:
-        """Id of the user. Raises LoginRefusedError."""
+        """Return the id of the user. Raises LoginRefusedError."""
         return self._of_logins.ask(lambda: self.people.log_in(user, password, domain))
 
     def login_token(self, token: str) -> TokenFacts | None:
-        """As `token`, and Keystone is asked each time."""
+        """Return the facts of a token as `token` does, but ask Keystone each time."""
         return self._of_logins.ask(lambda: self.people.token(token))
 
     def spend(self, token: str) -> bool:
-        """Have it open no second session; False when it was worth nothing any more."""
+        """Spend a token, so that it opens no second session; False when it was no longer valid."""
         self._tokens.forget(_key(token))
         return self._of_logins.ask(lambda: self.people.spend(token))
 
     def account(self, user_id: str) -> Account | None:
-        """None when the user may not log in."""
+        """Return the account of a user; None when the user may not log in."""
         return self._accounts.get(user_id, user_id)
 
     def revoked(self, user_id: str) -> datetime | None:
-        """Logins of the user's until then are worth nothing any more; None: all are."""
+        """Return the time until which the user's logins are revoked; None: none are."""
         return (self._revoked.get("", "") or {}).get(user_id)
 
     def token(self, token: str) -> TokenFacts | None:
-        """None when it is not valid. Whoever asks compares `expires` with the time."""
+        """Return the facts of a token; None when it is not valid. Callers compare `expires` with the time."""
         return self._tokens.get(_key(token), token)
 
     def knows_token(self, token: str) -> bool:
-        """Whether it was valid when Keystone was asked last. Asks nothing."""
+        """Return whether it was valid when Keystone was asked last. Asks nothing."""
         return self._tokens.knows(_key(token))
 
     def logged_in(self, user_id: str) -> None:

@@ -1,5 +1,7 @@
-"""The documentation of this very version, at /docs, where the package was built with it (`make docs-site`), and the
-API's OpenAPI document, at /openapi.json."""
+"""Serves the documentation of this version at /docs, and the API's OpenAPI document at /openapi.json.
+
+The documentation is there only when the package was built with it (`make docs-site`).
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,17 @@ from gpuyard.web.prepared_body import PreparedBody
 from gpuyard.web.problems import Refusal
 
 INLINE_SCRIPTS = "inline-scripts.txt"
-"""A file of it: hashes of the scripts that its pages contain, a line each, as a Content-Security-Policy has them."""
+"""A file of the documentation: hashes of the scripts in its pages, one a line, as a Content-Security-Policy has
+them."""
 
 PORTAL = b"<!-- portal -->"
-"""Where its pages have a link to the portal, if it is a portal that serves them (docs/_templates/sidebar)."""
+"""Placeholder in its pages for a link to the portal, if a portal serves them (docs/_templates/sidebar)."""
 LINK = '<div class="sidebar-tree"><ul><li><a class="reference" href="{}">To the portal</a></li></ul></div>'
 
 
 def policy(files: dict[str, bytes]) -> str:
-    """Looser than that of our own pages: these have styles in their attributes, and pictures in their style sheets."""
+    """Return the Content-Security-Policy of the documentation, looser than that of our own pages: its pages have styles
+    in attributes, and pictures in style sheets."""
     scripts = "".join(f" '{name}'" for name in files.get(INLINE_SCRIPTS, b"").decode().split())
     return (
         f"default-src 'none'; script-src 'self'{scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "

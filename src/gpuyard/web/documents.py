@@ -26,7 +26,7 @@ FIRST_YEAR, LAST_YEAR = 1971, 9000
 
 
 def parse_moment(value: object) -> object:
-    """RFC 3339 -> UTC with whole seconds. Raises ValueError that says what to write instead."""
+    """Parse RFC 3339 to UTC with whole seconds. Raises ValueError that says what to write instead."""
     if isinstance(value, datetime):
         return value
     if not isinstance(value, str) or not RFC3339.fullmatch(value):
@@ -43,7 +43,8 @@ def parse_moment(value: object) -> object:
 
 
 def one_line(text: str) -> str:
-    """Without what begins and ends it. Raises ValueError for more lines, and for what no one can see."""
+    """Return the text without spaces around it. Raises ValueError for several lines, and for characters that cannot be
+    seen."""
     if any(not character.isprintable() for character in text):
         raise ValueError("has control characters; write one line of text")
     return text.strip()

@@ -1,8 +1,9 @@
-"""Stands before other layers: for programs that come so often that a page's layers would cost more than the answer.
+"""Middleware that answers certain POST requests before other layers, whose work would cost more than the answer.
 
-Agents come before all of them, GitHub after the names of the host, the limits of headers and the headers of answers.
-Whoever answers here sees the request as it came to this layer, and looks after what comes behind it, rates and rights,
-itself."""
+Agents' reports are answered before all layers but the one that numbers requests; GitHub's webhooks behind the layers
+that add headers to answers, limit headers and check the host's name. The apps that answer here see the request as it
+came to this layer, and check rates and rights themselves, which layers behind this one would have done.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class FastPath:
-    """POST to one of `doors`, by path, goes there; everything else goes on."""
+    """Sends POST to a path of `doors` there, and everything else on."""
 
     def __init__(self, app: ASGIApp, doors: Mapping[str, ASGIApp]) -> None:
         self.app, self._doors = app, doors

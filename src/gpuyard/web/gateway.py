@@ -1,4 +1,8 @@
-"""Where a request comes from, when a gateway stands before the portal. Only gateways that are named are believed."""
+"""Finds a request's client address, scheme and public URL behind gateways. Only named gateways are believed.
+
+X-Forwarded-For is read from the right, as long as the address so far is a named gateway: a client can write anything
+to the left of what gateways add.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from starlette.requests import HTTPConnection
 
 
 def client_address(request: HTTPConnection, trusted: Sequence[str]) -> str:
-    """The address of who asks; of the last one before the gateways that are trusted."""
+    """Return the address of the client: the last one before the gateways that are trusted."""
     address = request.client.host if request.client else ""
     # A client can write anything to the left of what the gateways add.
     hops = [hop.strip() for value in request.headers.getlist("x-forwarded-for") for hop in value.split(",")]
@@ -26,7 +30,7 @@ def _without_port(hop: str) -> str:
 
 
 def is_https(request: HTTPConnection, trusted: Sequence[str], public: str = "") -> bool:
-    """Whether the browser speaks TLS: by the `public` URL when there is one."""
+    """Return whether the browser speaks TLS: by the `public` URL when there is one."""
     if public:
         return public.lower().startswith("https:")
     if request.client is not None and request.client.host in trusted:
@@ -37,15 +41,15 @@ def is_https(request: HTTPConnection, trusted: Sequence[str], public: str = "") 
 
 
 def public_url(request: HTTPConnection, trusted: Sequence[str], public: str) -> str:
-    """Where the browser finds the portal, without a slash at the end."""
+    """Return the URL where the browser finds the portal, without a slash at the end."""
     if public:
         return public.rstrip("/")
     return f"{'https' if is_https(request, trusted) else 'http'}://{request.headers.get('host', '')}"
 
 
 def is_same_site(request: HTTPConnection, public: str) -> bool:
-    """Whether a browser sent this from a page of ours, as far as it says: scripts cannot set these two headers. With a
-    `public` URL only its pages are ours."""
+    """Return whether a browser sent this from a page of ours, by two headers that scripts cannot set. With a `public`
+    URL only its pages are ours."""
     origin, fetched = request.headers.get("origin"), request.headers.get("sec-fetch-site", "same-origin")
     if fetched != "same-origin":
         return False
@@ -58,12 +62,13 @@ def is_same_site(request: HTTPConnection, public: str) -> bool:
 
 
 def origin_of(url: str) -> str:
-    """What browsers say of pages below a URL: ``https://gpus.example.org``."""
+    """Return the Origin header that browsers send for pages below a URL: ``https://gpus.example.org``."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2].lower()
     return f"{parts.scheme}://{host.removesuffix(':443' if parts.scheme == 'https' else ':80')}"
 
 
 def up_from(path: str) -> str:
-    """What leads from a path of ours to the root of the portal, which a gateway may serve under a path of its own."""
+    """Return the relative path from a path of ours to the root of the portal, which a gateway may serve under its own
+    path."""
     return "../" * (path.count("/") - 1) or "./"

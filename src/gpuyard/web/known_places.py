@@ -1,4 +1,5 @@
-"""Places from which users have logged in, in the database: all portals on it know them, and a restart forgets none."""
+"""Records the places from which users have logged in, in the database: all portals on it share them, and they survive a
+restart."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from gpuyard.database.errors import StoreError
 from gpuyard.web.store import PortalStore
 
 ROUNDS = 50_000
-"""Of the hash of a place: a hundredth of a second. A cookie has 256 bits, an address of IPv4 has 32, and with one round
-whoever reads the database would have tried them all in no time."""
+"""Rounds of a place's hash: a hundredth of a second. A cookie has 256 bits, an IPv4 address 32; with one round, a
+reader of the database could try all addresses in no time."""
 AGAIN = 20.0
-"""Seconds after which a database that could not be read is asked again: nobody who tries passwords waits for it."""
+"""Seconds after which a database that could not be read is asked again: no login attempt waits for it."""
 LOG = logging.getLogger(__name__)
 
 
 class KnownPlaces:
-    """Safe to use from several threads. Never raises: a password can be tried without what is known here."""
+    """Known places of users. Safe to use from several threads. Never raises: a password can be tried without them."""
 
     def __init__(
         self, store: PortalStore, now: Callable[[], datetime], clock: Callable[[], float] = time.monotonic
@@ -41,8 +42,8 @@ class KnownPlaces:
             return False
 
     def add(self, user: str, place: str, user_id: str) -> None:
-        """Note that somebody has logged in as a user from a place. `user_id`: whose name that is; Keystone may take
-        many spellings of one."""
+        """Record that somebody has logged in as a user from a place. `user_id`: the user's id, since Keystone may
+        accept many spellings of one name."""
         try:
             self._store.note_place(digest_of_place(user, place), user_id, self._now())
         except StoreError as error:

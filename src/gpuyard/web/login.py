@@ -1,4 +1,9 @@
-"""The login page, single sign-on, logging out, and the project that is looked at."""
+"""The login page, single sign-on, logging out, and the choice of the project to look at.
+
+A login begins a new session and ends the one that the browser had, since others may know its cookie. A token from
+single sign-on is accepted only when Keystone's own page posted it, only when it comes from a federated login, and
+only once: browsers post it again when somebody goes back after logging out.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +41,7 @@ SAID = {
         "password until you log out there, too."
     ),
 }
-"""What the login page says of single sign-on, by `sso` in its query."""
+"""Texts of the login page about single sign-on, by `sso` in its query."""
 IN_GROUPS = (
     " Single sign-on has put you into groups: either these have no role here, or Keystone forgets who is in them at "
     "once, and its operator has to set [federation] default_authorization_ttl."
@@ -61,7 +66,7 @@ class LoginPage:
     def show(
         self, request: Request, status: int = 200, error: str = "", next: str = "", user: str = "", left: bool = False
     ) -> HTMLResponse:
-        """`left`: who sees it has just logged out."""
+        """Return the page. `left`: the reader has just logged out."""
         settings, sso = self.settings, ""
         if settings.websso:
             back = f"{public_url(request, settings.trusted_gateways, settings.public_url)}/login/sso"
@@ -81,7 +86,7 @@ class LoginPage:
         return HTMLResponse(html, status, headers={"Cache-Control": "no-store"})
 
     def refuse(self, request: Request, refusal: Refusal, form: dict[str, str]) -> Response:
-        """Again, with the reason why somebody was not let in."""
+        """Return the page again, with the reason why the login was refused."""
         answer = self.show(request, refusal.status, refusal.detail, form.get("next", ""), form.get("user", ""))
         answer.headers.update(refusal.headers)
         return answer
@@ -146,7 +151,7 @@ def _refuse_wrong_addresses(settings: PortalSettings) -> None:
 
 
 def after(next: str) -> str:
-    """Where to go from a page at the root: only to a path of ours, whatever the address asked for."""
+    """Return where to go from a page at the root: only to a path of ours, whatever the address asked for."""
     # With the dot it is a path even when it looks like another site or has a colon in it.
     return f"./{next[1:].lstrip('/')}" if NEXT.fullmatch(next) else "./"
 

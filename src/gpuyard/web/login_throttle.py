@@ -1,8 +1,10 @@
-"""How often passwords and tokens may be guessed: of one user from one place, of one user from everywhere, and from one
-place whoever is meant. A try is counted before Keystone is asked, so that many at once are no more than one by one.
+"""Limits guesses of passwords and tokens: per user and place, per user everywhere, and per place whichever user is
+meant.
 
-Whoever knows a name could lock its owner out by wrong tries from many places. So a user who has logged in from a place
-before (known_places.py) is not counted among all places there, only with the tries from that place itself."""
+A try is counted before Keystone is asked, so that many at once are no more than one by one. An attacker who knows a
+name could lock its owner out by wrong tries from many places. So a user who has logged in from a place before
+(known_places.py) is not counted among all places there, only with the tries from that place itself.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from gpuyard.web.rate_limits import RateLimit
 
 EVERYWHERE = 5
-"""As many tries of one user from everywhere as from this many places, and from a wide network as from this many."""
+"""Places whose tries together are the limit of one user everywhere, and of one wide network."""
 
 
 @dataclass(frozen=True)
@@ -21,17 +23,17 @@ class LoginAttempt:
     """A try that was counted, or one too many."""
 
     wait: int = 0
-    """Whole seconds until there is another one; 0: it was counted."""
+    """Whole seconds until another try is allowed; 0: it was counted."""
     taken: Sequence[tuple[RateLimit, str]] = ()
 
     def give_back(self) -> None:
-        """It was none: it was right, or Keystone gave no answer."""
+        """Take back a try that was right, or that Keystone gave no answer to."""
         for limit, key in self.taken:
             limit.give_back(key)
 
 
 class LoginThrottle:
-    """Safe to use from several threads."""
+    """Counters of tries. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class LoginThrottle:
 
 
 def places(address: str) -> tuple[str, str]:
-    """What one machine can have addresses in, and what one customer of a provider can: of IPv6 a /64 and a /48, of IPv4
+    """Return the network of one machine and that of one customer of a provider: for IPv6 the /64 and the /48, for IPv4
     the address and its /24."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])

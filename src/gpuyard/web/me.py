@@ -1,4 +1,4 @@
-"""Who somebody is here."""
+"""The endpoint that tells the visitor their user, projects and roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands at the top of every page when people log in: the other pages, who they are, and their projects."""
+"""The head of every page: links to the other pages, the person who is logged in, and their projects."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from gpuyard.web.people import Visitor, find_visitor
 
 MAP, STATUS = {"/": "Map"}, {"/status": "Status"}
 PAGES = {"/calendar": "Calendar", "/mine": "My GPUs", "/bookings": "My bookings"}
-"""Where people log in."""
+"""Pages of sites with login."""
 START_PAGES = {"/start": "Start"}
-"""Where it is known what could be started."""
+"""Pages of sites that know which servers can be started."""
 HISTORY_PAGES = {"/project": "Project", "/overview": "Overview"}
-"""Where it is kept who had which GPU when."""
+"""Pages of sites that keep a history of use."""
 RUNNER_PAGES = {"/runners": "Runners"}
-"""Where there are runners."""
+"""Pages of sites with runners."""
 ADMIN_PAGES = {"/admin": "Admin"}
 HEALTH_PAGES = {"/health": "Health"}
-"""For admins, where the health of GPUs is followed."""
+"""Pages for admins, on sites that follow the health of GPUs."""
 
 
 @dataclass(frozen=True)
 class PageLink:
     href: str
-    """Relative, so that a gateway may serve the portal below a path."""
+    """Relative address, so that a gateway may serve the portal below a path."""
     text: str
     current: bool
 
@@ -39,29 +39,29 @@ class PageLink:
 class Navigation:
     links: Sequence[PageLink]
     up: str
-    """What leads from this page to the root of the portal."""
+    """The relative path from this page to the root of the portal."""
     here: str
-    """This page with its query, for forms that lead back to it."""
+    """Address of this page with its query, for forms that lead back to it."""
     user: str
-    """Empty: nobody has logged in, or nobody can."""
+    """Name of the user; empty when nobody has logged in, or nobody can."""
     project: str
     project_id: str
     projects: Sequence[Membership]
     bookable: Sequence[Membership]
     """Projects that one may book for; the one that is looked at is first."""
     admin: bool
-    """Who may see all; without login that is everybody."""
+    """Whether they may see all; without login everybody may."""
     csrf: str
     login: bool
-    """Whether who looks could log in."""
+    """Whether a reader who has not logged in could."""
 
     def table_href(self, id: str) -> str:
-        """Of a table of this page as CSV (page_tables.py)."""
+        """Return the address of a table of this page as CSV (page_tables.py)."""
         return f"{self.here.lstrip('/')}{'&' if '?' in self.here else '?'}csv={id}"
 
 
 def navigation(request: Request) -> Navigation:
-    """Also of who has not logged in: what they may see."""
+    """Return the navigation for a request, also for readers who have not logged in."""
     visitor = find_visitor(request)
     if visitor is None:
         return navigation_of_strangers(request.app.state, request.url.path, request.url.query)
@@ -92,7 +92,7 @@ def navigation_of(visitor: Visitor, request: Request) -> Navigation:
 
 
 def navigation_of_strangers(has: State, path: str, query: str = "") -> Navigation:
-    """`has`: that of the app. The same for all of them."""
+    """Return the navigation of readers who have not logged in, the same for all. `has`: the state of the app."""
     public = (RUNNER_PAGES if has.public_runners else {}) | (STATUS if has.public_status else {})
     pages = public if has.login else MAP | STATUS
     here = _here(path, query)

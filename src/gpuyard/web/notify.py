@@ -1,4 +1,4 @@
-"""What the service manager is told: that the portal serves, reads its site file again, lives, ends (sd_notify(3))."""
+"""Notifies the service manager that the portal is ready, reloads its site file, is alive or stops (sd_notify(3))."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Manager:
-    """systemd, where it has started this process and wants to know; else nobody is told anything."""
+    """systemd, where it has started this process and asks for notifications; otherwise nothing is sent."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         known = os.environ if environment is None else environment
@@ -24,7 +24,7 @@ class Manager:
         that."""
 
     def ready(self, words: str = "") -> None:
-        """Also after `reloading`."""
+        """Notify that the portal serves; also after `reloading`."""
         self._tell("READY=1", *([f"STATUS={words}"] if words else []))
 
     def reloading(self) -> None:

@@ -1,4 +1,4 @@
-"""How often what needs no login may be read, by the address that it is read from."""
+"""Limits reads that need no login, by the address that they come from."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gpuyard.web.rate_limits import RateLimit
 
 
 class OpenReads:
-    """Limits for what is made once for all who look, so that a whole building may look from one address: 1,000 requests
-    at once and 30 a second of one place, five times as many of its network. Safe to use from threads."""
+    """Limits for responses that are made once for all readers, so that a whole building may read from one address:
+    1,000 requests at once and 30 a second of one place, five times as many of its network. Safe to use from threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._of_place, self._of_network = RateLimit(1000, 1 / 30, clock), RateLimit(5000, 1 / 150, clock)
 
     def take(self, address: str) -> int:
-        """Whole seconds until somebody at an address may read again; 0 when he may now, and then it counts."""
+        """Count a read from an address and return 0, or return the whole seconds until it may read again."""
         place, network = places(address)
         return self._of_place.take(place) or self._of_network.take(network)
 

@@ -1,4 +1,4 @@
-"""Event streams that are open in this process, by session and user, so that a log-out ends them at once."""
+"""Tracks the event streams that are open in this process, by session and user, so that a log-out ends them at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 
 class OpenStreams:
-    """Safe to use from several threads. Another process ends its streams when it checks them next."""
+    """Open streams of one process. Safe to use from several threads. Another process ends its streams when it checks
+    them next."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""What becomes of requests of programs, counted for the metrics."""
+"""Counts outcomes of requests that programs send, for the metrics."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ TAKEN = "taken"
 
 
 class Outcomes:
-    """Of one kind of request, since the start. Safe to use from several threads."""
+    """Outcomes of one kind of request since the start. Safe to use from several threads."""
 
     def __init__(self, what: str, refusals: Sequence[str]) -> None:
-        """`what` is sent; `refusals`: codes of problems that are counted from zero on."""
+        """`what`: the thing that is sent; `refusals`: codes of problems that are counted from zero on."""
         self.what = what
         self._counts = Counter(dict.fromkeys((TAKEN, *refusals), 0))
         self._lock = threading.Lock()
 
     def add(self, outcome: str) -> None:
-        """TAKEN, or the code of the problem that it is refused with."""
+        """Count TAKEN, or the code of the problem that a request is refused with."""
         with self._lock:
             self._counts[outcome] += 1
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """One request: taken, if no Refusal is raised."""
+        """Count one request: as taken, if no Refusal is raised."""
         try:
             yield
         except Refusal as refusal:

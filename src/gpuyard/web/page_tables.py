@@ -1,6 +1,8 @@
-"""Every table of a page as CSV: the address of the page with ``csv=`` and the id of the table. It is made of the page
-itself, so that rights, filters and what is hidden of others are those of the page, and the words are, too; numbers for
-programs are in the lists of the API (csv_tables.py)."""
+"""Serves every table of a page as CSV: the address of the page with ``csv=`` and the id of the table.
+
+The CSV is made of the page itself, so that rights, filters and what is hidden of others are those of the page, and
+the words are, too; numbers for programs are in the lists of the API (csv_tables.py).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ OTHERS = ("/v1/", "/docs/", "/static/")
 
 
 class TableReader(HTMLParser):
-    """The cells of one table: what is read of it by somebody who sees no drawings."""
+    """Parser that collects the cells of one table, without the text of drawings (SVG)."""
 
     def __init__(self, id: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -54,7 +56,7 @@ class TableReader(HTMLParser):
 
 
 def table_csv(page: str, id: str) -> str | None:
-    """None when the page has no such table. Its first row has the names of columns."""
+    """Return a table as CSV, the names of columns first; None when the page has no such table."""
     reader = TableReader(id)
     reader.feed(page)
     reader.close()
@@ -65,7 +67,8 @@ def table_csv(page: str, id: str) -> str | None:
 
 
 class PageTables:
-    """Answers with a table of a page where one is asked for; refusals and other answers stay as they are."""
+    """Middleware that answers with a table of a page where one is asked for; refusals and other answers stay as they
+    are."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -1,4 +1,5 @@
-"""Who makes a request. The middleware (access.py) finds out before any handler runs; handlers ask here."""
+"""Returns the visitor of a request to handlers, and refuses where one is needed and absent. The middleware (access.py)
+has set it before any handler runs."""
 
 from __future__ import annotations
 
@@ -27,33 +28,34 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Visitor:
-    """Somebody who is logged in, or a program with a token."""
+    """A person who is logged in, or a program with a token."""
 
     person: Person
-    """In the project that is looked at, with the roles there."""
+    """The person in the project that is looked at, with the roles there."""
     projects: Sequence[Membership] = ()
-    """All projects of theirs, by name; a program has the one of its token."""
+    """All projects of the visitor, by name; a program has the one of its token."""
     csrf: str = ""
-    """What pages send back as X-CSRF-Token, or as the field ``csrf`` of a form; empty for programs with a token."""
+    """The token that pages send back as X-CSRF-Token, or as the field ``csrf`` of a form; empty for programs with a
+    token."""
     session: Session | None = None
-    """None for programs with a token."""
+    """The session; None for programs with a token."""
     lent: bool = False
-    """A program with a token of an application credential, a trust or OAuth."""
+    """Whether it is a program with a token of an application credential, a trust or OAuth."""
 
 
 class LoginNeeded(Exception):
-    """Raised for a page: the browser is sent to /login, and comes back after."""
+    """Raised for a page: the browser is sent to /login, and comes back afterwards."""
 
 
 def find_visitor(request: Request) -> Visitor | None:
-    """None when nobody is logged in, or the site has no bookings and so no login."""
+    """Return the visitor; None when nobody is logged in, or the site has no bookings and so no login."""
     visitor = getattr(request.state, "visitor", None)
     assert visitor is None or isinstance(visitor, Visitor)
     return visitor
 
 
 def require_visitor(request: Request) -> Visitor:
-    """Raises Refusal 401."""
+    """Return the visitor. Raises Refusal 401."""
     visitor = find_visitor(request)
     if visitor is None:
         raise Refusal(401, "unauthorized", "Log in first, or send a token of Keystone as X-Auth-Token.")
@@ -61,7 +63,7 @@ def require_visitor(request: Request) -> Visitor:
 
 
 def refuse_lent(visitor: Visitor) -> None:
-    """For what outlives a token, or reaches beyond it. Raises Refusal 403."""
+    """Refuse lent tokens for changes that outlive a token, or reach beyond it. Raises Refusal 403."""
     if visitor.lent:
         text = (
             "A token of an application credential or a trust may not do this; use one of your own login, or a browser."
@@ -70,12 +72,12 @@ def refuse_lent(visitor: Visitor) -> None:
 
 
 def require_person(request: Request) -> Person:
-    """For the API. Raises Refusal 401."""
+    """Return the person, for the API. Raises Refusal 401."""
     return require_visitor(request).person
 
 
 def require_page_visitor(request: Request) -> Visitor:
-    """For pages. Raises LoginNeeded, which becomes a redirect to /login?next=..."""
+    """Return the visitor, for pages. Raises LoginNeeded, which becomes a redirect to /login?next=..."""
     visitor = find_visitor(request)
     if visitor is None:
         raise LoginNeeded
@@ -83,5 +85,5 @@ def require_page_visitor(request: Request) -> Visitor:
 
 
 def require_page_person(request: Request) -> Person:
-    """For pages. Raises LoginNeeded."""
+    """Return the person, for pages. Raises LoginNeeded."""
     return require_page_visitor(request).person

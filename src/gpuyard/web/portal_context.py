@@ -1,4 +1,4 @@
-"""What every page and endpoint of a portal has, whatever it shows."""
+"""The context that every page and endpoint of a portal needs: the site's name, the clock, the settings."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ class PortalContext:
 
     site_name: str
     now: Callable[[], datetime] = utc_now
-    """UTC; tests set it."""
+    """The clock, in UTC; tests set it."""
     settings: PortalSettings = field(default_factory=PortalSettings)

@@ -1,4 +1,4 @@
-"""ETags of bookings, and If-Match: nobody overwrites what somebody else has changed meanwhile."""
+"""Checks If-Match and If-None-Match against ETags of bookings, so that nobody overwrites another's change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuyard.web.problems import Refusal
 
 TAG = re.compile(r'"([^"]*)"')  # nothing before the first quote: findall tries that at every place
 NO_VERSION = 0
-"""Bookings begin at 1."""
+"""A version that no booking has; theirs begin at 1."""
 
 
 def etag(version: int) -> str:
@@ -18,10 +18,10 @@ def etag(version: int) -> str:
 
 
 def wanted_version(request: Request, *, required: bool = False) -> int | None:
-    """The version that a change is meant for; None: any. Raises Refusal 428 when it must be said and is not.
+    """Return the version that a change is meant for; None: any. Raises Refusal 428 when it is required and missing.
 
-    A tag that is none of ours is a version that no booking has. A weak one counts as what it was before a gateway
-    compressed the answer.
+    A tag that is none of ours is a version that no booking has. A weak one counts as the strong one that it was
+    before a gateway compressed the answer.
     """
     header = request.headers.get("if-match")
     if header is None:
@@ -36,6 +36,6 @@ def wanted_version(request: Request, *, required: bool = False) -> int | None:
 
 
 def not_modified(request: Request, tag: str) -> bool:
-    """Whether the client has what the tag names already."""
+    """Return whether the client already has the version that the tag names."""
     header = request.headers.get("if-none-match", "")
     return header.strip() == "*" or tag.removeprefix("W/").strip('"') in TAG.findall(header)

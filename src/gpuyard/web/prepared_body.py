@@ -8,10 +8,10 @@ import re
 from fastapi import Request, Response
 
 LEVEL = 6
-"""Of gzip: the last two percent of a long body would take four times as long."""
+"""Compression level of gzip: the last two percent of a long body would take four times as long."""
 
 WEIGHT = re.compile(r"1(?:\.0{0,3})?|0\.[0-9]{0,2}[1-9][0-9]{0,2}", re.ASCII)
-"""Above zero."""
+"""A weight (q) above zero."""
 
 
 class PreparedBody:
@@ -30,8 +30,8 @@ class PreparedBody:
 
 
 def accepts_gzip(accepted: str) -> bool:
-    """Whether an Accept-Encoding lets us compress (RFC 9110, 12.5.3): with a weight of zero it forbids that. What
-    cannot be read is no consent."""
+    """Return whether an Accept-Encoding lets us compress (RFC 9110, 12.5.3): a weight of zero forbids it. An unreadable
+    one counts as a no."""
     weights = {}
     for item in accepted.lower().split(","):
         name, _, parameter = item.partition(";")

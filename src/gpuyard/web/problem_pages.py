@@ -1,4 +1,4 @@
-"""Problems as pages: programs get a document (problems.py), and a person who looks with a browser the same in words."""
+"""Turns problems into pages: programs get a document (problems.py), and a person with a browser the same in words."""
 
 from __future__ import annotations
 
@@ -69,12 +69,13 @@ class ProblemPages:
 
 
 def wants_page(request: Request) -> bool:
-    """Whether a person waits for the answer: browsers name HTML when they go somewhere, scripts and programs do not."""
+    """Return whether a person waits for the answer: browsers name HTML when they go somewhere, scripts and programs do
+    not."""
     return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(PROGRAMS)
 
 
 def problem_page(request: Request, site: str, problem: Mapping[str, Any]) -> str:
-    """`request`: what was refused, after all layers have seen it."""
+    """Return the page of a problem. `request`: the refused one, after all layers have handled it."""
     visitor, nav = find_visitor(request), navigation(request)
     if request.method != "GET":
         nav = replace(nav, here="/")  # who switches the project cannot be led back to what was sent

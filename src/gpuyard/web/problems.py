@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem documents: the same shape for every no, each with its reasons."""
+"""Turns errors into RFC 9457 problem documents, all of the same shape, each with its reasons."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def no_data_yet() -> Refusal:
 
 
 def unavailable(error: Exception) -> Refusal:
-    """For when the cloud or the database does not answer; what it said is in the log only."""
+    """Return the refusal for a cloud or a database that does not answer; the error itself goes to the log only."""
     LOG.error("a request could not be answered: %s", error)
     return Refusal(503, "unavailable", "What this takes cannot be reached now; try again in a while.", retry_after=10)
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For the OpenAPI document: the problems that an operation may answer with."""
+    """Return the problems that an operation may answer with, for the OpenAPI document."""
     return {status: {"description": HTTPStatus(status).phrase, "content": _content()} for status in statuses}
 
 

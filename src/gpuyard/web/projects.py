@@ -1,4 +1,4 @@
-"""For which project somebody acts."""
+"""Finds the project, and the person in it, that a visitor acts for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuyard.web.problems import Refusal
 
 
 def acting_for(visitor: Visitor, name: str, people: People) -> Person:
-    """The person in a project: by name or id; empty is the one that is looked at. Admins may name any project.
+    """Return the person in a project: by name or id; empty is the one that is looked at. Admins may name any project.
 
     Raises Refusal 403 for a project that is not the visitor's, 422 for a name that several have.
     """
@@ -39,8 +39,8 @@ def acting_for(visitor: Visitor, name: str, people: People) -> Person:
 
 
 def colleague(name: str, person: Person, authenticator: Authenticator) -> Person:
-    """Whom `person` books for: a user by name or id, in the same project; empty is `person`. Raises Refusal 422 when
-    nobody of that name may book there."""
+    """Return the user `person` books for, by name or id, in the same project; empty is `person`. Raises Refusal 422
+    when nobody of that name may book there."""
     if not name or name in (person.user_id, person.user):
         return person
     for user_id in authenticator.people.users(name):
@@ -55,13 +55,16 @@ def colleague(name: str, person: Person, authenticator: Authenticator) -> Person
 
 
 def in_project_of(visitor: Visitor, booking: Booking) -> Person:
-    """The person with the roles that they have today in the booking's project."""
+    """Return the person with the roles that they have today in the booking's project."""
     return in_project(visitor, booking.project_id, booking.project)
 
 
 def in_project(visitor: Visitor, project_id: str, project: str) -> Person:
-    """The person with the roles that they have today in a project; admins of the project that they look at are admins
-    everywhere, and of others nowhere. model/rights.py says what these let them do."""
+    """Return the person with the roles that they have today in a project.
+
+    Admins of the project that they look at are admins everywhere; admin roles in others count nowhere.
+    model/rights.py says what roles allow.
+    """
     person = visitor.person
     if person.admin or project_id == person.project_id:
         return person

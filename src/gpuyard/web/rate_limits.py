@@ -1,4 +1,4 @@
-"""How often somebody may do something: a bucket of tokens for each, filled at a steady pace."""
+"""Rate limiter: a token bucket per key, filled at a steady pace."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 MOST = 200_000
-"""Buckets that are kept. Only full ones are forgotten; when there are so many others, nobody new gets in."""
+"""Buckets that are kept. Only full ones are forgotten; when so many others are there, new keys are refused."""
 
 
 class RateLimit:
-    """`burst` times at once, then one every `seconds`. In the memory of one process. Safe to use from threads."""
+    """Allows `burst` requests at once, then one every `seconds`. In the memory of one process. Safe to use from
+    threads."""
 
     def __init__(self, burst: int, seconds: float, clock: Callable[[], float]) -> None:
         self._burst, self._seconds, self._clock = burst, seconds, clock
@@ -21,15 +22,15 @@ class RateLimit:
         self._lock = threading.Lock()
 
     def take(self, key: str) -> int:
-        """Take a token: 0, or, when there is none, whole seconds until there is one."""
+        """Take a token and return 0, or, when there is none, return the whole seconds until there is one."""
         return self._look(key, 1)
 
     def wait(self, key: str) -> int:
-        """The same, but nothing is taken."""
+        """Return the same as `take`, but take nothing."""
         return self._look(key, 0)
 
     def give_back(self, key: str) -> None:
-        """A token that was taken."""
+        """Give back a token that was taken."""
         with self._lock:
             now = self._clock()
             tokens = self._tokens(key, now) + 1

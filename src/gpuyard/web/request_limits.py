@@ -1,4 +1,4 @@
-"""How much a request may bring besides its body: nothing behind this has to reckon with long headers or queries."""
+"""Refuses requests with too many or too long headers, paths or queries, before any other layer has to process them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Stands before all other layers of the portal: gives each request an id, and says in the log and the metrics what
-became of it. In place of uvicorn's access log, which would have secrets: addresses of feeds are some."""
+"""Outermost layer of the portal: gives each request an id, and logs and counts its outcome.
+
+It replaces uvicorn's access log, which would contain secrets: addresses of feeds are some.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,17 @@ LOG = logging.getLogger(__name__)
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"
 SENT_BY = (HEADER, "X-Request-Id")
-"""Headers that clients and gateways name a request in; the first that is sane is taken."""
+"""Headers in which clients and gateways send an id; the first that is well-formed is taken."""
 ID = "gpuyard.request_id"
-"""In the scope of a request."""
+"""The key of the id in a request's scope."""
 BUG = 500
 QUIET = frozenset({"/healthz", "/readyz", "/metrics", "/static", "/v1/agents/samples", "/v1/hosts/{host}/looks",
     "/v1/hosts/{host}/scrubs"})  # fmt: skip
-"""Asked again and again by programs: in the log only when something is wrong."""
+"""Routes that programs ask again and again: logged only when something is wrong."""
 
 
 class RequestCounts:
-    """Requests since the start."""
+    """Counts and durations of requests since the start."""
 
     def __init__(self) -> None:
         self.outcomes = Counts()
@@ -79,7 +81,7 @@ class Numbered:
 
 
 def route_of(scope: Scope, routes: Iterable[BaseRoute]) -> str:
-    """The address of a request as the app has it, with names in place of ids and secrets: ``/v1/bookings/{id}``."""
+    """Return the route of a request, with names in place of ids and secrets: ``/v1/bookings/{id}``."""
     found = scope.get("route")
     if found is None:  # refused by a layer before the routes, or answered by one
         found = next((route for route in routes if route.matches(scope)[0] is not Match.NONE), None)

@@ -1,4 +1,4 @@
-"""Search on pages: ``?q=`` in the address, of rows as who looks may see them."""
+"""Search on pages: filters rows by ``?q=`` in the address, after others' data has been hidden."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Sought = Annotated[str, Query(max_length=200)]
 
 
 def matching(rows: Iterable[Row], q: str) -> list[Row]:
-    """Rows (dataclasses) in which each word of `q` stands somewhere, in any case; all for none."""
+    """Return the rows (dataclasses) in which each word of `q` occurs somewhere, in any case; all for no words."""
     words = q.casefold().split()
     return [row for row in rows if not words or stands_in(words, _texts(asdict(row)))]
 
 
 def stands_in(words: Iterable[str], texts: Iterable[str]) -> bool:
-    """`words`: casefolded."""
+    """Return whether every word occurs in the texts. `words`: casefolded."""
     text = "\n".join(texts).casefold()
     return all(word in text for word in words)
 

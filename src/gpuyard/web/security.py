@@ -1,4 +1,4 @@
-"""What protects the one who looks: only known host names, and headers that keep the pages to themselves."""
+"""Middleware that adds security headers to every response; and the names of this machine itself."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Who is logged in. The cookie is a random number of 256 bits; the store has its digest, so that whoever reads the
-database cannot be anybody."""
+"""Sessions of people who are logged in. The cookie is a random number of 256 bits; the store has only its digest, so
+that a reader of the database cannot act as anybody."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def digest_of(secret: str) -> str:
 
 
 def new_secret() -> str:
-    """43 characters, 256 bits."""
+    """Return a random secret of 43 characters, 256 bits."""
     return secrets.token_urlsafe(32)
 
 
 class Sessions:
-    """Safe to use from several threads, and from several processes on one store."""
+    """Sessions of one store. Safe to use from several threads, and from several processes on one store."""
 
     def __init__(self, store: PortalStore, now: Callable[[], datetime], longest: timedelta, idle: timedelta) -> None:
         self._store, self._now, self._longest, self._idle = store, now, longest, idle
@@ -36,7 +36,7 @@ class Sessions:
         self.streams = OpenStreams()
 
     def begin(self, user_id: str, user: str, project_id: str, until: datetime | None = None) -> tuple[str, Session]:
-        """The cookie of a new session, and the session; it ends at the latest `until`."""
+        """Return the cookie of a new session, and the session; it ends at the latest `until`."""
         now = self._now()
         if self._pruned is None or now - self._pruned >= PRUNE_EVERY:
             self._pruned = now
@@ -49,7 +49,7 @@ class Sessions:
         return cookie, session
 
     def find(self, cookie: str, used: bool = True) -> Session | None:
-        """The session of a cookie, whose end is put off if it was `used`; None when there is none (any more)."""
+        """Return the session of a cookie, whose end is put off if it was `used`; None when there is none (any more)."""
         if not COOKIE.fullmatch(cookie):
             return None
         now = self._now()
@@ -63,7 +63,7 @@ class Sessions:
         return session
 
     def switch(self, session: Session, project_id: str) -> Session:
-        """Look at another project."""
+        """Switch a session to another project."""
         self._store.switch(session.digest, project_id)
         return replace(session, project_id=project_id)
 

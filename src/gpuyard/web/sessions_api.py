@@ -1,4 +1,4 @@
-"""Who is logged in, and ending that everywhere: for oneself, and for admins of others."""
+"""Endpoints that list sessions and end them: one's own, and for admins those of others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ User = Annotated[Line, Query(description="Name or id, * is everybody; for admins
 
 
 Note = Callable[[Person, str, str, str], object]
-"""Who, what was done, to what, and how it ended."""
+"""Writes an audit entry: the person, what was done, to what, and how it ended."""
 
 
 class SessionRow(BaseModel):
@@ -47,7 +47,7 @@ class Ended(BaseModel):
 
 
 def install(app: FastAPI, now: Callable[[], datetime], note: Note, authenticator: Authenticator) -> None:
-    """`note`: puts a line into the audit log."""
+    """Add the endpoints. `note`: puts a line into the audit log."""
 
     @app.get("/v1/sessions", tags=[TAG], responses=responses(headers=False))
     def list_sessions(who: Who, user: User = "") -> SessionList:
@@ -89,7 +89,10 @@ def install(app: FastAPI, now: Callable[[], datetime], note: Note, authenticator
 
 
 def users_meant(who: Visitor, user: str, people: People) -> list[str]:
-    """Ids; [""] is everybody. Raises ForbiddenError unless it is an admin or who asks, Refusal for a user not known."""
+    """Return the ids of the users that are meant; [""] is everybody.
+
+    Raises ForbiddenError when others are meant and the visitor is no admin, Refusal for a user not known.
+    """
     if user in ("", who.person.user_id, who.person.user):
         return [who.person.user_id]
     require(who.person, Verb.ADMINISTER)

@@ -1,4 +1,4 @@
-"""What can be set for the portal's login."""
+"""Settings of the portal's login, sessions and limits."""
 
 from __future__ import annotations
 
@@ -21,33 +21,35 @@ class OthersShown(StrEnum):
 
 @dataclass(frozen=True)
 class PortalSettings:
-    """Behind a gateway, name it in `trusted_gateways`, or all who come through it count as one address."""
+    """Settings of the portal. Behind a gateway, name it in `trusted_gateways`, or all who come through it count as
+    one address."""
 
     domain: str = "Default"
     """Name of the Keystone domain that the login page suggests."""
     longest_session: timedelta = timedelta(hours=12)
-    """After that time one has to log in again, whatever was done in it."""
+    """After that time one has to log in again, even if the session was used."""
     idle_session: timedelta = timedelta(hours=1)
     """A session that nobody uses ends after that time. Keystone forgets after an hour and a half that a password was
     changed, so it is less."""
     trusted_gateways: Sequence[str] = ()
     """IP addresses of gateways whose X-Forwarded-For and X-Forwarded-Proto are believed."""
     public_url: str = ""
-    """Where browsers find the portal, as in ``https://gpu.example.org``; empty: as the request says. Then cookies are
-    for TLS as it says, and only its pages change anything."""
+    """The URL where browsers find the portal, as in ``https://gpu.example.org``; empty: as the request says. When set,
+    it says whether cookies are for TLS, and only its pages may change anything."""
     anonymous_details: bool = False
-    """Whether who has not logged in sees the names of hosts, and the errors of loops."""
+    """Whether readers who have not logged in see the names of hosts, and the errors of loops."""
     public_status: bool = True
-    """Whether who has not logged in sees how the site is: counts and times, and with `anonymous_details` hosts."""
+    """Whether readers who have not logged in see the site's status: counts and times, and with `anonymous_details`
+    hosts."""
     others: OthersShown = OthersShown.NAMES
-    """What people see of others."""
+    """The names that people see of others' bookings and servers."""
     websso: str = ""
-    """Protocol of Keystone's single sign-on (``openid``, ``saml2``), with the name that Keystone has for the identity
-    provider before it (``campus/openid``): else who logs in may have to choose one first. Empty: there is none."""
+    """Protocol of Keystone's single sign-on (``openid``, ``saml2``), preceded by Keystone's name of the identity
+    provider (``campus/openid``), or people may have to choose one first. Empty: no single sign-on."""
     websso_url: str = ""
     """Keystone as browsers find it, as in ``https://keystone.example.org/v3``; single sign-on needs it."""
     websso_logout: str = ""
-    """Where who has logged out here logs out of single sign-on, too; empty: that is not known."""
+    """The address that logs out of single sign-on, too, after a log-out here; empty: not known."""
     login_tries: int = 10
     """Logins of one user from one place that may fail at once, and one more every half minute; from everywhere, 5 times
     that."""
@@ -70,7 +72,7 @@ class PortalSettings:
 
     @property
     def websso_page(self) -> str:
-        """Where single sign-on begins; how to go on from there is in its query."""
+        """The address where single sign-on begins; its query says how to go on from there."""
         provider, _, protocol = (quote(part, safe="") for part in self.websso.rpartition("/"))
         if provider:
             way = f"identity_providers/{provider}/protocols/{protocol}/websso"
@@ -80,5 +82,5 @@ class PortalSettings:
 
     @property
     def keystone_origin(self) -> str:
-        """What browsers say of pages of Keystone's."""
+        """The Origin header that browsers send for Keystone's pages."""
         return origin_of(self.websso_url)

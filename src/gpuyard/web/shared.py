@@ -1,4 +1,4 @@
-"""Answers that are the same for many: reckoned now and then, not for each who looks."""
+"""Caches answers that are the same for many readers, and recomputes them now and then instead of for each."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Shared(Generic[Key, Answer]):
     """The latest answer of each key. Safe to use from several threads."""
 
     def __init__(self, make: Callable[[Key, datetime], Answer], lasts: timedelta, now: Callable[[], datetime]) -> None:
-        """`lasts`: so long the same answer is given. There must be few keys: none is forgotten."""
+        """`lasts`: how long the same answer is given. Keys must be few: none is forgotten."""
         self._make, self._lasts, self._now = make, lasts, now
         self._lock = threading.Lock()
         self._known: dict[Key, tuple[datetime, Answer]] = {}
 
     def of(self, key: Key) -> Answer:
-        """Raises what making it raises; then the next one who asks tries again."""
+        """Return the answer of a key. Raises what making it raises; then the next caller tries again."""
         with self._lock:  # who comes while it is made waits for that
             now, known = self._now(), self._known.get(key)
             if known is None or not known[0] <= now < known[0] + self._lasts:  # also after the clock was set back

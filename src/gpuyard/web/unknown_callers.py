@@ -1,5 +1,4 @@
-"""How often somebody may come with a wrong token, code or signature, by the place that it comes from. Those that are
-right do not count, however many they are."""
+"""Limits wrong tokens, codes and signatures by the place that they come from. Right ones do not count, however many."""
 
 from __future__ import annotations
 
@@ -18,30 +17,31 @@ WRONG, WRONG_EVERY = 30, 2.0
 
 
 class Origin:
-    """Where one request comes from."""
+    """The place and network that one request comes from, with their limits."""
 
     def __init__(self, limits: Sequence[tuple[RateLimit, str]]) -> None:
         self._limits = limits
 
     def wait(self) -> int:
-        """Whole seconds until it may come again, 0 when it may now."""
+        """Return the whole seconds until it may come again, 0 when it may now."""
         return max((limit.wait(key) for limit, key in self._limits), default=0)
 
     def take(self) -> int:
-        """Count it as wrong, and the same. Who counts before it is known gives back what was right."""
+        """Count it as wrong, and return the same as `wait`. A caller that counts before it knows gives back what was
+        right."""
         seconds = self.wait()
         for limit, key in self._limits if not seconds else ():
             limit.take(key)
         return seconds
 
     def give_back(self) -> None:
-        """It was right, after it had been counted."""
+        """Take back a count, after the request has turned out to be right."""
         for limit, key in self._limits:
             limit.give_back(key)
 
 
 class UnknownCallerThrottle:
-    """Made once for one kind of right. Safe to use from several threads."""
+    """Throttle for one kind of credential, made once. Safe to use from several threads."""
 
     def __init__(self, gateways: Sequence[str] = (), clock: Callable[[], float] = time.monotonic) -> None:
         self._gateways = gateways
@@ -49,7 +49,8 @@ class UnknownCallerThrottle:
         self._near = RateLimit(WRONG * EVERYWHERE, WRONG_EVERY / EVERYWHERE, clock)
 
     def origin(self, request: HTTPConnection) -> Origin:
-        """Of gateways and this machine, behind which anybody can be, nothing is counted."""
+        """Return where a request comes from. Gateways and this machine, which may stand for anybody, are not
+        counted."""
         address = client_address(request, self._gateways)
         if address in self._gateways or is_loopback(address):
             return Origin(())

@@ -1,4 +1,4 @@
-"""The portal's part of the database: who is logged in, where users came from, and calendars with a secret address."""
+"""The portal's tables: sessions, places that users have logged in from, and calendar feeds with a secret address."""
 
 from gpuyard.web.store.records import Feed, Session
 from gpuyard.web.store.store import PortalStore

@@ -1,4 +1,4 @@
-"""What the portal keeps. Plain data; times are UTC."""
+"""Rows of the portal's tables, as plain data; times are UTC."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 
 @dataclass(frozen=True)
 class Feed:
-    """A calendar that can be read by whoever knows its secret address."""
+    """A calendar that anybody with its secret address can read."""
 
     digest: str
     """SHA-256 of the secret, in hex; the secret itself is not kept."""
@@ -21,12 +21,12 @@ class Feed:
     created: datetime
     expires: datetime
     used: datetime | None = None
-    """When it was last read, to the hour."""
+    """Time when it was last read, to the hour."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """Somebody logged in to the portal."""
+    """A person's login to the portal."""
 
     digest: str
     """SHA-256 of the cookie, in hex."""
@@ -37,5 +37,5 @@ class Session:
     csrf: str
     created: datetime
     expires: datetime
-    """Put off with every use, until `latest`."""
+    """Its end, put off with every use, until `latest`."""
     latest: datetime

@@ -1,4 +1,4 @@
-"""The portal's store, open."""
+"""Reads and writes the portal's tables: sessions, feeds and known places."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from gpuyard.web.store.records import Feed, Session
 from gpuyard.web.store.schema import FEEDS, PLACES, ROOM, SESSIONS
 
 PLACES_KEPT = timedelta(days=90)
-"""From the last login on."""
+"""Time for which a place is kept after the last login from it."""
 MOST_PLACES = 20
-"""Of a user: those of the latest logins."""
+"""Places of one user that are kept: those of the latest logins."""
 
 
 class PortalStore:
-    """Safe to use from several threads, and from several processes on one database. Every method is a transaction of
-    its own, and raises StoreError when the database cannot be used."""
+    """The portal's tables. Safe to use from several threads, and from several processes on one database. Every method
+    is a transaction of its own, and raises StoreError when the database cannot be used."""
 
     def __init__(self, database: Database) -> None:
-        """Makes the tables, or brings older ones up to date. Whoever opened the database closes it. Raises
+        """Make the tables, or bring older ones up to date. The caller that opened the database closes it. Raises
         StoreError."""
         migrate(database.url, ROOM)
         self._database = database
 
     def put_session(self, session: Session) -> None:
-        """New, or in place of the one with its digest."""
+        """Store a session, new or in place of the one with its digest."""
         row = {
             "digest": session.digest,
             "user_id": session.user_id,
@@ -46,11 +46,11 @@ class PortalStore:
             put(connection, SESSIONS, row)
 
     def put_off(self, digest: str, expires: datetime) -> bool:
-        """When a session ends; whether it is still there: one that was ended is not brought back."""
+        """Put off the end of a session; return whether it is still there: one that was ended is not brought back."""
         return self._change_session(digest, expires=seconds(expires))
 
     def switch(self, digest: str, project_id: str) -> bool:
-        """The project of a session; whether it is still there."""
+        """Change the project of a session; return whether it is still there."""
         return self._change_session(digest, project_id=project_id)
 
     def _change_session(self, digest: str, **values: object) -> bool:
@@ -58,12 +58,12 @@ class PortalStore:
             return connection.execute(update(SESSIONS).where(SESSIONS.c.digest == digest).values(values)).rowcount == 1
 
     def get_session(self, digest: str, now: datetime) -> Session | None:
-        """None when there is none, or it has expired."""
+        """Return a session; None when there is none, or it has expired."""
         found = self._sessions(now, SESSIONS.c.digest == digest)
         return found[0] if found else None
 
     def sessions(self, now: datetime, user_id: str = "") -> list[Session]:
-        """Those that have not expired, of a user or of all, by user and creation."""
+        """Return the sessions that have not expired, of a user or of all, by user and creation."""
         return self._sessions(now, *([SESSIONS.c.user_id == user_id] if user_id else ()))
 
     def _sessions(self, now: datetime, *which: ColumnElement[bool]) -> list[Session]:
@@ -73,12 +73,12 @@ class PortalStore:
             return [_session(row) for row in connection.execute(query.order_by(*order))]
 
     def delete_session(self, digest: str) -> bool:
-        """Whether there was one."""
+        """Delete a session; return whether there was one."""
         with self._database.writing() as connection:
             return connection.execute(delete(SESSIONS).where(SESSIONS.c.digest == digest)).rowcount == 1
 
     def delete_sessions(self, user_id: str, until: datetime | None = None) -> int:
-        """All of a user, or those that began until then; returns how many."""
+        """Delete all sessions of a user, or those that began until then; return how many."""
         which = [SESSIONS.c.user_id == user_id, *([SESSIONS.c.created <= seconds(until)] if until else ())]
         with self._database.writing() as connection:
             return connection.execute(delete(SESSIONS).where(*which)).rowcount
@@ -91,7 +91,8 @@ class PortalStore:
             connection.execute(delete(PLACES).where(PLACES.c.logged_in <= seconds(now - PLACES_KEPT)))
 
     def note_place(self, digest: str, user_id: str, now: datetime) -> None:
-        """That a user has logged in from a place; of those of the user that are too many, the oldest are deleted."""
+        """Record that a user has logged in from a place; the oldest of the user's places beyond MOST_PLACES are
+        deleted."""
         # Of several of one second the new one stays.
         order = (PLACES.c.digest != digest, PLACES.c.logged_in.desc(), PLACES.c.digest)
         latest = select(PLACES.c.digest).where(PLACES.c.user_id == user_id).order_by(*order).limit(MOST_PLACES)
@@ -100,7 +101,7 @@ class PortalStore:
             connection.execute(delete(PLACES).where(PLACES.c.user_id == user_id, PLACES.c.digest.not_in(latest)))
 
     def knows_place(self, digest: str, now: datetime) -> bool:
-        """Whether somebody has logged in with that, not too long ago."""
+        """Return whether somebody has logged in with that digest within PLACES_KEPT."""
         query = select(PLACES.c.digest).where(
             PLACES.c.digest == digest, PLACES.c.logged_in > seconds(now - PLACES_KEPT)
         )
@@ -108,7 +109,7 @@ class PortalStore:
             return connection.execute(query).first() is not None
 
     def put_feed(self, feed: Feed) -> None:
-        """New, or in place of the one with its digest."""
+        """Store a feed, new or in place of the one with its digest."""
         row = {
             "digest": feed.digest,
             "scope": feed.scope,
@@ -122,31 +123,31 @@ class PortalStore:
             put(connection, FEEDS, row)
 
     def get_feed(self, digest: str, now: datetime) -> Feed | None:
-        """None when there is none, or it has expired."""
+        """Return a feed; None when there is none, or it has expired."""
         query = select(FEEDS).where(FEEDS.c.digest == digest, FEEDS.c.expires > seconds(now))
         with self._database.reading() as connection:
             row = connection.execute(query).first()
         return _feed(row) if row else None
 
     def note_use(self, digest: str, now: datetime) -> None:
-        """That a feed was read."""
+        """Record that a feed was read."""
         with self._database.writing() as connection:
             connection.execute(update(FEEDS).where(FEEDS.c.digest == digest).values(used=seconds(now)))
 
     def delete_feeds(self, owner: str) -> int:
-        """All of a user; returns how many."""
+        """Delete all feeds of a user; return how many."""
         with self._database.writing() as connection:
             return connection.execute(delete(FEEDS).where(FEEDS.c.owner == owner)).rowcount
 
     def feeds(self, now: datetime, owner: str = "") -> list[Feed]:
-        """Those that have not expired, of a user or of all, by owner and creation."""
+        """Return the feeds that have not expired, of a user or of all, by owner and creation."""
         query = select(FEEDS).where(FEEDS.c.expires > seconds(now), *([FEEDS.c.owner == owner] if owner else ()))
         with self._database.reading() as connection:
             rows = connection.execute(query.order_by(FEEDS.c.owner, FEEDS.c.created, FEEDS.c.digest))
             return [_feed(row) for row in rows]
 
     def delete_feed(self, digest: str) -> bool:
-        """Whether there was one."""
+        """Delete a feed; return whether there was one."""
         with self._database.writing() as connection:
             return connection.execute(delete(FEEDS).where(FEEDS.c.digest == digest)).rowcount == 1
 
