@@ -1,1 +1,1 @@
-"""The site as code: ``site.yaml`` in, wanted state out (Nova options, flavors, limits). Pure but for reading files."""
+"""The site as code: ``site.yaml`` in, desired state out (Nova options, flavors, limits). Pure but for reading files."""

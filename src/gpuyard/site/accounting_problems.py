@@ -1,4 +1,4 @@
-"""What cannot be under ``accounting`` of a site, or among its prices and budgets, beyond what the schema says."""
+"""Checks ``accounting``, prices and budgets of a site beyond what the schema can express."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuyard.site.tariffs import STANDARD
 
 
 def accounting_problems(site: Site) -> Iterable[Problem]:
-    """Everything that is wrong."""
+    """Yield every problem of a site's accounting."""
     accounting = site.accounting
     if accounting is None:
         yield from _orphans(site)

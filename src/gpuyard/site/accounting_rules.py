@@ -1,4 +1,4 @@
-"""What may stand under ``accounting`` in ``site.yaml``, and of prices and budgets under pools and projects."""
+"""Schema of ``accounting`` in ``site.yaml``, and of prices and budgets under pools and projects."""
 
 from __future__ import annotations
 
@@ -155,5 +155,5 @@ class SiteAccounting(Strict):
 
 
 def price_at(price: Price | None, tariff: str) -> Decimal | None:
-    """Of a GPU-hour in a tariff; None where the pool has no price then."""
+    """Return the price of a GPU-hour in a tariff; None where the pool has no price then."""
     return price.get(tariff, price.get(STANDARD)) if isinstance(price, dict) else price

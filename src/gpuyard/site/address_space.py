@@ -1,9 +1,10 @@
-"""Whether the BARs of a server's GPUs fit into its address space, beside its RAM. Pure arithmetic.
+"""Computes whether the BARs of a server's GPUs fit into its address space, beside its RAM. Pure arithmetic.
 
-What does not fit is left without an address by the guest's firmware, and the guest's driver does not find that GPU: so
-more RAM can mean fewer GPUs. QEMU gives guests 40 bits of physical addresses, unless a flavor asks for the host's own
-(``hw:maxphysaddr_mode``). UEFI (OVMF's PlatformInitLib) trusts that number where it is at least 41, or 40 on AMD, and
-uses 46 at most; it gives BARs the topmost eighth of the address space where that is free of RAM, and 32 GiB otherwise.
+The guest's firmware leaves a BAR that does not fit without an address, and the guest's driver does not find that
+GPU: so more RAM can mean fewer GPUs. QEMU gives guests 40 bits of physical addresses, unless a flavor asks for the
+host's own (``hw:maxphysaddr_mode``). UEFI (OVMF's PlatformInitLib) trusts that number where it is at least 41, or 40
+on AMD, and uses 46 at most; it gives BARs the topmost eighth of the address space where that is free of RAM, and 32
+GiB otherwise.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ LOW = 2 * GIB
 QEMU_BITS = 40
 UEFI_BITS = 46
 CLASSIC = 32 * GIB
-"""The window where the width is not known or RAM is in the way, and what it begins at a multiple of."""
+"""The window where the width is not known or RAM is in the way; windows begin at a multiple of it."""
 LOW_BAR = 32 * 2**20
-"""Smaller BARs find room below 4 GiB; those of this size on are 64-bit ones on every GPU of the last ten years."""
+"""Smaller BARs fit below 4 GiB; those of this size on are 64-bit ones on every GPU of the last ten years."""
 
 
 @dataclass(frozen=True)
 class AddressSpace:
-    """What matters of a server: bytes of RAM, and the width of its physical addresses."""
+    """A server's address space: bytes of RAM, and the width of its physical addresses."""
 
     ram: int
     bits: int
     trusted: bool
-    """Whether UEFI believes the width."""
+    """Whether UEFI trusts the width."""
 
     @property
     def window(self) -> int:
@@ -45,7 +46,8 @@ class AddressSpace:
 
 
 def space_of(flavor: Flavor, site: Site, facts: HostFacts) -> AddressSpace | None:
-    """A server of the flavor on a host; None when its width is not known: the host's recording is older."""
+    """Return the address space of a flavor's server on a host; None when its width is unknown: the host's recording is
+    older."""
     bits = min(QEMU_BITS, facts.address_bits or QEMU_BITS)
     asked = flavor.properties.get("hw:maxphysaddr_mode")
     if asked == "emulate":
@@ -60,8 +62,8 @@ def space_of(flavor: Flavor, site: Site, facts: HostFacts) -> AddressSpace | Non
 
 
 def taken(functions: Iterable[Sequence[int]]) -> int:
-    """Bytes above 4 GiB that functions with these BARs take: each is behind a port of its own, whose window begins at a
-    multiple of its largest BAR."""
+    """Return the bytes above 4 GiB that functions with these BARs take: each is behind a port of its own, whose window
+    begins at a multiple of its largest BAR."""
     end = 0
     for bars in sorted(([size for size in bars if size >= LOW_BAR] for bars in functions), key=max_of, reverse=True):
         if bars:
@@ -74,7 +76,7 @@ def max_of(sizes: Sequence[int]) -> int:
 
 
 def too_small(site: Site, facts: Mapping[str, HostFacts], encoded: Iterable[EncodedGpu]) -> list[str]:
-    """A note for each flavor whose GPUs' BARs do not fit into the address space of its servers."""
+    """Return a note for each flavor whose GPUs' BARs do not fit into the address space of its servers."""
     bars: dict[tuple[str, str], list[tuple[int, ...]]] = {}
     for item in encoded:
         if item.offered and item.gpu.kind is not GpuKind.VGPU:  # whose BARs are its maker's secret

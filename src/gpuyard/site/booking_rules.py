@@ -1,7 +1,7 @@
-"""What may stand under ``booking`` in ``site.yaml``: the rules of bookings, of the site, of a pool, of a project.
+"""Schema of ``booking`` in ``site.yaml``: the rules of bookings of the site, of a pool and of a project.
 
-What a pool states goes before what the site states, and a project's before both. A key that does not exist is an
-error, so that no rule is silently off.
+A pool's rules override the site's, and a project's override both (`resolve`). A key that does not exist is an error,
+so that no rule is silently off.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SMTPS = 465
 
 
 def parse_duration(value: object) -> timedelta:
-    """``"15 days"`` -> 15 days. Raises ValueError that says what to write instead."""
+    """Parse a duration: ``"15 days"`` -> 15 days. Raises ValueError that says what to write instead."""
     if isinstance(value, timedelta):
         return value
     text = str(value).strip().lower()
@@ -57,7 +57,7 @@ def parse_duration(value: object) -> timedelta:
 
 
 def stated(value: timedelta | bool) -> str | bool:
-    """15 days -> ``"15 days"``, for `parse_duration`."""
+    """Return the text of a duration, 15 days -> ``"15 days"``, as `parse_duration` reads it."""
     if isinstance(value, bool):
         return value
     minutes = value // timedelta(minutes=1)
@@ -72,7 +72,7 @@ def _positive(value: timedelta) -> timedelta:
 
 
 def parse_quiet_hours(value: object) -> QuietHours:
-    """``"22:00-06:00"``. Raises ValueError."""
+    """Parse a part of a day, as in ``"22:00-06:00"``. Raises ValueError."""
     if isinstance(value, QuietHours):
         return value
     match = HOURS.match(str(value).strip())
@@ -105,7 +105,7 @@ Quiet = Annotated[
 
 
 def parse_no_show(value: object) -> timedelta | bool:
-    """A duration, or true or false."""
+    """Parse a duration, or true or false."""
     return value if isinstance(value, bool) else _positive(parse_duration(value))
 
 
@@ -123,7 +123,7 @@ INPUTS: dict[str, Any] = {
     "Tuple[QuietHours, ...]": list[Quiet],
     "ReclaimAction": ReclaimAction,
 }
-"""Type of a rule -> how the site file spells it; numbers have bounds besides."""
+"""Type of a rule -> its type in the site file; numbers have bounds besides."""
 
 
 def _fields() -> dict[str, Any]:
@@ -230,8 +230,8 @@ class SiteBooking(BookingRules):
 
 
 def resolve(**layers: BookingRules | None) -> Rules:
-    """Complete rules; what a later layer states goes before what an earlier one states. The layers have the names that
-    people know them by."""
+    """Return complete rules; what a later layer states overrides earlier ones. Layers have the names that people know
+    them by."""
     stated: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for name, layer in layers.items():

@@ -1,8 +1,8 @@
-"""How a host's CPU, RAM and disk are shared between servers with GPUs and servers without. Pure arithmetic.
+"""Computes how a host's CPU, RAM and disk are shared between servers with GPUs and servers without. Pure arithmetic.
 
-A host keeps its reserve free of servers without GPUs: their flavors consume classes of their own, whose inventory on a
-host is what it has less the reserve. Flavors with GPUs do not consume them. So whatever else runs there, a free GPU
-finds its CPU, RAM and disk.
+A host keeps its reserve free of servers without GPUs: their flavors consume classes of their own, whose inventory on
+a host is what it has less the reserve. Flavors with GPUs do not consume them. So whatever else runs there, a free
+GPU finds its CPU, RAM and disk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIXED_CPU_RATIO = 4.0
 
 @dataclass(frozen=True)
 class Size:
-    """vCPUs, RAM in MiB, disk in GiB."""
+    """An amount of vCPUs, RAM in MiB and disk in GiB."""
 
     vcpus: int = 0
     ram: int = 0
@@ -41,14 +41,14 @@ class Size:
         return Size(self.vcpus * times, self.ram * times, self.disk * times)
 
     def fits(self, other: Size) -> bool:
-        """Whether it is no more than the other in anything."""
+        """Return whether it is no more than the other in anything."""
         return self.vcpus <= other.vcpus and self.ram <= other.ram and self.disk <= other.disk
 
     def largest(self, other: Size) -> Size:
         return Size(max(self.vcpus, other.vcpus), max(self.ram, other.ram), max(self.disk, other.disk))
 
     def divided(self, parts: int) -> Size:
-        """Rounded up."""
+        """Return one of so many equal parts, rounded up."""
         return Size(-(-self.vcpus // parts), -(-self.ram // parts), -(-self.disk // parts))
 
     def __str__(self) -> str:
@@ -56,24 +56,24 @@ class Size:
 
     @property
     def classes(self) -> dict[str, int]:
-        """As amounts of the classes that servers without GPUs consume."""
+        """The size as amounts of the classes that servers without GPUs consume."""
         return {NOGPU_VCPU: self.vcpus, NOGPU_MEMORY: self.ram, NOGPU_DISK: self.disk}
 
 
 @dataclass(frozen=True)
 class HostCapacity:
-    """The arithmetic of one host."""
+    """The capacity of one host, and its shares for servers with and without GPUs."""
 
     host: str
     cpus: int
     """CPUs for shared vCPUs, less the host's own."""
     cpu_ratio: float
     total: Size
-    """What servers can have in all."""
+    """All that servers can have."""
     reserve: Size
-    """Kept for servers with GPUs."""
+    """The part kept for servers with GPUs."""
     needed: Size
-    """What servers with GPUs can need at most: in every slot a server of its largest flavor."""
+    """The most that servers with GPUs can need: in every slot a server of its largest flavor."""
     slots: int
     """Servers with GPUs that can run at once."""
 
@@ -82,12 +82,12 @@ class HostCapacity:
 
     @property
     def others(self) -> Size:
-        """What servers without GPUs can have."""
+        """The part that servers without GPUs can have."""
         return self.total - self.reserve
 
     @property
     def inventories(self) -> dict[str, int]:
-        """What the host has of the classes that servers without GPUs consume."""
+        """The host's inventories of the classes that servers without GPUs consume."""
         everything = Size(NO_BOUND, NO_BOUND, NO_BOUND)
         return {name: max(0, amount) for name, amount in (self.others if self.keeps else everything).classes.items()}
 
@@ -96,7 +96,7 @@ class HostCapacity:
         return self.needed.fits(self.reserve)
 
     def lines(self) -> Iterable[str]:
-        """The arithmetic for people."""
+        """Yield the arithmetic as lines for people."""
         yield f"{self.host}: {self.cpus} CPUs x {self.cpu_ratio:g} = {self.total.vcpus} vCPUs; in all {self.total}"
         yield f"  kept for servers with GPUs: {self.reserve}"
         yield f"  a server of the largest flavor in each slot ({self.slots}) needs: {self.needed}"
@@ -104,11 +104,11 @@ class HostCapacity:
 
 
 NO_BOUND = 1_000_000_000
-"""Total of a class on hosts that keep nothing: others can have all that there is."""
+"""Total of a class on hosts without a reserve: other servers can have all that there is."""
 
 
 def size_of(flavor: Flavor) -> Size:
-    """What a server of a flavor takes from a host."""
+    """Return the size that a server of a flavor takes from a host."""
     return Size(flavor.vcpus, flavor.ram, flavor.disk + flavor.ephemeral)
 
 
@@ -158,7 +158,7 @@ class _Shares:
 def host_capacity(
     site: Site, name: str, facts: HostFacts, slots: Sequence[tuple[str, int]], shares: _Shares
 ) -> HostCapacity:
-    """The arithmetic of one host, from its recorded facts and the pools and sizes of its slots."""
+    """Return the capacity of one host, from its recorded facts and the pools and sizes of its slots."""
     host = site.hosts[name]
     ratio = cpu_ratio(host)
     cpus = shared_cpus(host, facts) - host.overhead.vcpus
@@ -171,19 +171,19 @@ def host_capacity(
 
 
 def cpu_ratio(host: Host) -> float:
-    """The ratio to reckon with; without a reserve it may be another one that Placement has."""
+    """Return the CPU allocation ratio to compute with; without a reserve Placement may have another one."""
     return host.cpu_allocation_ratio or MIXED_CPU_RATIO
 
 
 def shared_cpus(host: Host, facts: HostFacts) -> int:
-    """CPUs that shared vCPUs run on, as Nova counts them."""
+    """Return how many CPUs shared vCPUs run on, as Nova counts them."""
     if host.cpu_shared_set is not None:
         return len(parse_cpu_set(host.cpu_shared_set))
     return 0 if host.cpu_dedicated_set is not None else facts.cpus
 
 
 def parse_cpu_set(text: str) -> frozenset[int]:
-    """``"4-7,^5"`` -> {4, 6, 7}, as Nova reads it. Raises ValueError for a range that runs backwards."""
+    """Parse ``"4-7,^5"`` -> {4, 6, 7}, as Nova does. Raises ValueError for a range that runs backwards."""
     chosen: set[int] = set()
     without: set[int] = set()
     for part in text.split(","):
@@ -207,7 +207,7 @@ def _slots(encoded: Iterable[EncodedGpu]) -> list[tuple[str, int]]:
 
 
 def aggregates_of(site: Site) -> dict[str, frozenset[str]]:
-    """Host -> names of its aggregates."""
+    """Return host -> names of its aggregates."""
     found: dict[str, set[str]] = {}
     for name, aggregate in site.aggregates.items():
         for host in aggregate.hosts:
@@ -216,7 +216,7 @@ def aggregates_of(site: Site) -> dict[str, frozenset[str]]:
 
 
 def may_run_on(flavor: Flavor, aggregates: frozenset[str]) -> bool:
-    """Whether the flavor's aggregates, if it has any, let it run on a host of these aggregates."""
+    """Return whether the flavor's aggregates, if it has any, let it run on a host of these aggregates."""
     return not flavor.aggregates or not aggregates.isdisjoint(flavor.aggregates)
 
 
@@ -229,7 +229,7 @@ def _reserve(reserve: Reserve | str | None, needed: Size, slots: int) -> Size:
 
 
 def capacities(site: Site, facts: Mapping[str, HostFacts], encoded: Sequence[EncodedGpu]) -> tuple[HostCapacity, ...]:
-    """The arithmetic of every host."""
+    """Return the capacity of every host."""
     by_host: dict[str, list[EncodedGpu]] = {name: [] for name in facts}
     for item in encoded:
         by_host[item.gpu.host].append(item)

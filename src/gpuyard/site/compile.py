@@ -1,4 +1,9 @@
-"""The compiler: a site and the inventories of its hosts in, everything that OpenStack must be told out. Pure."""
+"""Compiles a site and the inventories of its hosts to the complete desired state of OpenStack. Pure.
+
+It encodes whole GPUs, then shared ones, and checks the site against both. With any problem it stops there, because
+what follows relies on names that exist. Then it computes capacities, options, provider configs, flavors, limits,
+aggregates and images.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +37,7 @@ from gpuyard.site.sharing import encode_shared
 
 @dataclass(frozen=True)
 class CompiledSite:
-    """Wanted state, complete: nothing is left to decide for whoever carries it out."""
+    """The complete desired state: appliers have nothing left to decide."""
 
     site: Site
     gpus: tuple[Gpu, ...]
@@ -44,11 +49,11 @@ class CompiledSite:
     aggregates: tuple[AggregateObject, ...] = ()
     images: tuple[ImageObject, ...] = ()
     unseen: tuple[str, ...] = ()
-    """Notes of flavors whose servers may not see all their GPUs."""
+    """Notes about flavors whose servers may not see all their GPUs."""
 
     @property
     def whole_gpus(self) -> tuple[Gpu, ...]:
-        """Without shares of GPUs."""
+        """The GPUs without shares of GPUs."""
         return tuple(gpu for gpu in self.gpus if not gpu.is_unit)
 
     @property
@@ -62,14 +67,14 @@ class CompiledSite:
         }
 
     def options_of(self, service: str, host: str | None = None) -> ServiceOptions:
-        """The options of a service; empty ones when the site has none for it."""
+        """Return the options of a service; empty ones when the site has none for it."""
         for found in self.options:
             if (found.service, found.host) == (service, host):
                 return found
         return ServiceOptions(service, host, ())
 
     def provider_config_of(self, host: str) -> ProviderConfig:
-        """What a host's nova-compute adds to its provider; an empty one when that is nothing."""
+        """Return what a host's nova-compute adds to its provider; an empty config when that is nothing."""
         for found in self.provider_configs:
             if found.host == host:
                 return found
@@ -77,12 +82,12 @@ class CompiledSite:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is allowed and will surprise somebody."""
+        """Notes about settings that are allowed and may surprise."""
         return (*_notes(self.site, self.capacities, self.gpus), *self.unseen)
 
 
 def compile_site(site: Site, inventories: Mapping[str, Inventory]) -> tuple[CompiledSite, list[Problem]]:
-    """Compile. With problems, the result must not be used: it may be empty."""
+    """Compile a site, and return the result with all problems. With problems it must not be used: it may be empty."""
     encoded, problems = encode(site, inventories)
     shared, more = encode_shared(site, inventories)
     encoded, problems = by_host([*encoded, *shared], site.hosts), [*problems, *more]

@@ -1,6 +1,6 @@
-"""What may stand under ``deploy`` in ``site.yaml``: the machines that OpenStack is deployed to, and Kolla's choices.
+"""Schema of ``deploy`` in ``site.yaml``: the machines that OpenStack is deployed to, and settings for Kolla.
 
-Secrets do not: a site file is readable by everybody, and Kolla has passwords.yml for them.
+Secrets are refused: a site file is readable by everybody, and Kolla has passwords.yml for them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ VariableName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", ma
 Variable = bool | int | float | str | list[str] | None
 TRUE = ("yes", "true", "on", "1", "y", "t")
 BALANCERS = ("enable_haproxy", "enable_proxysql")
-"""Kolla's variables of what listens at the address of the APIs, where each service listens itself without a vip."""
+"""Kolla's variables of services that listen at the address of the APIs, where without a vip each service listens
+itself."""
 SECRET = re.compile(r"(^|_)(password|secret|passphrase|private_key|token)s?$")
 OWN = {
     "kolla_base_distro": "deploy.base",
@@ -38,7 +39,7 @@ OWN = {
 
 
 def truth_of(value: object) -> bool | None:
-    """A value as Ansible's filter ``bool`` reads it. None when only Ansible can tell, because it is Jinja2."""
+    """Return a value as Ansible's filter ``bool`` reads it. None when only Ansible can tell, because it is Jinja2."""
     text = str(value).strip().lower()
     if "{{" in text or "{%" in text:
         return None

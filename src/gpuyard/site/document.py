@@ -1,4 +1,9 @@
-"""YAML that somebody else has written: held to bounds before anything is made of it, and with lines."""
+"""Reads YAML that somebody else has written: checks it against bounds before anything is made of it, and keeps its
+lines.
+
+Brackets and the beginnings of values are counted in the text first, because the library takes seconds for many of
+them; then the composed tree is measured with its aliases written out; only then are values constructed.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +23,26 @@ from gpuyard.model.text import printable
 Path = tuple[str | int, ...]
 BRACKETS = re.compile(r"[\[\]{}]")
 MOST_OPEN = 100
-"""Quoted ones and those in comments count as well, which hurts nobody."""
+"""The most open brackets. Quoted ones and those in comments count as well, which does no harm."""
 BEGINNINGS = re.compile(r"\r\n|[,\n\r\x85\u2028\u2029\[{]|- ")
-"""What a value comes after, roughly: in texts and comments too. All of YAML's ends of lines are among them."""
+"""Characters that a value comes after, roughly: in texts and comments too. All of YAML's line ends are among them."""
 MOST_DIGITS = 100
-"""Of a number. Python takes long to write a longer one in decimal, and raises from 4,300 digits on, which hexadecimal
-ones reach unnoticed."""
+"""The most characters of a number. Python takes long to write a longer one in decimal, and raises from 4,300 digits on,
+which hexadecimal ones reach unnoticed."""
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a document may be."""
+    """The largest document that is read."""
 
     values: int
-    """With every alias written out: a few anchors that name each other stand for billions."""
+    """The most values, with every alias written out: a few anchors that name each other stand for billions."""
     depth: int = 20
 
 
 class DocumentError(UsageError):
-    """A text is not YAML, or not within its bounds. `line` counts from 1."""
+    """Raised for text that is not YAML, or not within its bounds. `line` counts from 1."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(f"line {line}: {problem}")
@@ -47,24 +52,24 @@ class DocumentError(UsageError):
 
 @dataclass(frozen=True)
 class Document:
-    """Mappings, lists, text, numbers, truth, times and None."""
+    """A parsed document: mappings, lists, text, numbers, booleans, times and None."""
 
     value: Any
     lines: Mapping[Path, int]
     """Path of keys -> line, from 1."""
 
     def line(self, path: Path) -> int:
-        """Of the deepest part of the path that the text has."""
+        """Return the line of the deepest part of the path that the text has."""
         return next((self.lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self.lines), 1)
 
 
 def values(text: str, bounds: Bounds) -> Any:
-    """What a text says; None for an empty one. Raises DocumentError."""
+    """Return the value of a text; None for an empty one. Raises DocumentError."""
     return _read(text, bounds)[0]
 
 
 def document(text: str, bounds: Bounds) -> Document:
-    """As `values`, with lines. Raises DocumentError."""
+    """Return the same as `values`, with lines. Raises DocumentError."""
     value, root = _read(text, bounds)
     return Document(value, {} if root is None else _lines(root))
 

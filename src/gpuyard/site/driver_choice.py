@@ -1,13 +1,13 @@
-"""Holds an image's definition, its driver and CUDA above all, against the GPUs that it is for. Pure but for the list of
-PCI ids.
+"""Checks an image's definition, its driver and CUDA above all, against the GPUs that it is for. Pure but for the list
+of PCI ids.
 
-Chooses the kernel module when the site file states none, and refuses a driver branch, a kernel module or a CUDA toolkit
-that cannot serve all GPUs of the image's pools, and a base that no distribution has, before anything is built.
+It chooses the kernel module when the site file states none, and refuses a driver branch, a kernel module or a CUDA
+toolkit that cannot serve all GPUs of the image's pools, and a base that no distribution has, before anything is
+built.
 
 Sources:
-
 - GPUs, their kernel modules and branches: gpu_generations.
-- CUDA and driver: NVIDIA's "Minor Version Compatibility" (docs.nvidia.com/deploy/cuda-compatibility), tables 1 and 2.
+- CUDA and driver: NVIDIA's "Minor Version Compatibility" (docs.nvidia.com/deploy/cuda-compatibility), tables 1, 2.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpuyard.site.problems import Place, Problem
 from gpuyard.site.schema import Site
 
 OPEN_IS_USUAL = 560
-"""From this branch on NVIDIA's own installers take the open modules where they can."""
+"""The first branch with which NVIDIA's own installers take the open modules where they can."""
 
 
 CUDA_DRIVERS = {(10, 0): 410, (10, 1): 418, (10, 2): 440, (11, 0): 450, (12, 0): 525, (13, 0): 580}
@@ -31,7 +31,7 @@ NEWEST_CUDA = 13
 
 
 def kernel_module(build: ImageBuild, models: Iterable[str], names: PciIds) -> str:
-    """The one that is stated, or else the one that drives all these models."""
+    """Return the kernel module that is stated, or else the one that drives all these models."""
     assert build.driver is not None
     if build.driver.kernel_module is not None:
         return build.driver.kernel_module
@@ -42,13 +42,13 @@ def kernel_module(build: ImageBuild, models: Iterable[str], names: PciIds) -> st
 
 
 def image_models(site: Site, build: ImageBuild) -> list[str]:
-    """PCI ids of the GPUs that an image is for: of its pools, or of all."""
+    """Return the PCI ids of the GPUs that an image is for: of its pools, or of all."""
     pools = build.pools or list(site.pools)
     return [model for pool in pools if pool in site.pools for model in site.pools[pool].models]
 
 
 def image_problems(site: Site, names: PciIds) -> Iterable[Problem]:
-    """Everything that is wrong with how the site's images are built."""
+    """Yield every problem of how the site's images are built."""
     for name, image in site.images.items():
         if image.build is not None:
             yield from _problems(site, image.build, ("images", name, "build"), names)

@@ -1,4 +1,5 @@
-"""The leader/peer encoding: how IOMMU groups, which Nova does not know, become what Placement does know.
+"""The leader/peer encoding: turns IOMMU groups, which Nova does not know, into classes and traits, which Placement
+knows.
 
 - A lone GPU, and the leader of every shared group, has its pool's resource class: ``CUSTOM_GPU_V100``.
 - The peers of a shared group have a class of their own, ``CUSTOM_GPU_V100_PEER``.
@@ -43,7 +44,7 @@ class EncodedGpu:
 
 
 def pool_class(pool: str) -> str:
-    """``v100`` -> ``CUSTOM_GPU_V100``."""
+    """Return the resource class of a pool: ``v100`` -> ``CUSTOM_GPU_V100``."""
     return "CUSTOM_GPU_" + pool.upper().replace("-", "_")
 
 
@@ -52,7 +53,7 @@ def peer_class(pool: str) -> str:
 
 
 def count_class(pool: str) -> str:
-    """The class that counts a pool's GPUs for quotas, whatever their part in a group: ``CUSTOM_GPU_V100_COUNT``."""
+    """Return the class that counts a pool's GPUs for quotas, whatever their role in it: ``CUSTOM_GPU_V100_COUNT``."""
     return pool_class(pool) + "_COUNT"
 
 
@@ -61,17 +62,17 @@ def set_trait(letter: str) -> str:
 
 
 def slot_trait(gpu: Gpu) -> str:
-    """The trait that says in what kind of slot a GPU is; empty when it has none."""
+    """Return the trait for the kind of slot that a GPU is in; empty when it has none."""
     return set_trait(gpu.set_letter) if gpu.set_letter else LONE_TRAIT if gpu.marked_lone else ""
 
 
 def slot_traits(gpu: Gpu) -> frozenset[str]:
-    """The same as a set."""
+    """Return the same as a set."""
     return frozenset({trait}) if (trait := slot_trait(gpu)) else frozenset()
 
 
 def letter_of(index: int) -> str:
-    """0 -> A, 25 -> Z, 26 -> AA."""
+    """Return the letters of a number: 0 -> A, 25 -> Z, 26 -> AA."""
     letters = ""
     index += 1
     while index:
@@ -81,13 +82,14 @@ def letter_of(index: int) -> str:
 
 
 def set_name(size: int, index: int) -> str:
-    """A, B, ... for pairs; 3A, 3B, ... for groups of three: what one host has changes no other host's names."""
+    """Return A, B, ... for pairs; 3A, 3B, ... for groups of three: so the GPUs of one host change no other host's
+    names."""
     return letter_of(index) if size == PAIR else f"{size}{letter_of(index)}"
 
 
 def encode(site: Site, inventories: Mapping[str, Inventory]) -> tuple[list[EncodedGpu], list[Problem]]:
-    """Every whole GPU of the site's pools, by host and address, with its class and set; and what does not fit together.
-    Shares of GPUs are site/sharing.py's."""
+    """Return every whole GPU of the site's pools, by host and address, with its class and set; and all problems. Shares
+    of GPUs are encoded by site/sharing.py."""
     problems = [*_claimed_twice(site, inventories), *_same_class(site)]
     encoded: list[EncodedGpu] = []
     for host, inventory in inventories.items():
@@ -99,7 +101,7 @@ def encode(site: Site, inventories: Mapping[str, Inventory]) -> tuple[list[Encod
 
 
 def by_host(encoded: Iterable[EncodedGpu], hosts: Iterable[str]) -> list[EncodedGpu]:
-    """In the order of the hosts, and of one host as they come."""
+    """Return the GPUs in the order of the hosts; those of one host keep their order."""
     order = {name: number for number, name in enumerate(hosts)}
     return sorted(encoded, key=lambda item: order[item.gpu.host])
 
@@ -115,7 +117,7 @@ def _same_class(site: Site) -> Iterable[Problem]:
 
 
 def pool_of(site: Site, host: str, function: PciFunction) -> str | None:
-    """The pool that a whole GPU belongs to; None when no pool wants its model."""
+    """Return the pool that a whole GPU belongs to; None when no pool has its model."""
     for name, pool in site.pools.items():
         if not pool.is_shared and function.ids in pool.models and (pool.hosts is None or host in pool.hosts):
             return name

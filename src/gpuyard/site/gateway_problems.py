@@ -1,4 +1,4 @@
-"""What a gateway leads to and Kolla does not deploy."""
+"""Finds endpoints of a gateway that lead to services which Kolla does not deploy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuyard.site.schema import Site
 
 @dataclass(frozen=True)
 class KollaSwitch:
-    """A variable of Kolla without which it does not deploy what is behind a door.
+    """A variable of Kolla that decides whether it deploys the service behind an endpoint.
 
     Defaults are those of kolla-ansible 20 to 22: its group_vars/all.yml, or from 21 on files of the folder all.
     """
@@ -21,11 +21,12 @@ class KollaSwitch:
     what: str
     variable: str
     needed: str
-    """Its value; 'yes' for whatever Ansible takes for true."""
+    """The value it needs; 'yes' stands for every value that Ansible takes for true."""
     default: str
 
     def deploys(self, value: object) -> bool:
-        """Whether it does so with a value. Of a value that only Ansible can evaluate it is assumed."""
+        """Return whether Kolla deploys the service with a value. Of a value that only Ansible can evaluate it is
+        assumed."""
         truth = truth_of(value)
         if truth is None:
             return True
@@ -39,11 +40,12 @@ SWITCHES = {
     "spice": KollaSwitch("nova-spicehtml5proxy", "nova_console", "spice", "novnc"),
     "serial": KollaSwitch("nova-serialproxy", "enable_nova_serialconsole_proxy", "yes", "no"),
 }
-"""By the name of the door. What has no switch Kolla deploys by default, and a site without it is no cloud."""
+"""Switches by the name of the endpoint. Services without one are deployed by default, and a site without them is no
+cloud."""
 
 
 def place_of(door: str) -> Place:
-    """Where a door of SWITCHES stands in the site file."""
+    """Return where an endpoint of SWITCHES stands in the site file."""
     if door == DASHBOARD:
         return ("gateway", door)
     return ("gateway", "consoles" if door in CONSOLES else "services", door)
@@ -52,8 +54,8 @@ def place_of(door: str) -> Place:
 def undeployed(
     gateway: SiteGateway, values: Callable[[KollaSwitch], Iterable[tuple[str, object]]]
 ) -> Iterable[tuple[str, str]]:
-    """(door, what is wrong and what to do) of doors that lead nowhere. `values`: where a switch's variable is set, and
-    to what."""
+    """Yield (endpoint, the problem and its remedy) for endpoints that lead nowhere. `values`: where a switch's variable
+    is set, and to what."""
     for door, switch in SWITCHES.items():
         if door not in gateway.doors:
             continue
@@ -69,7 +71,7 @@ def undeployed(
 
 
 def gateway_problems(site: Site) -> Iterable[Problem]:
-    """Doors to what the site file itself has Kolla leave out."""
+    """Yield a problem for each endpoint whose service the site file itself has Kolla leave out."""
     if site.gateway is None or site.deploy is None:
         return
     variables = site.deploy.variables

@@ -1,6 +1,7 @@
-"""What may stand under ``gateway`` in ``site.yaml``: a small public machine in front of a cloud behind a VPN.
+"""Schema of ``gateway`` in ``site.yaml``: a small public machine in front of a cloud behind a VPN.
 
-All of it ends up in configuration files of other programs, so each value is of a form that can be nothing else there.
+All of it ends up in configuration files of other programs, so every value is checked to be of a form that means
+nothing else there.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ BYTES = {"MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 def host_name(text: str) -> str:
-    """A DNS name with a dot in it, in lower case. Raises ValueError."""
+    """Check a DNS name with a dot in it, in lower case. Raises ValueError."""
     labels = text.split(".")
     if (
         len(text) > 253
@@ -41,7 +42,7 @@ def host_name(text: str) -> str:
 
 
 def port_number(text: str) -> int:
-    """Raises ValueError."""
+    """Parse a port, 1 to 65535. Raises ValueError."""
     if not NUMBER.fullmatch(text) or not 1 <= int(text) <= 65535:
         raise ValueError(f"{text!r} is not a port; write a number from 1 to 65535")
     return int(text)
@@ -49,14 +50,14 @@ def port_number(text: str) -> int:
 
 @dataclass(frozen=True, order=True)
 class PublicName:
-    """Where something is found from outside: by TLS, and nothing but it is there."""
+    """A name and port under which one service, and nothing else, is reached from outside, by TLS."""
 
     name: str
     port: int
 
     @property
     def authority(self) -> str:
-        """As clients write it into ``Host``."""
+        """The authority as clients write it into ``Host``."""
         return self.name if self.port == HTTPS else f"{self.name}:{self.port}"
 
     @property
@@ -65,7 +66,7 @@ class PublicName:
 
 
 def public_name(text: object) -> PublicName:
-    """``cloud.example.org:5000``; 443 where no port is said. Raises ValueError."""
+    """Parse ``cloud.example.org:5000``; the port is 443 where none is given. Raises ValueError."""
     if isinstance(text, PublicName):
         return text
     if "://" in str(text):
@@ -76,10 +77,10 @@ def public_name(text: object) -> PublicName:
 
 @dataclass(frozen=True)
 class Socket:
-    """Where something listens."""
+    """An address and a port that something listens at."""
 
     address: str
-    """Of IP; of the gateway's own end it may be a name."""
+    """An IP address; for the gateway's own end it may be a name."""
     port: int
 
     def __str__(self) -> str:
@@ -87,7 +88,7 @@ class Socket:
 
 
 def socket_of(text: object) -> Socket:
-    """``10.20.0.250:5000``, ``[fd00::1]:5000``. Raises ValueError."""
+    """Parse ``10.20.0.250:5000`` or ``[fd00::1]:5000``. Raises ValueError."""
     if isinstance(text, Socket):
         return text
     address, _, port = str(text).rpartition(":")
@@ -98,7 +99,7 @@ def socket_of(text: object) -> Socket:
 
 
 def endpoint(text: object) -> Socket:
-    """As `socket_of`, or with a name: ``gateway.example.org:51820``. Raises ValueError."""
+    """Parse the same as `socket_of`, or a name with a port: ``gateway.example.org:51820``. Raises ValueError."""
     if isinstance(text, Socket):
         return text
     host, _, port = str(text).rpartition(":")
@@ -110,7 +111,7 @@ def endpoint(text: object) -> Socket:
 
 
 def ip_address(text: str) -> str:
-    """In its usual form. Raises ValueError."""
+    """Return an IP address in its usual form. Raises ValueError."""
     try:
         found = ipaddress.ip_address(text)
     except ValueError:
@@ -123,7 +124,7 @@ def ip_address(text: str) -> str:
 
 
 def network(text: str) -> str:
-    """An address or a network, in its usual form. Raises ValueError."""
+    """Return an address or a network in its usual form. Raises ValueError."""
     if "%" in text:  # Python takes any text behind it for the name of an interface
         raise ValueError(f"{text!r} is good on one machine alone; leave out what is behind the %")
     try:
@@ -138,7 +139,7 @@ def network(text: str) -> str:
 
 
 def wireguard_key(text: str) -> str:
-    """Raises ValueError."""
+    """Check a public key of WireGuard. Raises ValueError."""
     try:
         if len(b64decode(text, validate=True)) == 32 and len(text) == 44:
             return text
@@ -148,7 +149,7 @@ def wireguard_key(text: str) -> str:
 
 
 def ssh_key(text: str) -> str:
-    """Kind and key, without the comment. Raises ValueError."""
+    """Return kind and key of an OpenSSH public key, without its comment. Raises ValueError."""
     found = SSH_KEY.fullmatch(" ".join(text.split(" ")[:2]))
     if found is None or len(text.splitlines()) != 1:
         raise ValueError("this is not a public key of OpenSSH; write the line of its .pub file")
@@ -163,7 +164,7 @@ def ssh_key(text: str) -> str:
 
 
 def opening(text: str) -> str:
-    """``GET,POST /v3/auth/{name}``. Raises ValueError."""
+    """Check a request that is let through: ``GET,POST /v3/auth/{name}``. Raises ValueError."""
     methods, _, path = text.partition(" ")
     segments = path.removeprefix("/").split("/")
     known = all(one in METHODS for one in methods.split(",")) and "{rest}" not in segments[:-1]
@@ -181,7 +182,7 @@ def opening(text: str) -> str:
 
 
 def size(text: object) -> int:
-    """``64 GiB`` in bytes. Raises ValueError."""
+    """Return a size such as ``64 GiB`` in bytes. Raises ValueError."""
     found = SIZE.fullmatch(str(text))
     if found is None:
         raise ValueError(f"{text!r} is not a size; write a whole number and a unit, as in '64 GiB'")
@@ -330,7 +331,7 @@ class SiteGateway(Strict):
 
     @property
     def doors(self) -> dict[str, PublicEndpoint]:
-        """All of them, the portal first."""
+        """All endpoints by name, the portal first."""
         doors: dict[str, PublicEndpoint] = {"portal": self.portal} if self.portal else {}
         if self.dashboard is not None:
             doors[DASHBOARD] = self.dashboard

@@ -1,7 +1,7 @@
-"""NVIDIA's GPUs by their architecture, and what drives each and makes code for it. Pure but for the list of PCI ids.
+"""Table of NVIDIA's GPU architectures, with the drivers, kernel modules and CUDA toolkits that serve each. Pure but for
+the list of PCI ids.
 
 Sources:
-
 - kernel modules: NVIDIA's "Transitions Fully Towards Open-Source GPU Kernel Modules" (July 2024): Turing and later can
   have the open ones; Grace Hopper and Blackwell have these only; Maxwell, Pascal and Volta the proprietary ones only.
 - driver branches: NVIDIA's notes: 390 is the last for Fermi, 470 for Kepler, 580 for Maxwell, Pascal and Volta. The
@@ -24,7 +24,7 @@ OPEN, PROPRIETARY = "open", "proprietary"
 
 @dataclass(frozen=True)
 class Generation:
-    """GPUs of one architecture of NVIDIA's."""
+    """An architecture of NVIDIA's GPUs."""
 
     name: str
     modules: tuple[str, ...]
@@ -51,8 +51,8 @@ GENERATIONS = {
     "GB": Generation("Blackwell", (OPEN,), first=570, cuda_first=(12, 8)),
     "GB11": Generation("Blackwell Ultra", (OPEN,), first=580, cuda_first=(12, 9)),
 }
-"""How the name of a chip begins, as the PCI ID Project has it: ``GV100GL [Tesla V100 PCIe 16GB]``. The longer
-one counts where two fit."""
+"""Beginning of a chip's name -> its generation, as the PCI ID Project has them: ``GV100GL [Tesla V100 PCIe 16GB]``. The
+longer one counts where two fit."""
 GRACE_HOPPER = Generation("Grace Hopper", (OPEN,), first=525, cuda_first=(11, 8))
 """A Hopper that is bound to a Grace CPU: the chip's name begins as any Hopper's."""
 NEWER = {
@@ -82,7 +82,8 @@ GENERATION_OF_NEWER = {product: generation for generation, products in NEWER.ite
 
 
 def generation_of(model: str, names: PciIds) -> Generation | None:
-    """Of PCI ids as a pool has them; None of a chip that nobody knows, or that is not NVIDIA's."""
+    """Return the generation of a model (PCI ids as a pool has them); None for an unknown chip, or one that is not
+    NVIDIA's."""
     vendor, _, product = model.partition(":")
     if vendor != NVIDIA:
         return None
@@ -95,5 +96,5 @@ def generation_of(model: str, names: PciIds) -> Generation | None:
 
 
 def is_unknown(model: str, names: PciIds) -> bool:
-    """Whether it is NVIDIA's, and nobody knows of which generation."""
+    """Return whether a model is NVIDIA's and its generation is unknown."""
     return model.startswith(f"{NVIDIA}:") and generation_of(model, names) is None

@@ -1,4 +1,4 @@
-"""What cannot be under ``health`` of a site, beyond what the schema says."""
+"""Checks ``health`` of a site beyond what the schema can express."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WITH_TIME = tuple(code for code, one in SIGNALS.items() if one.lasts)
 
 
 def health_problems(site: Site, gpus: Collection[str]) -> Iterable[Problem]:
-    """Everything that is wrong. `gpus`: those of the site, ``host/address``."""
+    """Yield every problem of a site's health rules. `gpus`: those of the site, ``host/address``."""
     health = site.health
     if health is None:
         return

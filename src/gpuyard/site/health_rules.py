@@ -1,4 +1,4 @@
-"""What may stand under ``health`` in ``site.yaml``: what is watched, and what follows from what is seen."""
+"""Schema of ``health`` in ``site.yaml``: which signals are watched, and what follows from each."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ LEAST_COUNT, MOST_COUNT = 1, 1_000_000
 
 
 def known_signal(code: str) -> str:
-    """Raises ValueError that names the nearest signal."""
+    """Check the code of a signal. Raises ValueError that names the nearest one."""
     if code in SIGNALS:
         return code
     close = difflib.get_close_matches(code, SIGNALS, n=1)
@@ -110,7 +110,7 @@ def known_signal(code: str) -> str:
 
 
 def parse_threshold(value: object) -> int | timedelta:
-    """A whole number, or a duration. Raises ValueError."""
+    """Parse a whole number or a duration. Raises ValueError."""
     if isinstance(value, int) and not isinstance(value, bool):
         if not LEAST_COUNT <= value <= MOST_COUNT:
             raise ValueError(f"{value} is out of range; write a number from {LEAST_COUNT} to {MOST_COUNT}")

@@ -1,4 +1,4 @@
-"""What may stand under ``history`` in ``site.yaml``."""
+"""Schema of ``history`` in ``site.yaml``: how long intervals of use are kept."""
 
 from __future__ import annotations
 

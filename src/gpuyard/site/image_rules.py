@@ -1,6 +1,5 @@
-"""What may stand under ``images: NAME: build`` in ``site.yaml``: how gpuyard makes an image. What is left out of it is
-diskimage-builder's own way.
-"""
+"""Schema of ``images: NAME: build`` in ``site.yaml``: how gpuyard builds an image. Keys that are left out have
+diskimage-builder's own defaults."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ RELEASES = {
     "debian": ("bullseye", "bookworm", "trixie", "forky"),
     "ubuntu": ("focal", "jammy", "noble", "resolute", "stonking"),
 }
-"""Distribution -> its releases from 2020 on that it, or whoever has its long-term support, still maintains in November
-2026, the oldest first: distro-info-data 0.58+deb12u7."""
+"""Distribution -> its releases from 2020 on that are still maintained in November 2026, by it or by its long-term
+support, the oldest first: distro-info-data 0.58+deb12u7."""
 
 
 class ImageBase(Strict):

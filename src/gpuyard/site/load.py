@@ -23,7 +23,7 @@ BOUNDS = Bounds(values=200_000)
 
 @dataclass(frozen=True)
 class LoadedSite:
-    """A site without problems, the inventories of its hosts, and what it compiles to."""
+    """A site without problems, the inventories of its hosts, and its compiled form."""
 
     path: Path
     site: Site
@@ -44,7 +44,7 @@ def load_site(path: Path) -> LoadedSite:
 
 
 def read_site(path: Path) -> Site:
-    """What a site file says, whether its recordings are there already or not. Raises SiteError, UsageError."""
+    """Read a site file, whether its recordings are there already or not. Raises SiteError, UsageError."""
     return _read_site(path)[0]
 
 

@@ -1,4 +1,4 @@
-"""Nova's and Placement's options for a site, with the reason for each.
+"""Generates Nova's and Placement's options for a site, with the reason for each.
 
 Every device is named by its full address and by vendor and product: after a renumbering the worst is that nothing
 matches, never that another device does. All aliases go to every Nova service; device_spec is a host's own.
@@ -51,12 +51,12 @@ WIDE_REASON = "hosts with many GPUs of one class: bound Placement's search for c
 
 
 def alias(site: Site, pool: str) -> str:
-    """Any GPU of a pool that can be had alone."""
+    """Return the alias for any GPU of a pool that can be had alone."""
     return site.pools[pool].alias or pool
 
 
 def lone_alias(site: Site, pool: str) -> str:
-    """A GPU of a pool that is alone in its IOMMU group."""
+    """Return the alias for a GPU of a pool that is alone in its IOMMU group."""
     return f"{alias(site, pool)}-lone"
 
 
@@ -69,7 +69,7 @@ def peer_alias(site: Site, pool: str, letter: str) -> str:
 
 
 def nova_options(site: Site, encoded: Sequence[EncodedGpu]) -> tuple[ServiceOptions, ...]:
-    """The options of every service, common ones first, then host by host."""
+    """Return the options of every service, common ones first, then host by host."""
     by_host: dict[str, list[EncodedGpu]] = {name: [] for name in site.hosts}
     for item in encoded:
         if item.offered and item.gpu.host in by_host:
@@ -142,11 +142,11 @@ def _quotas(site: Site, by_pool: dict[str, list[EncodedGpu]]) -> Iterable[Option
 
 
 def limited_classes(site: Site, pool: str, members: Iterable[EncodedGpu]) -> list[str]:
-    """The resource classes of a pool that limits are on.
+    """Return the resource classes of a pool that limits are on.
 
-    The one that counts GPUs is asked for by the site's flavors, so Nova counts it in every release, and on every path:
-    the classes of the GPUs themselves are counted from 2026.2 on, but not when a server is resized. Limits on those
-    hold for flavors that somebody else makes.
+    The class that counts GPUs is asked for by the site's flavors, so Nova counts it in every release, and on every
+    path: the classes of the GPUs themselves are counted from 2026.2 on, but not when a server is resized. Limits on
+    those hold for flavors that somebody else makes.
     """
     if not site.pools[pool].counted_by_alias:
         return [pool_class(pool)]  # flavors ask for it themselves, so Nova counts it in every release
@@ -263,7 +263,7 @@ def _sharing(host: Host, with_gpus: bool) -> Iterable[Option]:
 
 
 def device_spec(site: Site, item: EncodedGpu) -> dict[str, str]:
-    """The ``[pci]device_spec`` of one GPU."""
+    """Return the ``[pci]device_spec`` of one GPU."""
     pool = site.pools[item.gpu.pool]
     spec = {
         "address": item.function.address,

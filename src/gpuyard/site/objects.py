@@ -1,4 +1,9 @@
-"""What a site wants to exist in OpenStack besides configuration: flavors, limits, aggregates, images' properties."""
+"""Generates the flavors, limits, aggregates, image properties and provider configs that a site wants in OpenStack.
+
+A flavor with ``same_group`` becomes one per set of its size, and flavors of runners get variants for the kinds of
+slots that a pool mixes. Every GPU class gets a registered limit of 0, because without one it is unlimited for
+everybody; with bookings, projects' limits on GPUs follow the bookings and are not made here.
+"""
 
 from __future__ import annotations
 
@@ -18,37 +23,38 @@ from gpuyard.site.schema import Flavor, Limits, Site
 
 
 def owner_mark(site: str) -> str:
-    """The description of every flavor and limit that gpuyard makes: it is set in the call that creates the object, so
-    that a crash between two calls cannot leave one that looks like somebody else's."""
+    """Return the description of every flavor and limit that gpuyard makes: it is set in the call that creates the
+    object, so that a crash between two calls cannot leave one that looks like somebody else's."""
     return f"made by gpuyard for site {site}"
 
 
 def bookings_mark(site: str) -> str:
-    """The description of limits on GPUs that follow bookings: the keeper's, which plans leave alone."""
+    """Return the description of limits on GPUs that follow bookings: the enforcement of bookings sets them, and plans
+    leave them alone."""
     return f"{owner_mark(site)}: bookings"
 
 
 def site_trait(site: str) -> str:
-    """The trait of the hosts that take only servers of the site's flavors: ``CUSTOM_SITE_LAB``."""
+    """Return the trait of the hosts that take only servers of the site's flavors: ``CUSTOM_SITE_LAB``."""
     return "CUSTOM_SITE_" + site.upper().replace("-", "_")
 
 
 def site_aggregate(site: str) -> str:
-    """The name of the aggregate that isolates the site's hosts."""
+    """Return the name of the aggregate that isolates the site's hosts."""
     return f"gpuyard-{site}"
 
 
 MOST_VARIANTS = 64
-"""Of one flavor, for the kinds of slots that its servers may land in."""
+"""Most variants of one flavor, for the kinds of slots that its servers may land in."""
 AGGREGATE_KEY = "gpuyard_aggregate"
-"""Metadata of an aggregate, which flavors that run on it ask for."""
+"""Metadata key of an aggregate, which flavors that run on it ask for."""
 OWNER_KEY = "gpuyard_site"
-"""Metadata of an aggregate of ours: the name of the site."""
+"""Metadata key of an aggregate of ours; its value is the name of the site."""
 
 
 @dataclass(frozen=True)
 class FlavorObject:
-    """A Nova flavor: wanted or seen. RAM in MiB, disks in GiB."""
+    """A Nova flavor, desired or observed. RAM in MiB, disks in GiB."""
 
     name: str
     vcpus: int
@@ -63,14 +69,13 @@ class FlavorObject:
     pool: str | None = None
     gpus: int = 0
     set_letter: str | None = None
-    """Of the IOMMU groups that it takes as a whole, for a flavor with ``same_group``."""
+    """Letter of the IOMMU groups that it takes as a whole, for a flavor with ``same_group``."""
     foreign: bool = False
-    """Wanted as it is, but not ours to make or change."""
+    """Whether it must be as it says here, but is not ours to make or change."""
     variant_of: str = ""
-    """The site's flavor that it stands for, of one for runners alone that lands in certain kinds of slots; empty:
-    none."""
+    """The site's flavor that it is a variant of, for runners alone and for slots of certain kinds; empty: none."""
     slot_traits: tuple[str, ...] = ()
-    """Of these: the traits of those slots, one for each GPU, in order."""
+    """Traits of those slots for a variant, one for each GPU, sorted."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class LimitObject:
     """A Keystone limit on a resource of Nova: registered (the default of every project) or a project's own."""
 
     resource: str
-    """As Nova names it: ``servers``, ``class:VCPU``, ``class:CUSTOM_GPU_V100``."""
+    """The resource as Nova names it: ``servers``, ``class:VCPU``, ``class:CUSTOM_GPU_V100``."""
     value: int
     project: str | None = None
     description: str = ""
@@ -96,25 +101,25 @@ class LimitObject:
 
 @dataclass(frozen=True)
 class AggregateObject:
-    """A host aggregate of Nova: wanted or seen."""
+    """A host aggregate of Nova, desired or observed."""
 
     name: str
     hosts: frozenset[str] = frozenset()
     availability_zone: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
-    """Without the availability zone, which Nova keeps there too."""
+    """Its metadata without the availability zone, which Nova keeps there too."""
 
 
 @dataclass(frozen=True)
 class ImageObject:
-    """Properties that an image in Glance is to have, or has."""
+    """Properties of an image in Glance, desired or observed."""
 
     name: str
     properties: dict[str, str] = field(default_factory=dict)
 
 
 def flavor_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[FlavorObject]:
-    """The flavors of a site. One with ``same_group`` becomes one per set of its size: ``pair-a``, ``pair-b``."""
+    """Return the flavors of a site. One with ``same_group`` becomes one per set of its size: ``pair-a``, ``pair-b``."""
     sets, runners = set_sizes(encoded), runner_flavors(site)
     made = [(name, one) for name, flavor in site.flavors.items() for one in _expand(site, name, flavor, sets)]
     wanted = [_also_for(site.runners, one) if name in runners else one for name, one in made]
@@ -177,7 +182,7 @@ def _expand(site: Site, name: str, flavor: Flavor, sets: SetSizes) -> Iterable[F
 
 
 SetSizes = Mapping[tuple[str, str], frozenset[int]]
-"""Pool and letter -> the sizes that the set has on the hosts; the encoding gives each letter one."""
+"""Pool and letter -> the sizes that the set has on the hosts; the encoding gives each letter one size."""
 
 
 def set_sizes(encoded: Iterable[EncodedGpu]) -> SetSizes:
@@ -190,7 +195,7 @@ def set_sizes(encoded: Iterable[EncodedGpu]) -> SetSizes:
 
 
 def sets_of_size(sets: SetSizes, pool: str, size: int) -> list[str]:
-    """Letters of the sets of a pool that have exactly this many GPUs."""
+    """Return the letters of the sets of a pool that have exactly this many GPUs."""
     return sorted(letter for (one, letter), sizes in sets.items() if one == pool and size in sizes)
 
 
@@ -216,9 +221,12 @@ def _flavor(site: Site, name: str, flavor: Flavor, aliases: str | None) -> Flavo
 
 
 def runner_flavors(site: Site) -> tuple[str, ...]:
-    """Flavors that runners for GitHub jobs may have, by name: those of scale sets, and those that `.cirun.yml` may
-    name, which are all where the site names none. Those without GPUs are among them where the site has `cpu_runners`;
-    private ones are theirs only where the site names them."""
+    """Return the names of flavors that runners for GitHub jobs may have.
+
+    They are those of scale sets, and those that `.cirun.yml` may name, which are all where the site names none.
+    Those without GPUs are among them where the site has `cpu_runners`; private ones only where the site names them
+    or their projects include the runners' own.
+    """
     if site.runners is None:
         return ()
     named = {
@@ -281,13 +289,13 @@ def _several_vgpus(resource_class: str, count: int) -> dict[str, str]:
 
 
 def keeps_reserves(site: Site) -> bool:
-    """Whether any host keeps something for servers with GPUs. All of them then count what others take."""
+    """Return whether any host has a reserve for servers with GPUs. Then all of them count what other servers take."""
     return any(host.reserve is not None for host in site.hosts.values())
 
 
 def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject]:
-    """Registered limits that the site states, and each project's own. The runners' project is free of them: how many
-    servers it has is gpuyard's own doing.
+    """Return the registered limits that the site states, and each project's own. The runners' project is free of them:
+    gpuyard itself decides how many servers it has.
 
     A GPU class that has no registered limit is unlimited for everybody, so each gets one, of 0.
     """
@@ -315,7 +323,8 @@ def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject
 
 
 def gpu_resources(site: Site, limits: Iterable[LimitObject]) -> dict[str, tuple[str, ...]]:
-    """Pool -> the resources that its GPUs are counted by, as Keystone names them: those of the registered limits."""
+    """Return pool -> the resources that its GPUs are counted by, as Keystone names them: those of the registered
+    limits."""
     known = {limit.resource for limit in limits if limit.project is None}
     classes = {pool: (count_class(pool), pool_class(pool), peer_class(pool)) for pool in site.pools}
     return {
@@ -334,7 +343,7 @@ def _base_limits(limits: Limits) -> Iterable[tuple[str, int]]:
 
 
 def aggregate_objects(site: Site) -> list[AggregateObject]:
-    """The aggregates that the site names, and the one that isolates its hosts."""
+    """Return the aggregates that the site names, and the one that isolates its hosts."""
     mine = {OWNER_KEY: site.site}
     wanted = [
         AggregateObject(
@@ -349,13 +358,13 @@ def aggregate_objects(site: Site) -> list[AggregateObject]:
 
 
 def image_objects(site: Site) -> list[ImageObject]:
-    """Properties of images that others have made; gpuyard's own get theirs when they are uploaded."""
+    """Return the properties of images that others have made; gpuyard's own get theirs when they are uploaded."""
     return [ImageObject(name, image.wanted_properties) for name, image in site.images.items() if image.build is None]
 
 
 def provider_configs(site: Site, encoded: Sequence[EncodedGpu], hosts: Sequence[HostCapacity]) -> list[ProviderConfig]:
-    """What each host's nova-compute adds to its provider: counters of GPUs, what servers without GPUs can have, and
-    the site's trait."""
+    """Return what each host's nova-compute adds to its provider: counters of GPUs, what servers without GPUs can have,
+    and the site's trait."""
     counts: dict[str, dict[str, int]] = {host.host: {} for host in hosts}
     for item in encoded:
         if item.offered and site.gpu_quotas and site.pools[item.gpu.pool].counted_by_alias:
@@ -406,7 +415,7 @@ class SeenImage:
 
 @dataclass(frozen=True)
 class SeenObjects:
-    """What a cloud has of the kinds of objects that a site manages, also those of others."""
+    """The objects that a cloud has of the kinds that a site manages, also those of others."""
 
     flavors: tuple[SeenFlavor, ...]
     limits: tuple[SeenLimit, ...]
@@ -417,9 +426,9 @@ class SeenObjects:
     hosts: frozenset[str] = frozenset()
     """Hosts that have a nova-compute service."""
     up: frozenset[str] = frozenset()
-    """Those whose nova-compute is up."""
+    """Hosts whose nova-compute is up."""
     busy: frozenset[str] = frozenset()
-    """Those that have servers."""
+    """Hosts that have servers."""
     in_use: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Host -> classes that servers there consume and the site no longer has for it."""
     totals: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Options of OpenStack services: who gets them, in which section, and why."""
+"""Options of OpenStack services, each with its service, section and reason; and their rendering as ini files."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class ServiceOptions:
     service: str
     """``nova`` (every Nova service), ``nova-scheduler``, ``nova-compute`` or ``placement``."""
     host: str | None
-    """Set for what differs from host to host."""
+    """The host, for options that differ from host to host."""
     options: tuple[Option, ...]
 
     def values(self, section: str, key: str) -> list[str]:
-        """All values of a key, in order."""
+        """Return all values of a key, in order."""
         return [option.value for option in self.options if (option.section, option.key) == (section, key)]
 
 
 def compact_json(value: dict[str, str]) -> str:
-    """JSON on one line, keys in the given order: what ``device_spec`` and ``alias`` take."""
+    """Return JSON on one line, keys in the given order, as ``device_spec`` and ``alias`` take it."""
     return json.dumps(value, separators=(", ", ": "))
 
 
 def render_ini(options: Iterable[Option]) -> str:
-    """An ini file with each reason as a comment above the first option that has it."""
+    """Return an ini file with each reason as a comment above the first option that has it."""
     by_section: dict[str, list[Option]] = {}
     for option in options:
         by_section.setdefault(option.section, []).append(option)
@@ -56,7 +56,7 @@ def render_ini(options: Iterable[Option]) -> str:
 
 
 def file_name(options: ServiceOptions) -> str:
-    """Where the options of a service go below a folder: ``nova/nova.conf``, ``nova/HOST/nova-compute.conf``."""
+    """Return the path of a service's options below a folder: ``nova/nova.conf``, ``nova/HOST/nova-compute.conf``."""
     if options.service == "placement":
         return "placement.conf"
     name = f"{options.service}.conf"

@@ -1,11 +1,13 @@
 """Plans how a cloud's flavors, limits, aggregates and images' properties become what the site wants. Pure.
 
-Only what gpuyard made is changed, objects that carry the site's mark, and what the site file states about others: base
-limits and properties of images. Anything else is left alone, and an object of another owner under a wanted name refuses
-the whole plan.
+Only what gpuyard made is changed, objects that carry the site's mark, and what the site file states about others:
+base limits and properties of images. Anything else is left alone, and an object of another owner under a wanted name
+refuses the whole plan.
 
-The order of steps keeps servers startable at every moment. What would make nothing startable, because no nova-compute
-reports yet what it asks for, waits.
+The order of steps keeps servers startable at every moment: aggregates that open hosts, limits, flavors, aggregates
+that close hosts, images, then flavors and limits that are no longer wanted. Limits are made before the flavors that
+need them and deleted after them, because a class without a limit is unlimited for everybody. A change after which
+nothing could start, because no nova-compute reports yet what a flavor asks for, waits.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ from gpuyard.site.steps import FlavorStep, ImageStep, LimitStep, SitePlan
 RESOURCES = "resources:"
 TRAIT = "trait:"
 UNDEPLOYED = "provider.yaml of"
-"""How a plan begins to say what a host's nova-compute has not read, or must not lose."""
+"""First words of a text about a provider.yaml that a host's nova-compute has not read, or about a class it must not
+lose."""
 
 
 def plan_site(compiled: CompiledSite, seen: SeenObjects, prune: bool = False) -> SitePlan:
-    """The steps from what is seen to what is wanted; without `prune`, what is no longer wanted is only noted."""
+    """Return the steps from observed to desired state; without `prune`, objects that are no longer wanted are only
+    noted."""
     mark = owner_mark(compiled.site.site)
     ours = [flavor for flavor in compiled.flavors if not flavor.foreign]
     found = {item.flavor.name: item for item in seen.flavors if item.flavor.description == mark}
@@ -103,7 +107,7 @@ def _foreign_flavors(wanted: Sequence[FlavorObject], seen: Sequence[SeenFlavor],
 
 
 def foreign_differences(wanted: Sequence[FlavorObject], seen: SeenObjects) -> Iterable[str]:
-    """What is not as the site file says of flavors that gpuyard leaves alone."""
+    """Yield how flavors that gpuyard leaves alone differ from the site file."""
     by_name = {item.flavor.name: item.flavor for item in seen.flavors}
     for flavor in wanted:
         if not flavor.foreign:
@@ -149,7 +153,7 @@ def _no_server_limit(compiled: CompiledSite, seen: Sequence[SeenLimit]) -> Itera
 
 
 def flavor_id(name: str) -> str:
-    """The id of a flavor of ours: its name, but for the + that Nova takes in names and not in ids."""
+    """Return the id of a flavor of ours: its name, but for the + that Nova takes in names and not in ids."""
     return name.replace("+", "_")
 
 
@@ -176,7 +180,7 @@ def _plan_flavor(wanted: FlavorObject, found: SeenFlavor | None, unreported: Map
 
 
 def asked(flavor: FlavorObject) -> frozenset[str]:
-    """The resource classes and traits that a flavor requires by name."""
+    """Return the resource classes and traits that a flavor requires by name."""
     specs = flavor.extra_specs
     classes = {key.removeprefix(RESOURCES) for key in specs if key.startswith(RESOURCES)}
     traits = {key.removeprefix(TRAIT) for key in specs if key.startswith(TRAIT) and specs[key] == "required"}
@@ -184,8 +188,8 @@ def asked(flavor: FlavorObject) -> frozenset[str]:
 
 
 def unreported_by(compiled: CompiledSite, seen: SeenObjects) -> dict[str, frozenset[str]]:
-    """Class or trait of a provider.yaml -> hosts that are up, should report it and do not. A host that is down cannot,
-    and must not hold up the others."""
+    """Return class or trait of a provider.yaml -> hosts that are up, should report it and do not. A host that is down
+    cannot, and must not hold up the others."""
     missing: dict[str, set[str]] = {}
     for config in compiled.provider_configs:
         if config.host in seen.up:
@@ -196,7 +200,7 @@ def unreported_by(compiled: CompiledSite, seen: SeenObjects) -> dict[str, frozen
 
 
 def some_of(hosts: Collection[str]) -> str:
-    """The first of many."""
+    """Return the names of at most five hosts, and how many more there are."""
     named = sorted(hosts)
     return ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")
 

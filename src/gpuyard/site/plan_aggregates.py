@@ -1,4 +1,9 @@
-"""Plans host aggregates: those that flavors run on, and the one that keeps others' flavors off the site's hosts."""
+"""Plans host aggregates: those that flavors run on, and the one that keeps others' flavors off the site's hosts.
+
+Steps that open hosts come before changes of flavors, and steps that close hosts after them: a host that takes only
+servers with the site's trait must not close before flavors ask for that trait. A host without the trait is not closed
+at all until its nova-compute reports it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ ISOLATES = "trait:"
 
 @dataclass(frozen=True)
 class AggregatePlans:
-    """What must come before flavors change, because it opens hosts, and what after, because it closes them."""
+    """Steps that open hosts, which come before flavors change, and steps that close hosts, which come after."""
 
     opening: SitePlan
     closing: SitePlan
@@ -24,7 +29,7 @@ class AggregatePlans:
 def plan_aggregates(
     compiled: CompiledSite, seen: SeenObjects, unreported: Mapping[str, frozenset[str]], prune: bool
 ) -> AggregatePlans:
-    """Steps for aggregates that carry the site's mark; others under a wanted name refuse the plan."""
+    """Plan the aggregates that carry the site's mark; others under a wanted name refuse the plan."""
     wanted = {
         aggregate.name: replace(aggregate, hosts=_ready(aggregate, seen, prune)) for aggregate in compiled.aggregates
     }

@@ -1,4 +1,9 @@
-"""Plans limits in Keystone: registered ones, the default of every project, and projects' own."""
+"""Plans limits in Keystone: registered ones, the default of every project, and projects' own.
+
+Keystone changes a registered limit only while no project has a limit on the resource. So those of projects are
+deleted before, and made again after it, as the site states them; one that the site does not state refuses the plan.
+Deletions take projects' own first, because Keystone keeps a registered limit that others depend on.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ Key = tuple[str | None, str]
 
 
 def plan_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit]) -> SitePlan:
-    """Steps for the limits that the site states; one on a class of ours that somebody else made refuses the plan."""
+    """Plan the limits that the site states; one on a class of ours that somebody else made refuses the plan."""
     found = {(item.limit.project, item.limit.resource): item for item in seen}
     own = {(limit.project, limit.resource) for limit in wanted}
     steps: list[LimitStep] = []
@@ -38,8 +43,9 @@ def plan_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit]) -> Sit
 def unwanted_limits(
     wanted: Sequence[LimitObject], seen: Sequence[SeenLimit], mark: str, booked: bool = False
 ) -> Iterable[LimitStep]:
-    """Deletions of those of ours that the site file does not name. Projects' own first: Keystone keeps a registered
-    limit that others depend on. `booked`: GPUs can be booked, and projects' limits on them follow the bookings."""
+    """Yield deletions of limits of ours that the site file does not name. Projects' own come first: Keystone keeps a
+    registered limit that others depend on. `booked`: GPUs can be booked, and projects' limits on them follow the
+    bookings."""
     names = {(limit.project, limit.resource) for limit in wanted}
     unwanted = [
         i.limit
@@ -53,7 +59,8 @@ def unwanted_limits(
 
 
 def split_revoked(unwanted: Iterable[LimitStep]) -> tuple[list[LimitStep], list[LimitStep]]:
-    """Those that take GPUs from a project that the site file gives none, which must not wait for a prune; the rest."""
+    """Split deletions: those that take GPUs from a project that the site file gives none, which must not wait for a
+    prune; and the rest."""
     steps = list(unwanted)
     revoked = [step for step in steps if step.object.project is not None and step.object.resource.startswith(CLASS)]
     return revoked, [step for step in steps if step not in revoked]

@@ -1,4 +1,4 @@
-"""Problems of a site file: each with the place it stands at and what to write instead."""
+"""Problems of a site file, each with its place and what to write instead."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Place = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """Something in the site that cannot be; `place` is the path of keys to it."""
+    """Something invalid in the site; `place` is the path of keys to it."""
 
     place: Place
     message: str
 
 
 class SiteError(UsageError):
-    """The site file has problems; all of them are in the message, one a line, with file and line."""
+    """Raised for a site file with problems; all of them are in the message, one a line, with file and line."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         super().__init__("\n".join(lines))
@@ -33,7 +33,7 @@ class SiteError(UsageError):
 
 
 def line_of(document: Any, place: Place) -> int:
-    """The line (from 1) of the deepest part of the place that the document has."""
+    """Return the line (from 1) of the deepest part of the place that the document has."""
     line = 1
     for key in place:
         if isinstance(document, CommentedMap) and key in document:
@@ -47,7 +47,7 @@ def line_of(document: Any, place: Place) -> int:
 
 
 def located(file: str, document: Any, problems: Iterable[Problem]) -> SiteError:
-    """The error for a list of problems, in the order in which they stand in the file."""
+    """Return the error for a list of problems, in the order in which they stand in the file."""
     placed = sorted(((line_of(document, p.place), p) for p in _unique(problems)), key=lambda pair: pair[0])
     return SiteError([f"{file}:{line}: {_path(p.place)}: {p.message}" for line, p in placed])
 
@@ -61,7 +61,7 @@ def _path(place: Place) -> str:
 
 
 def of_validation(error: ValidationError, document: Any, root: type[BaseModel] = Site) -> list[Problem]:
-    """pydantic's errors in our words, each saying what to write. `root`: what the document is."""
+    """Return pydantic's errors in our words, each saying what to write. `root`: the model of the document."""
     problems = []
     for item in error.errors(include_url=False):
         place = tuple(part for part in item["loc"] if part not in ("[key]", *TAGS))
@@ -115,7 +115,7 @@ def _message(item: Any, place: Place, root: type[BaseModel]) -> str:
 
 _RANGE = {"greater_than_equal": "at least", "less_than_equal": "at most", "greater_than": "more than"}
 TAGS = ("amounts", "word")
-"""What pydantic puts into the place of a value that may be one of two things."""
+"""Parts that pydantic puts into the place of a value that may be one of two things."""
 _PATTERN_HINTS = {
     r"^[0-9a-f]{4}:[0-9a-f]{4}$": "vendor:product in lower-case hex, as in '10de:1db4' (quote it)",
     r"^[a-z0-9]+(-[a-z0-9]+)*$": "lower-case letters, digits and single dashes, as in 'v100'",

@@ -13,12 +13,12 @@ from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import SingleQuotedScalarString
 
 COMPUTE_NODE = "$COMPUTE_NODE"
-"""What Nova takes for the provider of the nova-compute that reads the file."""
+"""Nova's placeholder for the provider of the nova-compute that reads the file."""
 
 
 @dataclass(frozen=True)
 class ProviderConfig:
-    """What is added to one host's provider. Totals are in the unit of their class."""
+    """Inventories and traits that are added to one host's provider. Totals are in the unit of their class."""
 
     host: str
     inventories: Mapping[str, int] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class ProviderConfig:
 
 
 def render_provider_config(config: ProviderConfig, provider: str = COMPUTE_NODE) -> str:
-    """The file. `provider` names another one than that of whichever nova-compute reads the file."""
+    """Return the file. `provider` names another provider than that of the nova-compute that reads the file."""
     if config.empty:
         return ""
     identification = {"uuid" if provider == COMPUTE_NODE else "name": provider}

@@ -1,4 +1,8 @@
-"""What cannot be in a site, beyond what the schema says: names that point nowhere, and wishes that no host can meet."""
+"""Checks a site beyond what the schema can express: names that point nowhere, and flavors that no host can run.
+
+A flavor is checked against hosts only when its pools and aggregates exist, and against one host of each kind: a
+thousand hosts that are alike cost no more than one.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ OWNED = re.compile(
 
 
 def site_problems(site: Site, inventories: Mapping[str, Inventory], encoded: Sequence[EncodedGpu]) -> list[Problem]:
-    """Everything that is wrong; `encoded` are the GPUs of all hosts."""
+    """Return every problem of a site; `encoded` are the GPUs of all hosts."""
     problems = [*_unknown_names(site), *_cpus(site, inventories), *_pools(site), *_stages(site)]
     room = _Room(encoded)
     facts = _one_of_each_kind(site, {host: inventory.facts for host, inventory in inventories.items()}, room)

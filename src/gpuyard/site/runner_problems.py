@@ -1,4 +1,4 @@
-"""What cannot be under ``runners`` of a site, beyond what the schema says."""
+"""Checks ``runners`` of a site beyond what the schema can express."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gpuyard.site.runner_rules import CPU, Enrolment, RunnerLimits, SiteRunners
 from gpuyard.site.schema import Site
 
 LONGEST_JOB = timedelta(days=5)
-"""GitHub ends every job then."""
+"""GitHub ends every job after this time."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def runner_problems(site: Site) -> Iterable[Problem]:
-    """Everything that is wrong with the site's `runners`."""
+    """Yield every problem of the site's `runners`."""
     runners = site.runners
     if runners is None:
         return

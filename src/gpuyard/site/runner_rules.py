@@ -1,7 +1,7 @@
-"""What may stand under ``runners`` in ``site.yaml``: which GitHub repositories get runners, and what these may have.
+"""Schema of ``runners`` in ``site.yaml``: which GitHub repositories get runners, and what these may have.
 
-A repository's own `.cirun.yml` chooses within this, and never goes beyond it. What a repository or a scale set states
-goes before what the site states.
+A repository's own `.cirun.yml` chooses within this, and never goes beyond it. What a repository or a scale set
+states overrides what the site states.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RunnerLimits(Strict):
 
 @dataclass(frozen=True)
 class JobRules:
-    """What holds for jobs of one repository, complete."""
+    """The complete rules for jobs of one repository."""
 
     longest: timedelta = timedelta(hours=6)
     most: int | None = None
@@ -71,7 +71,7 @@ class JobRules:
 
 
 CPU = "cpu"
-"""What the queue of runners without GPUs is called, where those of others are called by their pools."""
+"""Name of the queue of runners without GPUs; the queues of others have the names of their pools."""
 JOB_RULES = tuple(field.name for field in fields(JobRules) if field.name != "origins")
 
 
@@ -151,7 +151,7 @@ class Enrolment(Strict):
 
 
 def weekdays_of(text: str) -> frozenset[int]:
-    """``mon-fri`` -> 0 to 4; ``sat-mon`` goes over Sunday. Raises ValueError."""
+    """Parse days of the week: ``mon-fri`` -> 0 to 4; ``sat-mon`` goes over Sunday. Raises ValueError."""
     if not WEEKDAYS.fullmatch(text):
         raise ValueError(f"{text!r} is no day of the week; write 'mon', or a range as in 'mon-fri'")
     first, _, last = text.partition("-")
@@ -160,7 +160,7 @@ def weekdays_of(text: str) -> frozenset[int]:
 
 
 def hours_of(text: str) -> tuple[int, int]:
-    """``9-17`` -> (9, 17); ``22-6`` goes over midnight. Raises ValueError."""
+    """Parse hours of a day: ``9-17`` -> (9, 17); ``22-6`` goes over midnight. Raises ValueError."""
     match = HOURS_OF_DAY.fullmatch(text)
     start, end = (int(part) for part in match.groups()) if match else (0, 0)
     if start == end or start == 24:
@@ -169,7 +169,7 @@ def hours_of(text: str) -> tuple[int, int]:
 
 
 def within_week(days: frozenset[int], start: int, end: int, local: datetime) -> bool:
-    """Whether a local time is between these hours of these days; a night counts to the day on which it begins."""
+    """Return whether a local time is within these hours of these days; a night counts to the day on which it begins."""
     if start < end:
         return local.weekday() in days and start <= local.hour < end
     if local.hour >= start:

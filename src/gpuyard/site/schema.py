@@ -1,4 +1,4 @@
-"""What may stand in ``site.yaml``. The JSON Schema for editors is generated from these types and committed.
+"""Schema of ``site.yaml``. The JSON Schema for editors is generated from these types and committed.
 
 Sizes are text with a unit and become MiB or GiB here; unknown keys are errors, so that no wish is silently ignored.
 """
@@ -37,7 +37,7 @@ SIZE = re.compile(r"^(\d{1,9})\s*([A-Za-z]*)$")
 
 
 def parse_size_mib(value: object) -> int:
-    """``"64 GiB"`` -> 65536. Raises ValueError that says what to write instead."""
+    """Parse a size in MiB: ``"64 GiB"`` -> 65536. Raises ValueError that says what to write instead."""
     text = str(value).strip()
     match = SIZE.match(text)
     if not match:
@@ -52,7 +52,7 @@ def parse_size_mib(value: object) -> int:
 
 
 def parse_size_gib(value: object) -> int:
-    """As parse_size_mib, for what OpenStack only takes in whole GiB: disks."""
+    """Parse a size in GiB, for what OpenStack only takes in whole GiB: disks. Raises ValueError."""
     mib = parse_size_mib(value)
     if mib % 1024:
         raise ValueError(f"{value!r} is not a whole number of GiB, and disks are; write '{-(-mib // 1024)} GiB'")
@@ -365,5 +365,5 @@ class Site(Strict):
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of site.yaml, as committed in docs/reference/site.schema.json."""
+    """Return the JSON Schema of site.yaml, as committed in docs/reference/site.schema.json."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Site.model_json_schema()}

@@ -1,8 +1,10 @@
-"""Cards that several servers share: which of their functions a pool has, and how many units each of them is.
+"""Encodes cards that several servers share: which of their functions a pool has, and how many units each of them is.
 
-A unit is one server's share. Placement knows how many units of a device are taken and not which, so they have numbers
-of gpuyard's own: ``0000:41:00.0~1``, ``~2``, ... A virtual function is counted at its card, and a mediated device at
-the function that makes it, which since NVIDIA's Ampere is a virtual function too.
+A unit is one server's share. Placement knows how many units of a device are taken and not which, so they have
+numbers of gpuyard's own: ``0000:41:00.0~1``, ``~2``, ... A virtual function is counted at its card, and a mediated
+device at the function that makes it, which since NVIDIA's Ampere is a virtual function too. Of the virtual functions
+of one card only as many are offered as the card can have devices of the type, because Nova would count on all of
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from gpuyard.site.schema import Pool, Site
 
 
 def encode_shared(site: Site, inventories: Mapping[str, Inventory]) -> tuple[list[EncodedGpu], list[Problem]]:
-    """Every unit of the site's shared pools, by host and pool, with its function; and what does not fit together."""
+    """Return every unit of the site's shared pools, by host and pool, with its function; and all problems."""
     pools = {name: pool for name, pool in site.pools.items() if pool.is_shared}
     problems = [problem for name, pool in pools.items() for problem in _wishes(site, name, pool)]
     encoded: list[EncodedGpu] = []

@@ -1,6 +1,6 @@
-"""The steps of a site's plan, each with what is there, what is to be, and why.
+"""The steps of a site's plan, each with the object before, the object after, and the reason.
 
-What there is says what is done: an object without `before` is made, one without `after` deleted.
+The two objects decide the verb: an object without `before` is created, one without `after` deleted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T", bound=Named)
 
 @dataclass(frozen=True)
 class CloudStep(Generic[T]):
-    """One change to one object of a cloud, decided by a planner; whoever carries it out decides nothing."""
+    """One change to one object of a cloud, decided by a planner; appliers decide nothing."""
 
     reason: str
     before: T | None
@@ -38,14 +38,14 @@ class CloudStep(Generic[T]):
 
     @property
     def object(self) -> T:
-        """The object as it is to be; as it is, when it is to be deleted."""
+        """The object after the step; before it, when it is to be deleted."""
         found = self.before if self.after is None else self.after
         assert found is not None, "a step without an object"
         return found
 
     @property
     def kind(self) -> str:
-        """What sort of object, in words."""
+        """The kind of object, in words."""
         raise NotImplementedError
 
     def _values(self, one: T) -> Iterable[tuple[str, Any]]:
@@ -53,7 +53,7 @@ class CloudStep(Generic[T]):
 
     @property
     def fixed(self) -> list[str]:
-        """What differs and cannot be changed on an object that exists."""
+        """Values that differ and cannot be changed on an object that exists."""
         return []
 
     @property
@@ -134,15 +134,15 @@ SiteStep = FlavorStep | LimitStep | AggregateStep | ImageStep
 
 @dataclass(frozen=True)
 class SitePlan:
-    """Steps in the order in which they must be carried out, and what stands in the way."""
+    """Steps in the order in which they must be applied, and what prevents them."""
 
     steps: tuple[SiteStep, ...] = ()
     refusals: tuple[str, ...] = ()
     """Reasons why the plan must not be applied at all; a plan with refusals changes nothing."""
     notes: tuple[str, ...] = ()
-    """What was seen and deliberately left alone."""
+    """Observations that the plan deliberately leaves alone."""
     waits: tuple[str, ...] = ()
-    """What is wanted and cannot be done yet, each with what it waits for; a later plan has it as a step."""
+    """Changes that are wanted and cannot be made yet, each with what it waits for; a later plan has it as a step."""
 
     @property
     def refused(self) -> str:

@@ -1,4 +1,4 @@
-"""A plan in a file: what somebody has read and approved, to be carried out later as it is or not at all."""
+"""A plan in a file: what somebody has read and approved, to be applied later exactly as it is or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class StoredPlan:
-    """The steps of a plan as people read them, and what it was made for."""
+    """The steps of a plan as people read them, with the site, the cloud and the `prune` that it was made for."""
 
     site: str
     cloud: str
@@ -24,7 +24,7 @@ class StoredPlan:
 
 
 def store_plan(site: str, cloud: str, prune: bool, plan: SitePlan) -> StoredPlan:
-    """The plan as it goes into a file."""
+    """Return the plan as it goes into a file."""
     steps = []
     for step in plan.steps:
         before, after = step.values
@@ -34,12 +34,12 @@ def store_plan(site: str, cloud: str, prune: bool, plan: SitePlan) -> StoredPlan
 
 
 def render_plan(stored: StoredPlan) -> str:
-    """JSON."""
+    """Return the plan as JSON."""
     return json.dumps({"format": FORMAT, **asdict(stored)}, indent=2) + "\n"
 
 
 def parse_plan(text: str, name: str) -> StoredPlan:
-    """What render_plan() made; `name` is the file's, for UsageError when it is something else."""
+    """Parse what render_plan() made; `name` is the file's, for the UsageError when it is something else."""
     try:
         document: dict[str, Any] = json.loads(text)
         if document["format"] != FORMAT:
@@ -57,7 +57,7 @@ def _by_name(stored: StoredPlan) -> dict[str, tuple[Values, Values]]:
 
 
 def require_same(approved: StoredPlan, now: StoredPlan) -> None:
-    """Raise BlockedError unless the steps are those that would be planned now, too."""
+    """Raise BlockedError unless the steps are those that would be planned now, UsageError for another site or cloud."""
     if (approved.site, approved.cloud) != (now.site, now.cloud):
         raise UsageError(
             f"the plan was made for site {approved.site} on cloud {approved.cloud}, and this is site {now.site} on "

@@ -1,4 +1,4 @@
-"""What all parts of the site file's schema are."""
+"""Base class of all parts of the site file's schema."""
 
 from __future__ import annotations
 

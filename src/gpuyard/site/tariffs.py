@@ -1,8 +1,8 @@
-"""Times that have a price of their own, by the wall clock of the site's time zone; and its days and months in UTC.
+"""Splits time by tariff and by day, on the wall clock of the site's time zone.
 
-Which tariff holds at a moment is said by what a clock on the wall shows then, so an hour that summer time skips is in
-none, and one that it repeats is in its tariff twice. A piece of time is cut where the tariff or the day changes; what
-is the same throughout is added up only then.
+A wall clock decides which tariff holds at a moment, so an hour that summer time skips is in none, and one that it
+repeats is in its tariff twice. A piece of time is cut where the tariff or the day changes; only pieces that are the
+same throughout are added up.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Tariff:
     days: frozenset[int] = frozenset(range(7))
     """0 is Monday. What is after midnight is of the following day."""
     hours: tuple[QuietHours, ...] = ()
-    """Any time of the day when there is none."""
+    """Parts of the day; any time when empty."""
 
     def holds(self, day: int, minute: int) -> bool:
-        """On a day of the week, at a minute after midnight."""
+        """Return whether it holds on a day of the week, at a minute after midnight."""
         return day in self.days and (not self.hours or any(_within(minute, part) for part in self.hours))
 
 
@@ -45,17 +45,17 @@ def _within(minute: int, part: QuietHours) -> bool:
 
 @dataclass(frozen=True)
 class Piece:
-    """A time of one day and one tariff: [start, end) in seconds since 1970."""
+    """A piece of one day and one tariff: [start, end) in seconds since 1970."""
 
     start: int
     end: int
     day: date
-    """By the site's clocks."""
+    """The day by the site's clocks."""
     tariff: str
 
 
 class TariffClock:
-    """The tariffs of a site. Of several that claim a moment the first holds."""
+    """The tariffs of a site. Where several claim a moment, the first holds."""
 
     def __init__(self, zone: ZoneInfo, tariffs: Sequence[Tariff] = ()) -> None:
         self.zone = zone
@@ -70,27 +70,27 @@ class TariffClock:
         return (*(tariff.name for tariff in self.tariffs), STANDARD)
 
     def at(self, when: datetime) -> str:
-        """The name of the tariff that holds at a moment."""
+        """Return the name of the tariff that holds at a moment."""
         local = when.astimezone(self.zone)
         minute = local.hour * 60 + local.minute
         found = (tariff.name for tariff in self.tariffs if tariff.holds(local.weekday(), minute))
         return next(found, STANDARD)
 
     def day_of(self, when: datetime) -> date:
-        """The day that a moment counts to."""
+        """Return the day that a moment counts to."""
         day = when.astimezone(self.zone).date()
         return day if self.begin(day) <= when else day - A_DAY
 
     def begin(self, day: date) -> datetime:
-        """`day_begin` on these clocks."""
+        """Return `day_begin` on these clocks."""
         return day_begin(day, self.zone)
 
     def day(self, day: date) -> tuple[Piece, ...]:
-        """A day by its tariffs, in order and without a gap. Empty for one that the zone has left out."""
+        """Return the pieces of a day, in order and without a gap. Empty for one that the zone has left out."""
         return self._of_day(day)
 
     def pieces(self, start: datetime, end: datetime) -> Iterator[Piece]:
-        """[start, end) by day and tariff, in order and without a gap."""
+        """Split [start, end) by day and tariff, in order and without a gap."""
         first, last = seconds(start), seconds(end)
         day = self.day_of(start)
         while first < last:
@@ -102,7 +102,7 @@ class TariffClock:
             first = max(first, seconds(self.begin(day)))
 
     def parts(self, pool: str, start: datetime, end: datetime) -> Iterator[tuple[str, datetime, datetime]]:
-        """[start, end) by tariff, for those who sum up: the standard one is empty there. Those of all pools are one."""
+        """Split [start, end) by tariff, for sums: the standard tariff is "" there. All pools have the same parts."""
         if not self.tariffs:
             yield "", start, end
             return
@@ -131,8 +131,8 @@ def _edges(part: QuietHours) -> tuple[int, int]:
 
 
 def day_begin(day: date, zone: ZoneInfo) -> datetime:
-    """When a day begins on a zone's clocks (UTC): at its midnight, the first where it has two; where the clocks skip
-    midnight, when they do."""
+    """Return when a day begins on a zone's clocks (UTC): at its midnight, the first where it has two; where the clocks
+    skip midnight, when they do."""
     return datetime.combine(day, time(), zone).astimezone(UTC)
 
 
