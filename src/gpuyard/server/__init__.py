@@ -1,1 +1,1 @@
-"""`gpuyard serve`: makes a process of a site file, and makes it anew when the file changes."""
+"""`gpuyard serve`: builds a process from a site file, and a new one when the file changes."""

@@ -1,4 +1,8 @@
-"""The web app: what is served where. Without bookings every endpoint reads, and none changes anything."""
+"""Builds the web app of a site from its capabilities. Without bookings every endpoint reads, and none changes anything.
+
+The routes and pages of each capability come first, then the layers that requests pass, the metrics and the endpoints
+for operation. The layer that is added last sees a request first.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +37,12 @@ from gpuyard.web.security import LOOPBACK_NAMES, Protected
 def create_app(
     sources: Sources, allowed_hosts: Sequence[str] = LOOPBACK_NAMES, tallies: Tallies | None = None
 ) -> FastAPI:
-    """The app; its feed, which whoever runs it must close to end open streams, is `app.state.feed`.
+    """Return the app; its feed, which the caller must close to end open streams, is `app.state.feed`.
 
     `allowed_hosts` are the names in Host headers that are answered: a page of a foreign site can make a browser
     send requests to an address it likes (DNS rebinding), but not with a name of ours. ``*`` is any. `tallies` are shown
-    as metrics."""
+    as metrics.
+    """
     capabilities, requests, tallies = capabilities_of(sources), RequestCounts(), tallies or Tallies()
     tags = [*(tag for capability in capabilities.all for tag in capability.tags), "operation"]
     app = FastAPI(

@@ -1,4 +1,4 @@
-"""The capabilities of a site, as its portal shows them. A new one is an object in its own folder, and a line here."""
+"""The list of capabilities that a site's portal has. A new one is an object in its own folder, and a line here."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gpuyard.web.capability import Capability
 
 @dataclass(frozen=True)
 class SiteCapabilities:
-    """Those of one site, in the order in which the documentation of the API lists them."""
+    """The capabilities of one site, in the order in which the documentation of the API lists them."""
 
     dashboard: DashboardCapability
     authenticator: Authenticator | None = None
-    """Who is who; None where nobody logs in."""
+    """Authenticates visitors; None where nobody logs in."""
     others: list[Capability] = field(default_factory=list)
 
     @property
@@ -34,7 +34,7 @@ class SiteCapabilities:
 
 
 def capabilities_of(sources: Sources) -> SiteCapabilities:
-    """What a site has, by what it was made of."""
+    """Return the capabilities of a site, by the sources that it has."""
     ledger, people = sources.ledger, sources.people
     booked: BookedPages | None = None
     found: list[Capability] = []

@@ -1,4 +1,4 @@
-"""``gpuyard serve --check-config``: whether it could serve, without changing anything."""
+"""Checks for ``gpuyard serve --check-config``: whether the portal could serve, without changing anything."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Check = Callable[[ServeOptions, LoadedSite, CloudApi], str]
 
 
 def check_serving(options: ServeOptions, loaded: LoadedSite, api: CloudApi, say: Callable[[str], None]) -> None:
-    """Say of each part how it is. Raises the first of what is wrong, when all of it has been said."""
+    """Report each part, good or wrong. Raises an error of the kind of the first wrong one, after all have been
+    reported."""
     first: GpuyardError | None = None
     say(f"ok: {loaded.path}: {loaded.site.site}, {counted(len(loaded.compiled.gpus), 'GPU')}")
     for name, check in CHECKS.items():

@@ -1,5 +1,5 @@
-"""Secrets that the service manager hands over: systemd's ``LoadCredential`` puts them into a folder that nobody else
-reads, and names it in ``CREDENTIALS_DIRECTORY``."""
+"""Adopts secrets from the service manager: systemd's ``LoadCredential`` puts them into a folder that nobody else reads,
+and names it in ``CREDENTIALS_DIRECTORY``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ FOLDER = "CREDENTIALS_DIRECTORY"
 CLOUDS = ("clouds.yaml", "OS_CLIENT_CONFIG_FILE")
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*", re.ASCII)
 PREFIX = "gpuyard_"
-"""What systemd puts before the names of files when it is given a folder, ``LoadCredential=gpuyard:/etc/...``."""
+"""Prefix of the names of files when systemd is given a folder, ``LoadCredential=gpuyard:/etc/...``."""
 MOST = 64 * 1024
-"""Bytes of a variable."""
+"""Most bytes of a variable."""
 
 
 def adopt(environment: MutableMapping[str, str]) -> None:
-    """Add them to the environment, with a variable for each credential that is named like one: ``GPUYARD_DATABASE``,
-    ``GPUYARD_SMTP_PASSWORD``. A credential ``clouds.yaml`` becomes OS_CLIENT_CONFIG_FILE. What the environment has
-    itself stays. Raises UsageError for one that cannot be read."""
+    """Add the credentials to the environment, with a variable for each that is named like one: ``GPUYARD_DATABASE``,
+    ``GPUYARD_SMTP_PASSWORD``. A credential ``clouds.yaml`` becomes OS_CLIENT_CONFIG_FILE. Variables that the
+    environment has already stay. Raises UsageError for a credential that cannot be read."""
     folder = environment.get(FOLDER, "")
     if not folder:
         return

@@ -1,4 +1,8 @@
-"""What operators do to the database of a site: back it up, restore it, bring its tables up to date, check it."""
+"""Operators' work on the database of a site: back it up, restore it, upgrade its tables, check it.
+
+A restore first takes both turns of the leader election, so that no portal becomes the leader meanwhile, and compares
+the backup with the present data. Before anything is replaced, the present data is kept in a file beside the backup.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +41,8 @@ STAMPED = r"-\d{8}T\d{6}Z\.db"
 
 
 def make_backup(url: str, site: str, target: Path, now: datetime, keep: int | None = None) -> Path:
-    """The file that was written: `target`, or in it when it is a folder, with the site and the time in its name. Of
-    those in the folder only the newest `keep` stay. Raises StoreError, and UsageError."""
+    """Back up a database, and return the file: `target`, or in it when it is a folder, with the site and the time in
+    its name. Only the newest `keep` of those in the folder stay. Raises StoreError, and UsageError."""
     if keep is not None and not target.is_dir():
         raise UsageError(f"--keep is about a folder of backups, and {target} is none")
     path = target / f"{site}-{now:{STAMP}}.db" if target.is_dir() else target
@@ -54,18 +58,18 @@ def make_backup(url: str, site: str, target: Path, now: datetime, keep: int | No
 
 @dataclass(frozen=True)
 class Restoration:
-    """What a restore would do, looked at and not begun."""
+    """A restore that is prepared and not begun: the backup, and what would be lost."""
 
     url: str
     backup: Path
     unpacked: Database
     note: BackupNote | None
     lost: list[str] | None
-    """What has been written since; None when what is there cannot be read."""
+    """Lines about what has been written since; None when the present data cannot be read."""
     unreadable: str = ""
-    """Why not."""
+    """Why it cannot be read."""
     empty: bool = False
-    """Nothing is there."""
+    """Whether there is no present data."""
 
     def words(self, now: datetime) -> Iterator[str]:
         when = (
@@ -85,8 +89,8 @@ class Restoration:
 
 @contextmanager
 def prepared(url: str, backup: Path, now: datetime) -> Iterator[Restoration]:
-    """Look at a backup and at what is there. Raises StoreError when the backup cannot be used, and BlockedError while a
-    portal serves."""
+    """Unpack a backup and compare it with the present data. Raises StoreError when the backup cannot be used, and
+    BlockedError while a portal serves."""
     with TemporaryDirectory(prefix="gpuyard-restore-") as folder, _nobody_serves(url):
         note = note_of(backup) if backup.is_file() else None
         with closing(unpack(backup, Path(folder) / "backup.db", ROOMS)) as unpacked:
@@ -115,7 +119,7 @@ def _compared(url: str, unpacked: Database, folder: Path, now: datetime) -> tupl
 
 
 def restore(plan: Restoration, now: datetime) -> Path | None:
-    """Carry it out; where what was there is kept, in a file beside the backup. Raises BlockedError and StoreError."""
+    """Apply it; return the file beside the backup that keeps the replaced data. Raises BlockedError and StoreError."""
     aside = plan.backup.with_name(f"{plan.backup.name}.replaced-{now:{STAMP}}")
     there = None if plan.empty else aside
     if plan.empty:
@@ -150,13 +154,13 @@ def _nobody_serves(url: str) -> Iterator[None]:
 
 
 def is_there(url: str) -> bool:
-    """A file, or a server that can be asked."""
+    """Return whether there is a file, or a server that can be asked."""
     parsed = parse_url(url)
     return parsed.get_backend_name() != "sqlite" or Path(parsed.database or "").is_file()
 
 
 def upgrade(url: str, say: Callable[[str], None]) -> None:
-    """Bring the tables of all rooms to this release, telling each step. Raises StoreError."""
+    """Bring the tables of all schema modules to this release, reporting each step. Raises StoreError."""
     with closing(open_tool(url)) as database:
         before = versions(database, ROOMS)
         for room, was in zip(ROOMS, before, strict=True):
@@ -173,7 +177,7 @@ def site_versions(url: str) -> list[RoomVersion]:
 
 
 def checked(url: str) -> tuple[list[str], list[str]]:
-    """What is broken, and what an upgrade would mend. Raises StoreError when the database cannot be read."""
+    """Return what is broken, and what an upgrade would change. Raises StoreError when the database cannot be read."""
     with closing(open_tool(url)) as database:
         found = versions(database, ROOMS)
         broken = problems(database, ROOMS)
@@ -187,7 +191,7 @@ def checked(url: str) -> tuple[list[str], list[str]]:
 
 
 def refuse_old_tables(url: str) -> None:
-    """Raises BlockedError when starting would bring tables up to date, which somebody wants to do by himself."""
+    """Raise BlockedError when starting would upgrade tables, which the operator wants to do explicitly."""
     if not is_there(url):
         return
     if due := [site_version for site_version in site_versions(url) if site_version.at is not None and site_version.due]:

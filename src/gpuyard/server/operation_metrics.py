@@ -1,5 +1,4 @@
-"""Metrics of what keeps a site going: requests, calls to OpenStack, and the ledger of bookings with what follows from
-it."""
+"""Metrics of operation: requests, calls to OpenStack, and the ledger of bookings with its deliveries and reclaims."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ GIVES_BACK = frozenset({ReclaimAction.SHELVE, ReclaimAction.DELETE, ReclaimActio
 
 
 class RequestCollector(Collector):
-    """Of every portal: requests to it, and its calls to OpenStack."""
+    """Metrics of every portal: requests to it, and its calls to OpenStack."""
 
     def __init__(self, requests: RequestCounts, tallies: Tallies) -> None:
         self._requests, self._tallies = requests, tallies
@@ -55,7 +54,7 @@ class RequestCollector(Collector):
 
 
 class LedgerCollector(Collector):
-    """Of a site with bookings."""
+    """Metrics of a site with bookings."""
 
     def __init__(self, sources: Sources, ledger: Ledger, tallies: Tallies, details: bool) -> None:
         """`details`: whether channels are named; else all of a kind count together, as ``webhook``."""

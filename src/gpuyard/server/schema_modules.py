@@ -1,4 +1,4 @@
-"""All who keep something in the database of a site, in the order in which their tables are made."""
+"""The list of all schema modules in the database of a site, in the order in which their tables are made."""
 
 from __future__ import annotations
 

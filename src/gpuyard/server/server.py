@@ -1,4 +1,9 @@
-"""Runs the portal: binds before anything starts, says where it is, and stops at once however many pages are open."""
+"""Runs the portal's web server: binds before anything starts, prints its address, and stops however many pages are
+open.
+
+On a signal it takes no more requests, answers those that have arrived for up to DRAIN seconds, and then gives the
+loops FINISH seconds. Together that is less than the TimeoutStopSec of the systemd unit.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +41,12 @@ LOG = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 PORT = 8080
 PATIENCE = 1
-"""Seconds that answers get to be taken when the server stops; open pages end at once."""
+"""Seconds that clients get to take their answers when the server stops; open pages end at once."""
 DRAIN = 20
 """Seconds that requests that have arrived get to be answered when a signal ends the server."""
 FINISH = 20
-"""Seconds that loops get then to finish what they are at: a call to OpenStack, as a rule. Together less than the
-TimeoutStopSec of the unit."""
+"""Seconds that loops get then to finish their work: a call to OpenStack, as a rule. DRAIN and FINISH together are less
+than the TimeoutStopSec of the unit."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -53,11 +58,12 @@ def run(
     ends: threading.Event | None = None,
     manager: Manager | None = None,
 ) -> bool:
-    """Serve an app of `create_app`, and run the loops of the driver, until SIGINT or SIGTERM, or until `ends` is set:
-    True then. The listener stays open.
+    """Serve an app of `create_app`, and run the loops of the driver, until SIGINT or SIGTERM, or until `ends` is set;
+    return True for `ends`. The listener stays open.
 
-    `about` says at the start what is served. The `manager` hears that the server lives as long as it does and no loop
-    is stuck."""
+    `about` is printed at the start. The `manager` is notified that the server lives as long as it does and no loop
+    is stuck.
+    """
     replaced = False
     try:
         with listener.dup() as own:
@@ -76,7 +82,7 @@ def run(
 def server_of(
     app: FastAPI, driver: Driver | None = None, ends: threading.Event | None = None, manager: Manager | None = None
 ) -> PortalServer:
-    """A server that is not running yet."""
+    """Return a server that is not running yet."""
     config = uvicorn.Config(
         app,
         log_config=None,  # whoever runs us says where logs go
@@ -98,7 +104,7 @@ def server_of(
 
 
 class PortalServer(uvicorn.Server):
-    """uvicorn, which on its own would wait for open pages to go away before it stops."""
+    """uvicorn with a stop that ends open pages; uvicorn itself would wait for them."""
 
     def __init__(
         self,
@@ -171,7 +177,7 @@ class PortalServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As in uvicorn, but a signal that has done its work here is not raised again: the caller cleans up."""
+        """Handle signals as uvicorn does, but do not raise them again afterwards: the caller cleans up."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -195,7 +201,7 @@ def refuse_public(host: str, login: bool = False) -> None:
 
 
 def refuse_no_gateway(settings: PortalSettings) -> None:
-    """Raise UsageError for a URL that is none, or that somebody else has to serve who is not named."""
+    """Raise UsageError for a malformed public URL, or one with https and no gateway that is named."""
     url = settings.public_url
     if url and not re.match(r"https?://[^/]", url):
         raise UsageError(f"--url {url!r} is no address of pages; write one as in https://gpus.example.org")
@@ -207,7 +213,7 @@ def refuse_no_gateway(settings: PortalSettings) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises GpuyardError that says what is in the way."""
+    """Return a socket that listens. Raises GpuyardError that says what prevents it."""
     if not 0 <= port <= 65535:  # the resolver would silently take the rest of a division
         raise UsageError(f"{port} is not a port; pass a --port from 0 to 65535")
     try:

@@ -1,7 +1,7 @@
-"""The process behind ``gpuyard serve``: the portal, and the loops that keep bookings and cloud together.
+"""The process behind ``gpuyard serve``: the portal, and the loops that keep bookings and cloud in step.
 
-All of it follows from the site file. When that changes, everything is made anew beside what runs, and takes over the
-socket; what cannot be made is refused, and the old goes on.
+All of it follows from the site file. When that changes, a new process object is built beside the running one, and
+takes over the socket; if it cannot be built, the change is refused and the old one goes on.
 """
 
 from __future__ import annotations
@@ -56,43 +56,44 @@ from gpuyard.web.settings import PortalSettings
 from gpuyard.web.store import PortalStore
 
 BOOKINGS_PERIOD = 5.0
-"""Seconds between looks at bookings; a change wakes the loop at once."""
+"""Seconds between runs of the loop of bookings; a change wakes it at once."""
 HEALTH_PERIOD = 5.0
-"""Seconds between looks at the health of GPUs; what is observed wakes the loop at once."""
+"""Seconds between runs of the loops of health; an observation wakes them at once."""
 HISTORY_PERIOD = 5.0
-"""Seconds between looks at what the loop of bookings has seen."""
+"""Seconds between recordings of what the loop of bookings has observed."""
 ACCEPTANCE_PERIOD = 5.0
-"""Seconds between looks at what is to be accepted; a request wakes the loop at once."""
+"""Seconds between runs of the loop of acceptance; a request wakes it at once."""
 WATCH_PERIOD = 5.0
-"""Seconds between looks at the site file."""
+"""Seconds between checks of the site file."""
 WATCH_REST = 20.0
-"""A look takes long only while a change waits for an apply, and then it shall not keep the cloud busy."""
+"""Seconds of rest after a check. One takes long only while a change waits for an apply, and must not keep the cloud
+busy."""
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What the operator says besides the site file."""
+    """The operator's options besides the site file."""
 
     host: str
     port: int
     period: float
-    """Seconds between looks at the cloud."""
+    """Seconds between observations of the cloud."""
     database: str
-    """URL; empty is the site's own in the state folder."""
+    """URL of the database; empty is the site's own in the state folder."""
     public: bool
     settings: PortalSettings
     upgrade: bool = True
-    """Bring the tables of an older release up to date; else refuse them."""
+    """Whether to upgrade the tables of an older release; otherwise they are refused."""
 
 
 def answered_names(options: ServeOptions) -> list[str]:
-    """The names in Host headers that the portal answers to: this machine's and its gateway's, or all."""
+    """Return the names in Host headers that the portal answers to: this machine's and its gateway's, or all."""
     name = urlsplit(options.settings.public_url).hostname
     return ["*"] if options.public else [*LOOPBACK_NAMES, *([name] if name else [])]
 
 
 class Process:
-    """What is made of one site file. Raises GpuyardError when it cannot be served."""
+    """The ledger, loops and portal of one site file. Raises GpuyardError when they cannot be served."""
 
     def __init__(
         self,
@@ -223,7 +224,7 @@ class Process:
         )  # fmt: skip
 
     def run(self, listener: socket.socket) -> Process | None:
-        """Serve until a signal ends it, or another process takes over, which is the answer."""
+        """Serve until a signal ends it, or another process takes over, which is returned."""
         options, gpus = self._options, self._loaded.compiled.gpus
         hosts = counted(len({gpu.host for gpu in gpus}), "host")
         about = f"{self._loaded.site.site}, {counted(len(gpus), 'GPU')} on {hosts}"
@@ -245,7 +246,7 @@ class Process:
             self._ledger.close()
 
     def read_again(self) -> None:
-        """Soon, whatever the cloud is like."""
+        """Have the site file read again soon, even while changes are left to apply to the cloud."""
         self._manager.reloading()
         self._watch.forced = True
         self._watching.wake("SIGHUP")

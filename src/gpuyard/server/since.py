@@ -1,4 +1,5 @@
-"""What it means to go back to a backup: what has been written since and will be unknown, in words for operators."""
+"""Compares a database with a backup: lists for operators what has been written since and would be unknown after a
+restore."""
 
 from __future__ import annotations
 
@@ -20,28 +21,28 @@ from gpuyard.web.store import PortalStore
 
 T = TypeVar("T")
 NAMED = 5
-"""Of each kind; the rest is counted."""
+"""Most things of a kind that are named; the rest is counted."""
 OVER = frozenset({BookingState.ENDED, BookingState.CANCELLED, BookingState.NO_SHOW, BookingState.EXPIRED})
 PAGE = 1000
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a database has, as far as going back to it matters."""
+    """The contents of a database that a restore could lose."""
 
     bookings: dict[str, Booking]
     runners: frozenset[str]
-    """Names of those that are not over."""
+    """Names of runners that are not over."""
     kept_back: dict[str, GpuHealth]
-    """GPUs that nobody is to get, by name."""
+    """GPUs that are kept back, by name."""
     history: datetime | None
-    """Until when it is known who had which GPU."""
+    """The time until which the history of use is complete."""
     feeds: frozenset[str]
     sessions: int
 
 
 def kept(database: Database, now: datetime) -> Holdings:
-    """Of a database with this release's tables. Raises StoreError."""
+    """Return the holdings of a database with this release's tables. Raises StoreError."""
     portal, seen = PortalStore(database), HistoryStore(database).seen()
     return Holdings(
         {booking.id: booking for booking in _bookings(Store(database))},
@@ -61,7 +62,7 @@ def _bookings(store: Store) -> Iterator[Booking]:
 
 
 def lost_since(here: Holdings, backup: Holdings, now: datetime) -> list[str]:
-    """One line for each kind of thing; none when nothing would be lost."""
+    """Return one line for each kind of thing that would be lost; none when nothing would be."""
     bookings = [booking for booking in here.bookings.values() if booking.kind is not BookingKind.RUNNER]
     new = [booking for booking in bookings if booking.id not in backup.bookings]
     holds, new = _parted(new, lambda one: one.kind is BookingKind.HOLD)

@@ -1,4 +1,8 @@
-"""Notices that a site file has changed, says what, and has it taken up or refuses it."""
+"""Watches a site file: when it changes, logs the changes, and has the new site taken up or refuses it.
+
+A change is taken up only when nothing of it is left to apply to the cloud: otherwise the portal would count on
+flavors and limits that are not there yet. SIGHUP skips that check.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from gpuyard.site.load import LoadedSite, load_site
 
 LOG = logging.getLogger(__name__)
 MOST_LINES = 30
-"""Of what changed, in the log."""
+"""Most changes that the log lists."""
 
 Stamp = tuple[tuple[int, int] | None, ...]
 """Time of change and size of the site file and of its recordings; None for one that is not there."""
@@ -25,9 +29,9 @@ Stamp = tuple[tuple[int, int] | None, ...]
 class SiteWatch:
     """Watches the file of one loaded site.
 
-    A change is taken up when nothing of it is left to apply to the cloud, so that flavors and limits are there before
-    the portal counts on them. When it is `forced`, that is not asked. What cannot be read or served is refused once,
-    and looked at again when the file changes again.
+    A change is taken up when nothing of it is left to apply to the cloud, so that flavors and limits are there
+    before the portal counts on them. When it is `forced`, that is not checked. A file that cannot be read or served
+    is refused once, and checked again when it changes again.
     """
 
     def __init__(
@@ -96,7 +100,7 @@ def stamp_of(loaded: LoadedSite) -> Stamp:
 
 
 def changes(old: LoadedSite, new: LoadedSite) -> list[str]:
-    """One line for each: ``booking.longest: 15 days -> 3 days``."""
+    """Return one line for each change: ``booking.longest: 15 days -> 3 days``."""
     before, after = (
         dict(_flat("", loaded.site.model_dump(exclude_unset=True, exclude_none=True))) for loaded in (old, new)
     )

@@ -1,4 +1,4 @@
-"""What other parts of the process have counted since it began, for metrics."""
+"""Counts that other parts of the process have made since it began, for metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuyard.openstack.calls import CloudCalls
 
 @dataclass(frozen=True)
 class Tallies:
-    """What other parts of the process have counted since it began; zeros where nobody counts."""
+    """Counts since the process began; zeros where nobody counts."""
 
     cloud: CloudCalls = field(default_factory=CloudCalls)
     told: Counts = field(default_factory=Counts)

@@ -1,5 +1,5 @@
-"""The systemd unit of the portal. It has a user of its own for as long as it runs, and the state folder is that user's;
-secrets come as credentials, which root alone can read where they lie."""
+"""Generates the systemd unit of the portal. It has a user of its own for as long as it runs, and the state folder is
+that user's; secrets come as credentials, which only root can read where they are stored."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ WantedBy=multi-user.target
 
 
 def portal_unit(program: Path) -> str:
-    """``gpuyard.service``. Raises UsageError for a program that it would not see."""
+    """Return ``gpuyard.service``. Raises UsageError for a program in a folder that the unit does not see."""
     return PORTAL.format(program=_seen(program), hardened=HARDENED)
 
 
