@@ -1,4 +1,5 @@
-"""Requests to the services of one cloud: authenticated by openstacksdk, counted, with errors that say what to do."""
+"""Sends requests to the services of one cloud: authenticated by openstacksdk, counted, with errors that say what to
+do."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ FORBIDDEN = 403
 TIMEOUT = 60
 """Seconds to wait for one answer; Placement may think long about a request for many GPUs."""
 LINES = 64
-"""Connections to a service that are kept open, as many as threads ask at a time: urllib3 warns of each beyond."""
+"""Connections to a service that are kept open, as many as threads ask at a time: urllib3 warns of each one beyond."""
 MAY_NOT = (
     "this takes the role admin: name a cloud that has it with --os-cloud; or, with the credentials of 'gpuyard site "
     "bootstrap', its policy files in that service"
@@ -43,7 +44,7 @@ MICROVERSIONS = {"compute": "2.75", "placement": "1.38"}
 
 
 SAME_FOR_ALL = ("region_name", "interface", "cacert", "verify")
-"""Keys of clouds.yaml."""
+"""Keys of clouds.yaml that hold for every user of the cloud."""
 
 # It warns of what the error that follows says better.
 logging.getLogger("keystoneauth.identity").setLevel(logging.ERROR)
@@ -58,8 +59,8 @@ class CloudApi:
         counted: CloudCalls | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        """`counted`: where its requests are counted for metrics, with those of others. `elsewhere`: other clouds for
-        what this one is not good for."""
+        """`counted`: counts requests for metrics, possibly with those of other clients. `elsewhere`: other clouds for
+        requests that the credentials of this one are not good for."""
         self.counted = counted or CloudCalls()
         self._elsewhere = elsewhere or Elsewhere()
         self._doors: dict[str, CloudApi] = {}
@@ -84,7 +85,7 @@ class CloudApi:
         self._naming = threading.Lock()
 
     def get(self, service: str, path: str, **query: object) -> dict[str, Any]:
-        """The JSON answer. Raises CloudError."""
+        """Return the JSON answer. Raises CloudError."""
         return self.request("GET", service, path, query=query)
 
     def request(
@@ -98,11 +99,12 @@ class CloudApi:
         personal: bool = False,
         timeout: float | None = None,
     ) -> dict[str, Any]:
-        """One request; the JSON answer, or {} when it has none. Raises CloudError for any answer from 400 up.
+        """Make one request; return the JSON answer, or {} when it has none. Raises CloudError for any answer from 400
+        up.
 
-        `personal`: it has somebody's password, or a token of his. Then it goes without a token of ours, which a 401
-        would have thrown away, and into no log. `timeout`: seconds to wait, once; else TIMEOUT, and a second time when
-        nothing came, but for a POST: that it was not answered does not mean that nothing was made.
+        `personal`: it has somebody's password or token. Then it goes without a token of ours, which a 401 would have
+        thrown away, and into no log. `timeout`: seconds to wait, once; else TIMEOUT, and a second time when nothing
+        came, but for a POST: that it was not answered does not mean that nothing was made.
         """
         with self._lock:
             self.calls += 1
@@ -139,9 +141,8 @@ class CloudApi:
         return dict(answer.json()) if answer.content else {}
 
     def send(self, service: str, path: str, content: Sized, timeout: float) -> None:
-        """PUT of what is too large for the memory, once: what has been sent cannot be sent again. `content` is read
-        like a file. `timeout`: seconds without any answer. Raises CloudError, also when `content` cannot be read.
-        """
+        """PUT content that is too large for memory, once: what has been sent cannot be sent again. `content` is read
+        like a file. `timeout`: seconds without any answer. Raises CloudError, also when `content` cannot be read."""
         with self._lock:
             self.calls += 1
         headers = {**_for_whom(), "Content-Type": "application/octet-stream"}
@@ -161,7 +162,7 @@ class CloudApi:
             )
 
     def pages(self, service: str, path: str, key: str, **query: object) -> Iterator[dict[str, Any]]:
-        """The members of a list that may come in pages, which the service links to each other."""
+        """Yield the members of a list that may come in pages, which the service links to each other."""
         answer = self.get(service, path, **query)
         while True:
             yield from answer[key]
@@ -185,17 +186,18 @@ class CloudApi:
 
     @property
     def sees_all_limits(self) -> bool:
-        """Whether Keystone of any release shows it those of all projects: to a token of the system."""
+        """Whether Keystone of any release shows these credentials the limits of all projects: to a token of the
+        system it does."""
         return bool(self._elsewhere.limits) or self.project is None
 
     @property
     def user(self) -> str | None:
-        """Id of the user whose credentials they are."""
+        """Id of the user that the credentials are of."""
         identity: str | None = self._connection.current_user_id
         return identity
 
     def address(self, service: str) -> str:
-        """Where a service is, as the catalogue has it. Raises CloudError."""
+        """Return the address of a service, as the catalogue has it. Raises CloudError."""
         try:
             found = self._connection.config.get_session_endpoint(service)
         except (auth_errors.ClientException, sdk_errors.SDKException) as error:
@@ -212,12 +214,12 @@ class CloudApi:
             raise CloudError(f"cloud {self.name}: {_explain(error)}", getattr(error, "http_status", None)) from None
 
     def settings(self) -> dict[str, Any]:
-        """What clouds.yaml says of the cloud whoever it is that logs in."""
+        """Return the settings of clouds.yaml that hold for every user of the cloud."""
         config = self._connection.config.config
         return {key: config[key] for key in SAME_FOR_ALL if config.get(key) not in (None, True, "public", "")}
 
     def as_user(self, name: str, password: str, project_id: str) -> CloudApi:
-        """The same cloud as another user of the default domain, in a project."""
+        """Return the same cloud as another user of the default domain, in a project."""
         login = {"auth_url": self.auth_url, "username": name, "password": password, "user_domain_id": DOMAIN}
         auth = {**login, "project_id": project_id}
         # With no clouds.yaml and no environment, which are somebody else's.
@@ -233,8 +235,8 @@ class CloudApi:
             return self._doors[cloud]
 
     def in_project(self, project_id: str) -> CloudApi:
-        """The same user in another project, or who clouds.yaml says is for that. Raises CloudError when it has no role
-        there."""
+        """Return the same user in another project, or the cloud that clouds.yaml names for it. Raises CloudError when
+        the user has no role there."""
         if cloud := self._elsewhere.projects.get(project_id):
             return self._door(cloud)
         try:
@@ -246,7 +248,7 @@ class CloudApi:
         return scoped
 
     def providers(self, **query: object) -> list[dict[str, Any]]:
-        """Rows of Placement's resource providers, with names that a site knows: ``HOST``, ``HOST_ADDRESS`` and
+        """Return rows of Placement's resource providers, with names that a site knows: ``HOST``, ``HOST_ADDRESS`` and
         ``HOST_pci_ADDRESS``, as libvirt writes an address.
 
         Nova names them after the hypervisor, which often has the host's full domain name.
@@ -273,7 +275,7 @@ class CloudApi:
 
 
 def date_of(header: str | None) -> datetime | None:
-    """The time of an answer's ``Date``; None without one, or where it is none."""
+    """Return the time of an answer's ``Date``; None without one, or where it is none."""
     try:
         found = parsedate_to_datetime(header) if header else None
         return found.astimezone(UTC) if found and found.tzinfo else None

@@ -1,4 +1,4 @@
-"""Asking no more than one may, and not again and again what does not answer. For GitHub and for Nova; thread-safe."""
+"""Rate limiter and circuit breaker for calls to GitHub and Nova. Thread-safe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Clock = Callable[[], float]
 
 
 class TokenBucket:
-    """At most `rate` calls a second in the long run, and `burst` at once."""
+    """Token bucket: at most `rate` calls a second in the long run, and `burst` at once."""
 
     def __init__(self, rate: float, burst: float, clock: Clock) -> None:
         self._rate = rate
@@ -24,8 +24,8 @@ class TokenBucket:
         self._at = clock()
 
     def take(self, cost: float = 1.0, patience: float = math.inf) -> float:
-        """Takes tokens and returns the seconds to wait before the call; 0 when it may go at once. Those who come
-        later wait longer: they are served in turn. When that is more than `patience` seconds, nothing is taken."""
+        """Take tokens and return the seconds to wait before the call; 0 when it may go at once. Later callers wait
+        longer: they are served in turn. When the wait is more than `patience` seconds, nothing is taken."""
         with self._lock:
             self._fill()
             wait = max(0.0, (cost - self._level) / self._rate)
@@ -34,7 +34,7 @@ class TokenBucket:
             return wait
 
     def level(self) -> float:
-        """Calls that may go at once; below 0 so many wait."""
+        """Return how many calls may go at once; below 0 so many wait."""
         with self._lock:
             self._fill()
             return self._level
@@ -46,7 +46,8 @@ class TokenBucket:
 
 
 class CircuitBreaker:
-    """Open after so many failures in a row: nobody asks for a while, then one asks, and if that fails, twice as long.
+    """Circuit breaker: opens after so many failures in a row, so that nobody asks for a while; then one asks, and if
+    that fails, it stays open twice as long.
 
     >>> breaker = CircuitBreaker(clock=lambda: 0.0, failures=2)
     >>> breaker.failed(), breaker.wait(), breaker.failed(), breaker.wait()
@@ -56,8 +57,8 @@ class CircuitBreaker:
     def __init__(
         self, clock: Clock, *, failures: int = 5, pause: float = 10.0, longest: float = 300.0, trial: float = 60.0
     ) -> None:
-        """`pause` and `longest` are the first and the longest time that it is open, `trial` how long the one that asks
-        then may take before another one does, all in seconds."""
+        """`pause` and `longest` are the first and the longest time that it is open, `trial` the time that one caller
+        has then before another may ask, all in seconds."""
         self._clock = clock
         self._failures = failures
         self._pause = pause
@@ -68,8 +69,8 @@ class CircuitBreaker:
         self._until = 0.0
 
     def wait(self) -> float:
-        """Seconds until somebody may ask; 0: go. Whoever gets 0 after a pause is the only one for a while, and must
-        say how it went."""
+        """Return the seconds until somebody may ask; 0: go. A caller that gets 0 after a pause is the only one for a
+        while, and must report `worked` or `failed`."""
         with self._lock:
             if self._count < self._failures:
                 return 0.0
@@ -84,12 +85,12 @@ class CircuitBreaker:
             return self._count >= self._failures
 
     def worked(self) -> None:
-        """The other side answered, be it with a refusal."""
+        """Record that the other side answered, even with a refusal."""
         with self._lock:
             self._count = 0
 
     def failed(self) -> None:
-        """No answer, or that it cannot."""
+        """Record that there was no answer, or that the other side cannot give one."""
         with self._lock:
             self._count += 1
             if self._count >= self._failures:

@@ -1,4 +1,8 @@
-"""The nova-compute of a host in Nova: closed by us, and opened again. What was written is read back."""
+"""Closes a host's nova-compute in Nova, and opens it again. Every change is read back.
+
+The reason of the disabled service is a tag of ours (disabled_reason.py), all that is stored about it. The tag is
+written before the service is forced down, so that a run after a crash knows that it was us.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,18 @@ from gpuyard.openstack.disabled_reason import ClosedTag, Purpose, tag_of
 from gpuyard.openstack.rows import service_of
 
 UNSAID = "disabled before gpuyard closed it, without a reason"
-"""Nova takes no empty one."""
+"""Reason for a service that had none: Nova takes no empty one."""
 
 
 @dataclass(frozen=True)
 class ComputeService:
-    """One host's."""
+    """The nova-compute of one host."""
 
     api: CloudApi
     host: str
 
     def look(self) -> HostService:
-        """Raises BlockedError when there is none, and SilentCellError when nothing is known of it."""
+        """Return its state. Raises BlockedError when there is none, and SilentCellError when nothing is known of it."""
         service = service_of(self._row())
         if service.silent:
             raise SilentCellError(f"cloud {self.api.name}: {service.unheard}; try again when it answers")
@@ -34,8 +38,9 @@ class ComputeService:
         return tag_of(self.look().disabled_reason)
 
     def close(self, purpose: Purpose, fenced: bool = False) -> ClosedTag:
-        """Keep new servers away, with our tag as the reason; one that is there is kept, so that a second run knows when
-        the first began. Raises BlockedError where `purpose` does not go with how the host is."""
+        """Keep new servers away, with our tag as the reason; return the tag. A tag that is there is kept, so that a
+        second run knows when the first began. Raises BlockedError where `purpose` does not go with the state of the
+        host."""
         service = self.look()
         tag = None if service.enabled else tag_of(service.disabled_reason)
         self._require(service, purpose, fenced)
@@ -65,18 +70,18 @@ class ComputeService:
             self.close(Purpose.MAINTENANCE)
 
     def open_after_maintenance(self) -> None:
-        """Enable a service that a maintenance has disabled. Nothing happens to one that anybody else has."""
+        """Enable a service that a maintenance has disabled. One that anybody else has disabled is left as it is."""
         service = self.look()
         tag = None if service.enabled else tag_of(service.disabled_reason)
         if tag is not None and tag.purpose is Purpose.MAINTENANCE:
             self.open(tag)
 
     def raise_up(self) -> None:
-        """Let Nova believe again what it hears of the host."""
+        """End `forced_down`, so that Nova trusts again what it hears of the host."""
         self._write({"forced_down": False})
 
     def open(self, tag: ClosedTag) -> HostService:
-        """As it was before we closed it."""
+        """Restore the state before we closed it."""
         if tag.before is None:
             self._write({"status": "enabled"})
         else:
@@ -84,7 +89,7 @@ class ComputeService:
         return self.look()
 
     def require(self, purpose: Purpose, fenced: bool = False) -> None:
-        """What `close` would refuse; nothing is changed."""
+        """Raise what `close` would raise; nothing is changed."""
         self._require(self.look(), purpose, fenced)
 
     def _require(self, service: HostService, purpose: Purpose, fenced: bool) -> None:

@@ -1,4 +1,4 @@
-"""Which cloud is meant: clouds.yaml and the OS_* variables, as for `openstack`, with errors that name the file."""
+"""Finds the cloud to use in clouds.yaml or the OS_* variables, as `openstack` does, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ WRONG = (sdk_errors.ConfigException, auth_errors.MissingRequiredOptions, auth_er
 
 
 ELSEWHERE = "gpuyard"
-"""Key of a cloud in clouds.yaml."""
+"""Key of a cloud in clouds.yaml that has its `Elsewhere`."""
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Other clouds of the same clouds.yaml, for what the credentials of one are not good for. An application
+    """Other clouds of the same clouds.yaml, for requests that the credentials of one are not good for. An application
     credential is for one project, and never for the system."""
 
     limits: str = ""
-    """Whose Keystone shows the limits of all projects; empty: this one's."""
+    """The cloud whose Keystone shows the limits of all projects; empty: this one."""
     projects: Mapping[str, str] = field(default_factory=dict)
     """Project's id -> cloud."""
     clouds_file: Path | None = None
-    """Where they are; None: where clouds are looked for."""
+    """The file with these clouds; None: the one that is found by default."""
 
     @classmethod
     def of(cls, document: object, cloud: str | None, clouds_file: Path | None = None) -> Elsewhere:
-        """What a cloud's entry says. Raises UsageError."""
+        """Parse a cloud's entry. Raises UsageError."""
         if document is None:
             return cls()
         if isinstance(document, dict) and document.keys() <= {"limits", "projects"}:
@@ -56,15 +56,15 @@ def _is_text(value: object) -> bool:
 
 
 class NoCloudError(UsageError):
-    """Nobody has named a cloud, and there is none to go by."""
+    """Raised when no cloud is named, and none can be found."""
 
 
 def find_cloud(cloud: str | None, clouds_file: Path | None, timeout: float | None = None) -> CloudRegion:
-    """A cloud of clouds.yaml; None means OS_CLOUD or the OS_* variables. Raises UsageError, which is a
+    """Return a cloud of clouds.yaml; None means OS_CLOUD or the OS_* variables. Raises UsageError, which is a
     NoCloudError when none is named.
 
-    `clouds_file` is used in place of the clouds.yaml that would be found, and of the environment. `timeout`: seconds,
-    also for the requests that get a token.
+    `clouds_file` is used in place of the clouds.yaml that would be found, and of the environment. `timeout`:
+    seconds, also for the requests that get a token.
     """
     try:
         # force_ipv4 is about addresses of servers, and we ask for none. Without it the SDK looks by netlink which ones

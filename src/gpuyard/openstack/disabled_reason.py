@@ -1,6 +1,6 @@
-"""What Nova is told as the reason for which a host is closed: that it was us, why, since when, and how it was before.
+"""Format of the reason that Nova has for a host that gpuyard closed: the purpose, the time, and the state before.
 
-It is all that is written down. So whoever goes on, or gives the host back, knows what is ours to undo.
+Nothing else is stored about it. So a later run, or a person who opens the host, knows what gpuyard has to undo.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 from gpuyard.model.moments import ISO, iso_text
 
 LONGEST = 255
-"""What Nova keeps of a reason."""
+"""Characters of a reason that Nova keeps."""
 FORCED = ", forced down"
 BEFORE = "; before: "
 PATTERN = re.compile(
@@ -25,15 +25,15 @@ PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class ClosedTag:
-    """That gpuyard has closed a host."""
+    """The record that gpuyard has closed a host."""
 
     purpose: Purpose
     since: datetime
-    """Whole seconds, by the cloud's clock."""
+    """Time when it was closed, in whole seconds, by the cloud's clock."""
     forced: bool = False
-    """gpuyard has also told Nova that it is down."""
+    """Whether gpuyard has also told Nova that it is down."""
     before: str | None = None
-    """Why it was disabled before; None: it was not."""
+    """Its reason when it was disabled before; None: it was enabled."""
 
     def __str__(self) -> str:
         text = f"gpuyard: {self.purpose.value} since {iso_text(self.since)}"
@@ -42,7 +42,7 @@ class ClosedTag:
 
 
 def tag_of(reason: str) -> ClosedTag | None:
-    """None where somebody else wrote it."""
+    """Parse a reason; None where somebody else wrote it."""
     found = PATTERN.fullmatch(reason)
     if found is None:
         return None
@@ -51,7 +51,7 @@ def tag_of(reason: str) -> ClosedTag | None:
 
 
 class Purpose(StrEnum):
-    """Why a host is emptied."""
+    """The purpose for which a host is closed."""
 
     DRAIN = "drain"
     """It runs, and is to be worked on."""

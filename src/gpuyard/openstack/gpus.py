@@ -1,4 +1,9 @@
-"""Who has the GPUs that Placement would not give away, and why nobody could have them."""
+"""Finds the holders of whole GPUs that Placement would not give away, and why nobody could have the others.
+
+A GPU that is neither allocatable nor held by a server is asked for its inventories and its consumers, and `why_not`
+of model/world.py judges the answer: a consumer has it, it is reserved, it is in another class, or it was freed
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from gpuyard.openstack.reader import Reader
 
 @dataclass(frozen=True)
 class GpusSeen:
-    """Of some GPUs, by the names of their providers; as `Snapshot` has it."""
+    """The state of some GPUs, by the names of their providers, as in `Snapshot`."""
 
     allocatable: frozenset[str]
     holders: Mapping[str, str]
@@ -27,8 +32,11 @@ def see_gpus(
     allocatable: frozenset[str],
     held: Mapping[str, Collection[str]],
 ) -> GpusSeen:
-    """Two questions for each GPU that can neither be had nor is held by a server. `providers`: by name;
-    `allocatable`: names of what can be had; `held`: server -> ids of the providers that it has something of."""
+    """Return the state of whole GPUs, with two questions for each one that is neither allocatable nor held by a server.
+
+    `providers`: by name; `allocatable`: names of providers that could be allocated; `held`: server -> ids of the
+    providers that it has allocations of.
+    """
     names = {provider.id: provider.name for provider in providers.values() if provider.root_id != provider.id}
     holders = {names[one]: server for server, ids in held.items() for one in ids if one in names}
     unexplained = providers.keys() - allocatable - holders.keys()

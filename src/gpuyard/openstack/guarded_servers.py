@@ -1,4 +1,7 @@
-"""Nova asked no more often than it bears, and left in peace for a while when it is out of order."""
+"""Limits calls to Nova to a rate that it bears, and pauses them while it is out of order.
+
+Only errors that say nothing about the request (UNKNOWN, UNREAD) count as failures of Nova; a refusal is an answer.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class GuardedServers:
 
     @property
     def trouble(self) -> str:
-        """Why nothing is asked for at the moment; empty when all is well."""
+        """The reason why nothing is asked at the moment; empty when all is well."""
         return "Nova does not answer as it should; it is tried again in a moment" if self._breaker.is_open() else ""
 
     def create(self, wish: ServerWish) -> str:

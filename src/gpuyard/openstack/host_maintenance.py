@@ -1,4 +1,4 @@
-"""What a maintenance asks of Nova about its host: no new servers, and which ones are there."""
+"""Nova's part of a host's maintenance: keeps new servers away, and reads which ones are there."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class MaintenanceCloud:
         ComputeService(self.api, host).open_after_maintenance()
 
     def servers(self, host: str, provider: str) -> dict[str, ServerRow]:
-        """Those on the host, those that keep a place there, and those on their way to it, by id. `provider`: id of the
-        host in Placement."""
+        """Return the servers on the host, those that keep a place there, and those on their way to it, by id.
+        `provider`: id of the host in Placement."""
         with Reader(self.api) as cloud:
             coming = read_coming(cloud, host, provider)  # first: what arrives meanwhile is on the host then
             return {row.id: row for row in (*coming, *read_host_servers(cloud, host).rows)}

@@ -1,7 +1,6 @@
 """Reads which servers a host has, and which are on their way to it.
 
 Nova keeps this in three places, and none has all of it (nova 34.0.0, compute/manager.py):
-
 - a server is listed under its host once nova-compute there has claimed it, and under its new host as soon as a cold
   migration has copied its disks (`_resize_instance`), long before that is confirmed;
 - a live migration changes the host only at its end (`_post_live_migration_update_host`), while the guest's memory is
@@ -29,13 +28,14 @@ class HostServers:
     """All servers of one host."""
 
     rows: tuple[ServerRow, ...]
-    """With those that keep a place there until their migration elsewhere is confirmed."""
+    """Its servers, with those that keep a place there until their migration elsewhere is confirmed."""
     migrations: tuple[MigrationSeen, ...]
-    """Those that began there."""
+    """The migrations that began there."""
 
 
 def read_host_servers(cloud: Reader, host: str) -> HostServers:
-    """Raises CloudError, and SilentCellError when the cell of the host, or of one of its servers, does not answer."""
+    """Return all servers of a host. Raises CloudError, and SilentCellError when the cell of the host, or of one of its
+    servers, does not answer."""
     cloud.require_heard(host)
     migrations = tuple(cloud.migrations(source_compute=host).values())
     rows = _listed(cloud, host)
@@ -46,8 +46,8 @@ def read_host_servers(cloud: Reader, host: str) -> HostServers:
 
 
 def read_coming(cloud: Reader, host: str, provider: str) -> tuple[ServerRow, ...]:
-    """Servers that Nova is bringing to a host and does not list there yet. `provider`: id of the host's own provider
-    in Placement. Raises CloudError, and SilentCellError as `read_host_servers`."""
+    """Return the servers that Nova is bringing to a host and does not list there yet. `provider`: id of the host's own
+    provider in Placement. Raises CloudError, and SilentCellError as `read_host_servers`."""
     cloud.require_heard(host)
     consumers = set(cloud.consumers(provider))  # before the list: what arrives in between is in one of the two
     # Migrations of which Nova does not say where they go count, too: a policy may keep hosts from us.

@@ -4,14 +4,14 @@ After an evacuation Nova leaves the allocation on the dead host under the server
 starts again (nova 34.0.0, compute/manager.py, `_destroy_evacuated_instances`). And where it claims another GPU for a
 server that it migrates, resizes or evacuates than Placement has allocated (compute/resource_tracker.py, `_move_claim`),
 it adds the claimed one to the allocation (compute/pci_placement_translator.py, `update_allocations`) and leaves the
-other in it for good. Taken at its word, Placement says both times that the server has twice the GPUs of its flavor.
+other in it for good. Taken literally, Placement says both times that the server has twice the GPUs of its flavor.
 
-What a server has is what the providers of its own host say, as many as its flavor asks for, once Nova is done moving
-it. The rest is nobody's: not the server's use, and not free either, since Placement does not give it away. Of the GPUs
-of its own host no API tells which ones it has; the first by name are taken for them.
+A server has the GPUs that the providers of its own host say, as many as its flavor asks for, once Nova is done
+moving it. The rest is nobody's: not used by the server, and not free either, since Placement does not give it away.
+No API tells which GPUs of its own host the server has; the first by name are taken for them.
 
-Not before Nova is done: `task_state` is cleared before an evacuated server gets its new host, and only then its
-migration ends (`finish_evacuation`). So the migrations are asked first, and then the server once more.
+This is decided only when Nova is done: `task_state` is cleared before an evacuated server gets its new host, and
+only then its migration ends (`finish_evacuation`). So the migrations are asked first, and then the server once more.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class MovedServers:
 
     known: Mapping[str, Stamp]
     left: Mapping[str, tuple[str, str | None]]
-    """GPUs that were left behind at the last look, by whom, and where that server was then."""
+    """GPUs that were left behind at the last look, each with the server and the host that the server had then."""
 
     def __init__(self) -> None:
         self.known, self.left = {}, {}
 
     def read(self, cloud: Reader, rows: Collection[ServerRow]) -> frozenset[str]:
-        """Ids of those of `rows` that are where Nova says, and on their way to nowhere. Two calls for each that is new
-        or has changed."""
+        """Return the ids of those of `rows` that are where Nova says, and not on their way anywhere. Two calls for each
+        that is new or has changed."""
         asked = {row.id: row for row in rows if self.known.get(row.id) != _stamp(row)}
         arrived = cloud.each(lambda id: _has_arrived(cloud, asked[id]), asked)
         self.known = {row.id: _stamp(row) for row in rows if arrived.get(row.id, True)}
@@ -60,8 +60,8 @@ def split_left_behind(
     holders: Mapping[str, str],
     pools: PoolsAsked,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Holders of GPUs by the names of their providers: those that have them, and those that left them behind.
-    `providers`: by name."""
+    """Split the holders of GPUs, by the names of their providers: those that have them, and those that left them
+    behind. `providers`: by name."""
     roots = {provider.id: provider.name for provider in providers.values() if provider.id == provider.root_id}
     resting = {
         name: row
@@ -84,7 +84,7 @@ def split_left_behind(
 
 
 class PoolsAsked:
-    """How many GPUs of each pool a server's flavor asks for."""
+    """The number of GPUs of each pool that a server's flavor asks for."""
 
     def __init__(self, gpus: Iterable[Gpu], flavors: Iterable[FlavorObject]) -> None:
         whole = [gpu for gpu in gpus if not gpu.is_unit]
@@ -95,8 +95,8 @@ class PoolsAsked:
         }
 
     def beyond(self, holders: Mapping[str, ServerRow]) -> dict[str, ServerRow]:
-        """Those of `holders`, which has whole GPUs by the names of their providers, that are more than the server's
-        flavor asks for. None of a server whose flavor asks by anything but aliases of the site."""
+        """Return those of `holders`, which has whole GPUs by the names of their providers, that are more than the
+        server's flavor asks for. None of a server whose flavor asks by anything but aliases of the site."""
         held: dict[tuple[str, str], list[str]] = {}
         for name, row in sorted(holders.items()):
             if name in self._pool_of:

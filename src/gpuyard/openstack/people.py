@@ -1,7 +1,7 @@
-"""Who somebody is, by Keystone: passwords and tokens are checked there, projects and roles are read there.
+"""People of a cloud's Keystone: checks passwords and tokens, reads accounts, projects and roles.
 
-All but the password check is asked with the credentials of the service, so nothing of a person's is kept: neither
-a password nor a token.
+Everything but the password check, and the revocation of a person's own token, is asked with the credentials of the
+service, so nothing of a person's is kept: neither a password nor a token.
 
 Names are those that a site file and the audit log have. Both mean projects and users of the default domain, and each
 domain has its own: a project ``physics`` of the domain ``evil`` is ``physics@evil`` here, and so are users. Rules go by
@@ -28,20 +28,20 @@ UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 401, 403, 404
 SOON = 10.0
 """Seconds to wait for answers about a password or a token: anybody may send those, and each keeps a thread busy."""
 OURS = "gpuyard"
-"""Who did what gpuyard itself has done, in the audit log."""
+"""The name under which the audit log has what gpuyard itself has done."""
 TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 LENT = frozenset({"application_credential", "OS-TRUST:trust", "OS-OAUTH1", "OS-OAUTH2"})
-"""What a token says that its user has given to somebody or something else: such a one may do less than the user."""
+"""Keys of a token that its user has given to somebody or something else: it may do less than the user."""
 NARROWED = LENT | {"project", "domain", "system"}
-"""What a token says that is for something: such a one may do less than the one that it is from."""
+"""Keys of a token that is for something: it may do less than the one that it was made from."""
 WHOLE_USER = frozenset({"user_id", "issued_before", "revoked_at"})
-"""What a revocation event says that is about all logins of a user."""
+"""Keys of a revocation event about all logins of a user."""
 LOG = logging.getLogger(__name__)
 ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class LoginRefusedError(BlockedError):
-    """Keystone does not let somebody in; the message is for that person to read."""
+    """Raised when Keystone refuses a login; the message is for that person to read."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Account:
 
 @dataclass(frozen=True)
 class TokenFacts:
-    """What a token that is valid says."""
+    """The facts that a valid token has."""
 
     user_id: str
     user: str
@@ -76,11 +76,11 @@ class TokenFacts:
     membership: Membership | None
     """Its project with the roles that it gives there, which may be fewer than the user's; None without a project."""
     federated: bool = False
-    """Given at the end of single sign-on, and for nothing yet: unscoped, and by no application credential or trust."""
+    """Whether it comes from the end of single sign-on: unscoped, and by no application credential or trust."""
     lent: bool = False
-    """Of an application credential, a trust or OAuth."""
+    """Whether it is of an application credential, a trust or OAuth."""
     in_groups: bool = False
-    """Single sign-on has put its user into groups; whether Keystone knows of that without the token is another."""
+    """Whether single sign-on has put its user into groups, which Keystone may not know without the token."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class KeystoneProject:
 
 
 def shown(name: str, domain: Mapping[str, Any]) -> str:
-    """The name of a project, which no other one has. `domain`: its ``id`` and ``name``. What follows the last @ is the
-    domain: so a project of the default domain that has an @ itself is ``NAME@default``."""
+    """Return the name of a project, which no other one has. `domain`: its ``id`` and ``name``. The part after the last
+    @ is the domain: so a project of the default domain that has an @ itself is ``NAME@default``."""
     if domain["id"] == DOMAIN:
         return f"{name}@{DOMAIN}" if "@" in name else name
     # By its id where the name could be read in two ways.
@@ -100,52 +100,53 @@ def shown(name: str, domain: Mapping[str, Any]) -> str:
 
 
 def domain_of(shown: str) -> str:
-    """Name of the domain of a project by the name that it has here; empty: the default one."""
+    """Return the name of the domain of a project, by the name that it has here; empty: the default one."""
     domain = shown.rpartition("@")[2] if "@" in shown else ""
     return "" if domain == DOMAIN else domain
 
 
 def shown_user(name: str, domain: Mapping[str, Any]) -> str:
-    """Nobody is called as gpuyard itself is. Users of the default domain may be called as their mail address."""
+    """Return the name of a user, which is never gpuyard's own. Users of the default domain may have an @ in it, as in a
+    mail address."""
     ours = name.strip().lower() == OURS
     return name if domain["id"] == DOMAIN and not ours else f"{name}@{domain['name']}"
 
 
 class People(Protocol):
-    """What the portal asks Keystone. Every method raises CloudError when Keystone cannot be asked."""
+    """The portal's questions to Keystone. Every method raises CloudError when Keystone cannot be asked."""
 
     def log_in(self, user: str, password: str, domain: str) -> str:
-        """The user's id. `user` and `domain` are names. Raises LoginRefusedError."""
+        """Return the user's id. `user` and `domain` are names. Raises LoginRefusedError."""
         ...
 
     def account(self, user_id: str) -> Account | None:
-        """None when the user is gone or disabled, or its domain is."""
+        """Return an account; None when the user is gone or disabled, or its domain is."""
         ...
 
     def token(self, token: str) -> TokenFacts | None:
-        """None when it is not valid (any more)."""
+        """Return the facts of a token; None when it is not valid (any more)."""
         ...
 
     def spend(self, token: str) -> bool:
-        """Have a token be worth nothing from now on; False when it was already, as by somebody else a moment ago."""
+        """Revoke a token; False when it was not valid already, as after somebody else's use a moment ago."""
         ...
 
     def revoked(self) -> Mapping[str, datetime]:
-        """Ids of users whose logins of until then are worth nothing any more: their password was changed, or they were
+        """Return user ids -> the time until which their logins are revoked: their password was changed, or they were
         disabled. Of the last hour at least."""
         ...
 
     def projects(self, name_or_id: str) -> Sequence[KeystoneProject]:
-        """Projects with that id, or with that name as it is shown here."""
+        """Return the projects with that id, or with that name as it is shown here."""
         ...
 
     def users(self, name_or_id: str) -> Sequence[str]:
-        """Ids of users with that id, or with that name as it is shown here."""
+        """Return the ids of users with that id, or with that name as it is shown here."""
         ...
 
 
 class KeystonePeople:
-    """People, by the Keystone of one cloud. Safe to use from several threads."""
+    """People of the Keystone of one cloud. Safe to use from several threads."""
 
     def __init__(self, api: CloudApi) -> None:
         self._api = api

@@ -1,4 +1,4 @@
-"""Who has certain GPUs in Placement now, asked provider by provider: for what cannot wait for a look at everything."""
+"""Reads who has certain GPUs in Placement now, provider by provider, for decisions that cannot wait for a snapshot."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class PlacedGpus:
         self._ids: Mapping[str, str] = {}
 
     def availability(self, names: Iterable[str]) -> dict[str, Availability]:
-        """Two calls for each, and one more when one was never seen. Raises CloudError."""
+        """Return the availability of each. Two calls for each, and one more when one was never seen. Raises
+        CloudError."""
         asked = sorted(name for name in names if name in self._classes)
         ids = self.ids(asked)
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="placed") as pool:
@@ -42,7 +43,8 @@ class PlacedGpus:
             return dict(zip(asked, found, strict=True))
 
     def of_server(self, server_id: str) -> tuple[str, ...]:
-        """Those that are allocated to a server; none before Nova's scheduler has chosen. Raises CloudError."""
+        """Return the GPUs that are allocated to a server; none before Nova's scheduler has chosen. Raises
+        CloudError."""
         found = self._api.get("placement", f"/allocations/{server_id}")["allocations"]
         if not found:
             return ()
@@ -52,7 +54,7 @@ class PlacedGpus:
         return tuple(sorted(name for id in found if (name := names.get(id, "")) in self._classes))
 
     def have_trait(self, trait: str, names: Iterable[str]) -> bool:
-        """Whether all of these that Placement has have a trait. Two calls. Raises CloudError."""
+        """Return whether all of these that Placement has have a trait. Two calls. Raises CloudError."""
         there = self._read()
         try:
             rows = self._api.providers(required=trait)
@@ -63,7 +65,7 @@ class PlacedGpus:
         return there.keys() & {*names} <= {row["name"] for row in rows}
 
     def ids(self, names: Iterable[str]) -> dict[str, str]:
-        """Placement's ids of these, without those that it does not have. Raises CloudError."""
+        """Return Placement's ids of these, without those that it does not have. Raises CloudError."""
         asked = list(names)
         there = self._read() if any(name not in self._ids for name in asked) else self._ids
         return {name: there[name] for name in asked if name in there}

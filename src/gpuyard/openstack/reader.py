@@ -1,4 +1,4 @@
-"""The questions that a cloud is asked, and the typed rows that it answers with; several at once."""
+"""Reads typed rows from Nova, Placement and Keystone, several questions at a time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Reader:
         return self._threads.submit(carried(ask), *given, **named)
 
     def each(self, ask: Callable[[Key], Something], keys: Iterable[Key]) -> dict[Key, Something]:
-        """The answer for each key, asked at the same time."""
+        """Return the answer for each key; they are asked at the same time."""
         wanted = list(dict.fromkeys(keys))
         return dict(zip(wanted, self._threads.map(carried(ask), wanted), strict=True))
 
@@ -58,18 +58,22 @@ class Reader:
     # Nova.
 
     def servers(self, **query: object) -> tuple[ServerRow, ...]:
-        """Of all projects. Those of a cell that does not answer are missing, and nothing says so: in a list that has
-        pages or a filter Nova leaves them out (nova 34.0.0, api/openstack/compute/servers.py,
-        `_is_cell_down_supported`), and one without pages ends after a thousand. `services` tells."""
+        """Return the servers of all projects.
+
+        Those of a cell that does not answer are missing, and nothing says so: in a list that has pages or a filter
+        Nova leaves them out (nova 34.0.0, api/openstack/compute/servers.py, `_is_cell_down_supported`), and one
+        without pages ends after a thousand. `services` tells.
+        """
         found = self.pages("compute", "/servers/detail", "servers", all_tenants=1, **query)
         return tuple(ServerRow.of(row) for row in found)
 
     def has_server(self, identity: str) -> bool:
-        """Whether Nova knows a server of that id, also one that it has deleted softly."""
+        """Return whether Nova knows a server of that id, also one that it has deleted softly."""
         return unless_gone(lambda: bool(self.api.get("compute", f"/servers/{identity}")), False)
 
     def server(self, identity: str) -> ServerRow | None:
-        """None when Nova knows none of that id. Raises SilentCellError when its cell does not answer."""
+        """Return a server; None when Nova knows none of that id. Raises SilentCellError when its cell does not
+        answer."""
         row = unless_gone(lambda: self.api.get("compute", f"/servers/{identity}")["server"], None)
         if row is None:
             return None
@@ -81,29 +85,29 @@ class Reader:
         return ServerRow.of(row)
 
     def seen_server(self, identity: str) -> ServerRow | None:
-        """As `server`; None also when its cell does not answer."""
+        """Return the same as `server`; None also when its cell does not answer."""
         try:
             return self.server(identity)
         except SilentCellError:
             return None
 
     def actions(self, server: str) -> list[ActionRow]:
-        """What was done with a server, also a deleted one; nothing when Nova has forgotten it."""
+        """Return the actions on a server, also a deleted one; nothing when Nova has forgotten it."""
         nothing: list[dict[str, Any]] = []
         path = f"/servers/{server}/os-instance-actions"
         found = unless_gone(lambda: self.members("compute", path, "instanceActions"), nothing)
         return [ActionRow.of(row) for row in found]
 
     def parts(self, server: str, request: str) -> dict[str, datetime | None]:
-        """The parts of an action that have begun, each with when it ended well; None where it has not (yet)."""
+        """Return the parts of an action that have begun, each with when it ended well; None where it has not (yet)."""
         path = f"/servers/{server}/os-instance-actions/{request}"
         nothing: dict[str, Any] = {"instanceAction": {}}
         found = unless_gone(lambda: self.api.get("compute", path), nothing)["instanceAction"].get("events", ())
         return {row["event"]: rows.moment(row["finish_time"]) if row["result"] == "Success" else None for row in found}
 
     def words_of(self, server: str, request: str) -> str:
-        """What went wrong in an action, as its last part that failed says it: an error of Nova's by name, or the last
-        line of the traceback that admins get; empty when nothing went wrong."""
+        """Return the error of an action, from its last part that failed: an error of Nova's by name, or the last line
+        of the traceback that admins get; empty when nothing went wrong."""
         path = f"/servers/{server}/os-instance-actions/{request}"
         nothing: dict[str, Any] = {"instanceAction": {}}
         found = unless_gone(lambda: self.api.get("compute", path), nothing)["instanceAction"]
@@ -113,11 +117,11 @@ class Reader:
         return raised[1] if raised else lines[-1].strip() if lines else ""
 
     def flavors(self) -> list[NovaFlavor]:
-        """All, private ones too, without who may use them."""
+        """Return all flavors, private ones too, without the projects that may use them."""
         return [rows.flavor_of(row) for row in self.pages("compute", "/flavors/detail", "flavors", is_public="None")]
 
     def access(self, flavor: str) -> frozenset[str]:
-        """Ids of the projects that may use a private flavor."""
+        """Return the ids of the projects that may use a private flavor."""
         found = self.members("compute", f"/flavors/{flavor}/os-flavor-access", "flavor_access")
         return frozenset(row["tenant_id"] for row in found)
 
@@ -125,12 +129,13 @@ class Reader:
         return [Hypervisor.of(row) for row in self.pages("compute", "/os-hypervisors/detail", "hypervisors")]
 
     def services(self, **query: object) -> dict[str, HostService]:
-        """The nova-compute of each host, or of one ``host``. Those of a cell that does not answer are `silent`."""
+        """Return the nova-compute of each host, or of one ``host``. Those of a cell that does not answer are
+        `silent`."""
         found = self.members("compute", "/os-services", "services", binary="nova-compute", **query)
         return {row["host"]: rows.service_of(row) for row in found}
 
     def require_heard(self, host: str) -> None:
-        """Raises SilentCellError when the cell of a host does not answer."""
+        """Raise SilentCellError when the cell of a host does not answer."""
         service = self.services(host=host).get(host)
         if service is not None and service.silent:
             raise SilentCellError(f"cloud {self.api.name}: {service.unheard}; look again when it does")
@@ -139,8 +144,8 @@ class Reader:
         return [AggregateRow.of(row) for row in self.members("compute", "/os-aggregates", "aggregates")]
 
     def migrations(self, **query: object) -> dict[str, MigrationSeen]:
-        """All that Nova remembers, or those of a ``source_compute``, by id. It lists no single one, and none by a set
-        of statuses."""
+        """Return all migrations that Nova remembers, or those of a ``source_compute``, by id. It lists no single one,
+        and none by a set of statuses."""
         found = self.pages("compute", "/os-migrations", "migrations", **query)
         return {
             row["uuid"]: MigrationSeen(
@@ -151,7 +156,8 @@ class Reader:
         }  # fmt: skip
 
     def migrations_if_allowed(self, **query: object) -> dict[str, MigrationSeen] | None:
-        """None where Nova's policy, or the access rules of credentials from an older release, do not let us ask."""
+        """Return the migrations; None where Nova's policy, or the access rules of credentials from an older release, do
+        not let us ask."""
         try:
             return self.migrations(**query)
         except CloudError as error:
@@ -160,7 +166,7 @@ class Reader:
             return None
 
     def newest_microversion(self) -> str:
-        """Empty where a proxy does not pass it on."""
+        """Return the newest microversion; empty where a proxy does not pass it on."""
         try:
             return str(self.api.get("compute", "/")["version"]["version"])
         except (CloudError, KeyError, TypeError, ValueError):
@@ -169,17 +175,17 @@ class Reader:
     # Placement.
 
     def providers(self, **query: object) -> dict[str, Provider]:
-        """By id, with names that a site knows."""
+        """Return the providers by id, with names that a site knows."""
         return {row["uuid"]: rows.provider_of(row) for row in self.api.providers(**query)}
 
     def tree(self, root: str) -> list[Provider]:
-        """A root provider and all below it, under the names that Placement has."""
+        """Return a root provider and all below it, under the names that Placement has."""
         found = self.members("placement", "/resource_providers", "resource_providers", in_tree=root)
         return [rows.provider_of(row) for row in found]
 
     def able(self, **query: object) -> frozenset[str] | None:
-        """Ids of the providers that a question means; None when Placement does not know a word of it: then no
-        nova-compute has reported it."""
+        """Return the ids of the providers that match a query; None when Placement does not know a class or trait in it:
+        then no nova-compute has reported it."""
         try:
             found = self.members("placement", "/resource_providers", "resource_providers", **query)
         except CloudError as error:
@@ -189,15 +195,15 @@ class Reader:
         return frozenset(row["uuid"] for row in found)
 
     def stock(self, provider: str) -> dict[str, Stock]:
-        """What a provider has, by class; nothing when it is gone."""
+        """Return the stock of a provider, by class; nothing when it is gone."""
         return {name: rows.stock_of(row) for name, row in self._of_provider(provider, "inventories").items()}
 
     def consumers(self, provider: str) -> dict[str, dict[str, int]]:
-        """Consumer -> class -> amount that it has of a provider; nothing when that is gone."""
+        """Return consumer -> class -> amount that it has of a provider; nothing when that is gone."""
         return {consumer: row["resources"] for consumer, row in self._of_provider(provider, "allocations").items()}
 
     def usages(self, provider: str) -> dict[str, int]:
-        """Class -> amount that all consumers have of a provider."""
+        """Return class -> amount that all consumers have of a provider."""
         return self._of_provider(provider, "usages")
 
     def _of_provider(self, provider: str, what: str) -> dict[str, Any]:
@@ -205,24 +211,26 @@ class Reader:
         return unless_gone(lambda: dict(self.api.get("placement", path)[what]), {})
 
     def allocations(self, consumer: str) -> dict[str, dict[str, int]]:
-        """Id of a provider -> class -> amount that a consumer has of it."""
+        """Return id of a provider -> class -> amount that a consumer has of it."""
         found = self.api.get("placement", f"/allocations/{consumer}")["allocations"]
         return {provider: row["resources"] for provider, row in found.items()}
 
     def project_usages(self, project: str) -> dict[str, int]:
-        """Class -> amount. "all" makes no difference between servers and migrations, as Nova makes none."""
+        """Return class -> amount of a project. "all" makes no difference between servers and migrations, as Nova
+        makes none."""
         found = self.api.get("placement", "/usages", project_id=project, consumer_type="all")["usages"].get("all", {})
         return {name: int(amount) for name, amount in found.items() if name != "consumer_count"}
 
     # Keystone.
 
     def projects(self) -> dict[str, str]:
-        """Name -> id. Of one domain: another one may have a project of the same name, and must not get its limits."""
+        """Return name -> id of the default domain's projects: another domain may have one of the same name, which must
+        not get its limits."""
         rows = self.members("identity", "/projects", "projects", domain_id=DOMAIN)
         return {shown(row["name"], {"id": DOMAIN}): row["id"] for row in rows}
 
     def limits(self, **query: object) -> tuple[list[LimitRow], list[LimitRow]]:
-        """Keystone's limits on what Nova counts, in its region: the registered ones, and those of projects."""
+        """Return Keystone's limits on what Nova counts, in its region: the registered ones, and those of projects."""
         service = compute_service(self.api)
         region = region_of(self.api, service)
 
@@ -239,7 +247,7 @@ def _flavor_ids(row: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def unless_gone(read: Callable[[], Something], nothing: Something) -> Something:
-    """What is read; `nothing` when it was deleted since it was listed."""
+    """Return what is read; `nothing` when it was deleted since it was listed."""
     try:
         return read()
     except CloudError as error:
@@ -249,7 +257,7 @@ def unless_gone(read: Callable[[], Something], nothing: Something) -> Something:
 
 
 class Names:
-    """Names of users and projects, as the site file has them, remembered. An id stands for itself when its owner is
+    """Cache of names of users and projects, as the site file has them. An id stands for itself when its owner is
     deleted, or is kept where we may not look."""
 
     def __init__(self, known: Mapping[tuple[str, str], str] | None = None) -> None:
@@ -263,7 +271,7 @@ class Names:
         return self._known.get((kind, identity), identity)
 
     def owners(self, server: ServerRow) -> tuple[str, str]:
-        """Project and user."""
+        """Return project and user."""
         return self.of("project", server.project), self.of("user", server.user)
 
 
@@ -281,7 +289,7 @@ def _name(api: CloudApi, kind: str, identity: str) -> str:
 
 
 def compute_service(api: CloudApi) -> str:
-    """The id of Nova in Keystone's catalogue, which limits are kept under."""
+    """Return the id of Nova in Keystone's catalogue, which limits are kept under."""
     services = api.get("identity", "/services", type="compute")["services"]
     if not services:
         raise CloudError(f"cloud {api.name}: Keystone has no service of type compute; is Nova installed?")
@@ -289,7 +297,7 @@ def compute_service(api: CloudApi) -> str:
 
 
 def region_of(api: CloudApi, service: str) -> str | None:
-    """The region whose limits Nova asks for: that of its endpoint, which clouds.yaml need not name."""
+    """Return the region whose limits Nova asks for: that of its endpoint, which clouds.yaml need not name."""
     if api.region:
         return api.region
     endpoints = api.get("identity", "/endpoints", service_id=service)["endpoints"]

@@ -1,4 +1,4 @@
-"""What Nova's lists have in them, parsed once. Placement's rows are `Provider` and `Stock` of model/world.py."""
+"""Typed rows of Nova's and Keystone's lists, parsed once. Placement's are `Provider` and `Stock` of model/world.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuyard.nova.server_states import is_settled
 
 ZONE = "availability_zone"
 DETAILS = 4000
-"""Characters of a traceback's end: the exception stands there."""
+"""Characters of a traceback's end that are kept: the exception stands there."""
 
 
 @dataclass(frozen=True)
@@ -27,26 +27,26 @@ class ServerRow:
     task: str | None
     host: str | None
     project: str
-    """Id, as that of the user."""
+    """The project's id, as `user` is the user's."""
     user: str
     flavor: NovaFlavor
-    """As it was when the server got it."""
+    """The flavor as it was when the server got it."""
     created: datetime | None
     launched: datetime | None
     updated: str
     fault: str
-    """Nova's message, of one in ERROR."""
+    """Nova's message, for a server in ERROR."""
     agent: str = ""
     """AGENT_WORD of its metadata."""
     terminated: datetime | None = None
-    """Of one that is deleted."""
+    """The end of a server that is deleted."""
     from_volume: bool = False
-    """It has no image: its root disk is a volume."""
+    """Whether it has no image, because its root disk is a volume."""
     ours: bool = False
-    """Its metadata says that gpuyard itself has made it, which its owner could write, too."""
+    """Whether its metadata says that gpuyard itself has made it, which its owner could write, too."""
     fault_details: str = ""
-    """The end of what came with the fault, for admins: Nova cuts its message off at 255 characters, and so what QEMU
-    said."""
+    """The end of the fault's details, which admins get: Nova cuts its message off at 255 characters, and so what
+    QEMU said."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
@@ -84,7 +84,7 @@ class ServerRow:
         return takes_devices(self.flavor.extra_specs)
 
     def named(self, project: str, user: str) -> Server:
-        """With the names that people know."""
+        """Return the server with the names that people know."""
         fault = "\n".join(filter(None, (self.fault, self.fault_details)))
         return Server(
             self.id, self.name, self.status, self.host, project, user, self.flavor.name, self.created, self.launched,
@@ -94,13 +94,13 @@ class ServerRow:
 
 @dataclass(frozen=True)
 class ActionRow:
-    """Something that was done with a server."""
+    """An action on a server."""
 
     action: str
     request: str
     started: datetime
     finished: datetime | None
-    """When its last part was done or, while one is under way, when that began: only its parts tell which it is."""
+    """The end of its last part or, while one is under way, the beginning of that: only its parts tell which it is."""
     failed: bool
 
     @classmethod
@@ -113,7 +113,7 @@ class ActionRow:
 
 
 def flavor_of(row: Mapping[str, Any]) -> NovaFlavor:
-    """A flavor as its list has it, or as a server carries it."""
+    """Parse a flavor as its list has it, or as a server carries it."""
     return NovaFlavor(
         id=row["id"],
         name=row["name"],
@@ -131,7 +131,7 @@ def flavor_of(row: Mapping[str, Any]) -> NovaFlavor:
 
 @dataclass(frozen=True)
 class Hypervisor:
-    """What a nova-compute says of its machine. `id` is that of its root provider in Placement, too."""
+    """A machine as its nova-compute reports it. `id` is that of its root provider in Placement, too."""
 
     id: str
     host: str
@@ -140,7 +140,7 @@ class Hypervisor:
     disabled_reason: str
     type: str
     busy: bool
-    """It has servers."""
+    """Whether it has servers."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
@@ -175,7 +175,7 @@ class LimitRow:
     resource: str
     value: int
     project: str | None
-    """Id; None of the registered one of everybody, and of one of a whole domain."""
+    """The project's id; None for the registered limit of everybody, and for one of a whole domain."""
     domain: str | None
     description: str
 
@@ -189,13 +189,13 @@ class LimitRow:
 
 
 def is_minimal(row: Mapping[str, Any]) -> bool:
-    """Whether a server is in a cell that does not answer: of such a one Nova knows an id, a project and, asked for it
-    alone, a flavor (nova 34.0.0, api/openstack/compute/views/servers.py, `_show_from_down_cell`)."""
+    """Return whether a server is in a cell that does not answer: of such a one Nova knows an id, a project and, asked
+    for it alone, a flavor (nova 34.0.0, api/openstack/compute/views/servers.py, `_show_from_down_cell`)."""
     return "name" not in row
 
 
 def service_of(row: Mapping[str, Any]) -> HostService:
-    """A nova-compute; of one whose cell does not answer Nova says nothing but its host (nova 34.0.0,
+    """Parse a nova-compute; of one whose cell does not answer Nova says nothing but its host (nova 34.0.0,
     api/openstack/compute/services.py, `_get_service_detail`)."""
     if "state" not in row:
         return HostService(row["host"], False, False, silent=True)
@@ -214,7 +214,7 @@ def stock_of(row: Mapping[str, Any]) -> Stock:
 
 
 def below(tree: Sequence[Provider], root: str) -> Iterable[Provider]:
-    """What is below a root, parents before their children."""
+    """Yield the providers below a root, parents before their children."""
     parents = {root}
     while parents:
         found = [one for one in tree if one.parent_id in parents]
@@ -223,7 +223,7 @@ def below(tree: Sequence[Provider], root: str) -> Iterable[Provider]:
 
 
 def moment(text: str | None) -> datetime | None:
-    """Nova's two spellings of UTC times."""
+    """Parse Nova's two spellings of UTC times."""
     if text is None:
         return None
     return datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=UTC)

@@ -1,8 +1,8 @@
-"""Servers that gpuyard itself starts and deletes: for runners, and to accept GPUs. Those of one kind are in one
-project, and all have our tags.
+"""Starts and deletes the servers that gpuyard itself needs: for runners, and to accept GPUs.
 
-What is not tagged by this site is never touched, whatever its name. Nova is asked in their own project: either
-with the operator's credentials, scoped to it, or with some that are good for nothing else (`open_servers`).
+Servers of one kind are in one project, and all have our tags. One that is not tagged by this site is never touched,
+whatever its name. Nova is asked in their own project: either with the operator's credentials, scoped to it, or with
+some that are good for nothing else (`open_servers_project`).
 """
 
 from __future__ import annotations
@@ -35,27 +35,30 @@ NOT_FOUND, CONFLICT = 404, 409
 FORBIDDEN, TOO_LARGE, TOO_MANY = 403, 413, 429
 SERVER_FAULT = 500
 DELETED = "DELETED"
-"""Status of a server that is no more."""
+"""Status of a server that is deleted."""
 PAGE = 1000
 KNOWN = 60.0
-"""Seconds for which ids of flavors, images and networks are believed. An image may be made anew under its name."""
+"""Seconds for which ids of flavors, images and networks are cached. An image may be made anew under its name."""
 SHOWN = 5
-"""Networks in a sentence."""
+"""Most networks that a message lists."""
 CONSOLE_LINES = 2_000
-"""Most that is asked of a console: enough for a boot and a runner's log."""
+"""Most lines that are asked of a console: enough for a boot and a runner's log."""
 CONSOLE_BYTES = 512 * 1024
-"""A line may be as long as a guest likes."""
+"""Most characters of a console that are kept: a guest's lines may be of any length."""
 NETWORK_FIELDS = ("id", "name", "project_id", "shared", "router:external")
 NO_NETWORK = "none"
 """Nova's own word in place of a network."""
 OWN_NETWORK = "auto"
-"""The one network that the project owns. Nova's own ``auto`` is never sent: it takes any network that Neutron shows the
-project as shared (nova/network/neutron.py, `_get_available_networks`), also one that a stranger has shared with it, and
-with two of them it refuses every server."""
+"""The one network that the project owns.
+
+Nova's own ``auto`` is never sent: it takes any network that Neutron shows the project as shared
+(nova/network/neutron.py, `_get_available_networks`), also one that a stranger has shared with it, and with two of
+them it refuses every server.
+"""
 
 
 class ServerProblem(StrEnum):
-    """What is the matter when Nova does not do what it was asked."""
+    """The kind of problem when Nova does not do what it was asked."""
 
     QUOTA = "quota"
     """A limit of the project, 403."""
@@ -72,7 +75,7 @@ class ServerProblem(StrEnum):
 
 
 class ServerError(CloudError):
-    """Nova did not do it; `problem` says of which kind that is."""
+    """Raised when Nova did not do it; `problem` is the kind of problem."""
 
     def __init__(self, message: str, status: int | None, problem: ServerProblem) -> None:
         super().__init__(message, status)
@@ -85,9 +88,9 @@ class ServerWish:
 
     name: str
     flavor: str
-    """Name."""
+    """Name of its flavor."""
     image: str
-    """Name."""
+    """Name of its image."""
     user_data: str
     job: str = ""
     """Id of the job that it is made for."""
@@ -96,33 +99,34 @@ class ServerWish:
 
 
 class RunnerServers(Protocol):
-    """What the keeper of runners asks of Nova. Raises ServerError."""
+    """The questions and requests that the controller of runners has for Nova. Methods raise ServerError."""
 
     def create(self, wish: ServerWish) -> str:
-        """Its id. One that failed with ServerProblem.UNKNOWN may be there: look for its name."""
+        """Create a server and return its id. One that failed with ServerProblem.UNKNOWN may be there: look for its
+        name."""
         ...
 
     def ours(self) -> list[SeenServer]:
-        """All of this site's runners that are not deleted, in one call per PAGE of them; without those of a cell of
-        Nova that does not answer."""
+        """Return all of this site's runners that are not deleted, in one call per PAGE of them; without those of a cell
+        of Nova that does not answer."""
         ...
 
     def all_cells_answer(self) -> bool:
-        """Whether a list of `ours` would be complete now."""
+        """Return whether a list of `ours` would be complete now."""
         ...
 
     def get(self, server_id: str) -> SeenServer | None:
-        """None when it is deleted for good, or was never there. It may be one that is not `ours` (any more). While its
-        cell does not answer it is UNKNOWN, and taken for ours."""
+        """Return a server; None when it is deleted for good, or was never there. It may be one that is not `ours` (any
+        more). While its cell does not answer it is UNKNOWN, and taken for ours."""
         ...
 
     def console(self, server_id: str) -> str:
-        """The end of what it wrote to its console; empty when there is nothing to be had."""
+        """Return the end of its console's output; empty when there is none."""
         ...
 
     def delete(self, server_id: str) -> None:
-        """Ask Nova to delete it now, whatever state it is in. Nothing when it is gone, is not ours, or is UNKNOWN: ask
-        again while `get` has it."""
+        """Ask Nova to delete it now, whatever state it is in. Do nothing when it is gone, is not ours, or is UNKNOWN:
+        ask again while `get` has it."""
         ...
 
 
@@ -272,7 +276,7 @@ class NovaServers:
         return found
 
     def require_network(self) -> None:
-        """Raises ServerError when it is not clear which network servers are to be in."""
+        """Raise ServerError when it is not clear which network servers are to be in."""
         self._networks()
 
     def _networks(self) -> object:
@@ -375,7 +379,7 @@ def _told() -> Iterator[None]:
 
 
 def problem_of(error: CloudError) -> ServerProblem:
-    """Which kind of no it is."""
+    """Return the kind of problem that an error is."""
     status = error.status
     if status is None or status >= SERVER_FAULT:
         return ServerProblem.UNKNOWN
@@ -402,9 +406,12 @@ def _seen(row: Mapping[str, Any]) -> SeenServer:
 def open_servers_project(
     api: CloudApi, project: str, cloud: str | None = None, key: str = "runners"
 ) -> tuple[CloudApi, str]:
-    """A door to the project that servers of ours are in, and the project's id. `api`: the operator's. `cloud` of
-    clouds.yaml, whose credentials may be good for that project alone; None is the operator's own, which then need a
-    role there. `key`: where the site file names it. Raises UsageError and CloudError."""
+    """Return a client for the project that servers of ours are in, and the project's id.
+
+    `api`: the operator's. `cloud` of clouds.yaml, whose credentials may be good for that project alone; None is the
+    operator's own, which then need a role there. `key`: where the site file names it. Raises UsageError and
+    CloudError.
+    """
     found = api.get("identity", "/projects", name=project, domain_id=DOMAIN)["projects"]
     rows = [row for row in found if row["name"] == project]
     if not rows:

@@ -1,4 +1,4 @@
-"""Hypervisors while a cell of Nova does not answer.
+"""Lists hypervisors and checks cells while a cell of Nova does not answer.
 
 Nova asks all cells for their services at once and marks those of a cell that is silent. For hypervisors it asks one
 cell after another, and the first that fails ends the list for all hosts (nova 34.0.0, compute/api.py,
@@ -17,8 +17,8 @@ from gpuyard.openstack.rows import Hypervisor, service_of
 
 
 def list_hypervisors(cloud: Reader, services: Mapping[str, HostService]) -> list[Hypervisor]:
-    """All hypervisors. While a cell is silent: those of `services` with a root provider, without a type, and `busy`,
-    since nobody can say that they are not. Raises CloudError."""
+    """Return all hypervisors. While a cell is silent: those of `services` with a root provider, without a type, and
+    `busy`, since nobody can say that they are not. Raises CloudError."""
     if not any(service.silent for service in services.values()):
         return cloud.hypervisors()
     roots = {provider.name: provider.id for provider in cloud.providers().values() if provider.id == provider.root_id}
@@ -30,6 +30,6 @@ def list_hypervisors(cloud: Reader, services: Mapping[str, HostService]) -> list
 
 
 def all_cells_answer(api: CloudApi) -> bool:
-    """Whether no cell with a nova-compute is silent. Raises CloudError."""
+    """Return whether no cell with a nova-compute is silent. Raises CloudError."""
     rows = api.get("compute", "/os-services", binary="nova-compute")["services"]
     return not any(service_of(row).silent for row in rows)

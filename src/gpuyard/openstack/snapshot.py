@@ -1,10 +1,10 @@
 """Takes a Snapshot: everything about GPUs that OpenStack knows, in a bounded number of calls.
 
 Placement has no bulk read of allocations or inventories, but it answers questions about sets: "which providers could
-serve one CUSTOM_GPU_V100" is one call for any number of GPUs. docs/architecture.md has the calls; a GPU costs one only
-when none of the sets explains it. What was learned of a server is kept until Nova says that it changed, or Placement
-would give away what it is said to have. After FORGET_AFTER it is asked again all the same, a few servers in each look,
-so that an event that Nova does not date costs time and not truth.
+serve one CUSTOM_GPU_V100" is one call for any number of GPUs. docs/reference/openstack-calls.md has the calls; a GPU
+costs one only when none of the sets explains it. The allocations of a server are cached until Nova says that it
+changed, or Placement would give away what it is said to have. After FORGET_AFTER it is asked again all the same, a
+few servers in each snapshot, so that an event that Nova does not date costs time and not truth.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from gpuyard.site.objects import FlavorObject
 
 FORGET_AFTER = timedelta(seconds=60)
 FORGET_AT_ONCE = 10
-"""Servers that are asked again in one look only because it was long ago: not thousands every minute."""
+"""Most servers that one snapshot asks again only because it was long ago: not thousands every minute."""
 SHELVED = "SHELVED_OFFLOADED"  # has given its GPUs back
 
 
 class SnapshotTaker:
-    """Takes snapshots of one cloud for one site and remembers between them what cannot have changed."""
+    """Takes snapshots of one cloud for one site, and caches between them what cannot have changed."""
 
     def __init__(
         self, api: CloudApi, gpus: Sequence[Gpu], flavors: Sequence[FlavorObject], seated: Seated | None = None
     ) -> None:
-        """`seated`: what takers of one process know of units in common."""
+        """`seated`: who was last seen on which unit, which takers of one process share."""
         self._api = api
         self._hosts = frozenset(gpu.host for gpu in gpus)
         self._whole = [gpu for gpu in gpus if not gpu.is_unit]
@@ -51,7 +51,7 @@ class SnapshotTaker:
         self._moved = MovedServers()
 
     def take(self, now: datetime) -> Snapshot:
-        """One snapshot. Raises CloudError when the cloud does not answer; what is remembered stays usable."""
+        """Take one snapshot. Raises CloudError when the cloud does not answer; the cache stays usable."""
         before, began = self._api.calls, monotonic()
         with Reader(self._api) as cloud:
             # The servers first: what one of them holds is then read later than the server itself, and a GPU that
@@ -167,7 +167,8 @@ Amounts = tuple[tuple[str, int], ...]
 
 
 def smallest_flavors(flavors: Iterable[FlavorObject]) -> dict[str, frozenset[Amounts]]:
-    """Pool -> amounts of CPU, RAM and disk of its flavors, without those that another one undercuts in everything."""
+    """Return pool -> amounts of CPU, RAM and disk of its flavors, without those that another one undercuts in
+    everything."""
     by_pool: dict[str, set[tuple[int, int, int]]] = {}
     for flavor in flavors:
         if flavor.pool is not None:

@@ -1,8 +1,8 @@
-"""Units of GPUs that several servers share: how many of a device are free, taken and held, and who is on which.
+"""Reads the units of GPUs that several servers share: how many of a device are free, taken and held, and by whom.
 
-"Which providers could serve three of this class" is one call for any number of devices, so what is free of each comes
-of as many calls as the largest device has units. Only where something is neither free nor a server's is a device asked
-itself.
+"Which providers could serve three of this class" is one call for any number of devices, so the free units of each
+come from as many calls as the largest device has units. A device itself is asked only where some of its units are
+neither free nor a server's.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Question = tuple[str, int]
 
 @dataclass
 class UnitsSeen:
-    """Of units, by their names; as `Snapshot` has it."""
+    """The state of units, by their names, as in `Snapshot`."""
 
     providers: dict[str, Provider] = field(default_factory=dict)
-    """Those that Placement has: their device's provider, under their own name."""
+    """Units that Placement has: their device's provider, under their own name."""
     allocatable: set[str] = field(default_factory=set)
     holders: dict[str, str] = field(default_factory=dict)
     reserved: set[str] = field(default_factory=set)
@@ -40,15 +40,15 @@ class _Closer:
 
 
 class Seated:
-    """Who was last seen on which unit. Those who look at one cloud in one process have it in common, so that they say
-    the same of it."""
+    """The servers that were last seen on units. All readers of one cloud in one process share it, so that they
+    agree."""
 
     def __init__(self) -> None:
         self.holders: Mapping[str, str] = {}
 
 
 class UnitReader:
-    """Sees the units of one site. A server stays where it was seen first."""
+    """Reads the units of one site. A server stays where it was seen first."""
 
     def __init__(self, gpus: Iterable[Gpu], seated: Seated) -> None:
         self._devices: dict[str, list[Gpu]] = {}
@@ -59,12 +59,12 @@ class UnitReader:
 
     @property
     def devices(self) -> frozenset[str]:
-        """Names of the providers whose units they are."""
+        """Names of the providers of the devices that the units are of."""
         return frozenset(self._devices)
 
     @property
     def questions(self) -> frozenset[Question]:
-        """What Placement is to be asked of all providers."""
+        """Questions that Placement is to be asked about all providers."""
         most: dict[str, int] = {}
         for units in self._devices.values():
             name = units[0].resource_class
@@ -78,8 +78,11 @@ class UnitReader:
         able: Mapping[Question, frozenset[str]],
         held: Mapping[str, Mapping[str, int]],
     ) -> UnitsSeen:
-        """`providers`: by name. `able`: names of the providers that could serve a question now. `held`: server -> id of
-        a provider -> how many it has of it, the oldest server first."""
+        """Return the state of the units.
+
+        `providers`: by name. `able`: names of the providers that could serve a question now. `held`: server -> id of
+        a provider -> how many it has of it, the oldest server first.
+        """
         there = {name: units for name, units in self._devices.items() if name in providers}
         taken = {name: _of_device(providers[name].id, held) for name in there}
         free = {name: _free(units, name, able) for name, units in there.items()}
