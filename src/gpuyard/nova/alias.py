@@ -1,4 +1,4 @@
-"""``[pci]alias`` as Nova understands it: what it refuses, and what an alias asks for.
+"""Parses ``[pci]alias`` as Nova does: why it refuses an alias, and which devices an alias asks for.
 
 The same as nova.pci.request of Nova 31 to 34; a test holds the two against each other.
 """
@@ -33,7 +33,7 @@ PCI_ID = re.compile(r"^([\da-fA-F]{4})$")
 
 @dataclass(frozen=True)
 class Alias:
-    """One alias that Nova's schema takes."""
+    """One alias that fits Nova's schema."""
 
     raw: Mapping[str, str]
 
@@ -55,12 +55,12 @@ class Alias:
 
     @property
     def for_gpus(self) -> bool:
-        """Whether it can be about GPUs, by its ids."""
+        """Whether it can be for GPUs, by its ids."""
         return may_be_gpu(self.raw.get("vendor_id", "*"), self.raw.get("product_id", "*"))
 
     @property
     def resource_class(self) -> str:
-        """What Placement is asked for."""
+        """The resource class that Placement is asked for."""
         raw = self.raw
         return class_of(raw.get("resource_class"), raw.get("vendor_id", ANY), raw.get("product_id", ANY))
 
@@ -70,17 +70,17 @@ class Alias:
 
     @property
     def wish(self) -> dict[str, str]:
-        """What it asks for, in a form that two of them can be compared in."""
+        """Its keys and values in a normal form, to compare two of them."""
         return {key: value.strip().lower() for key, value in self.raw.items()}
 
 
 @dataclass(frozen=True)
 class AliasLine(Alias):
-    """One with its place in a file."""
+    """An alias with its place in a file."""
 
     source: Located
     repeated: tuple[str, ...] = ()
-    """Keys that come twice in it."""
+    """Keys that occur twice in it."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Aliases:
 
 
 def each_once(given: Iterable[View]) -> Iterator[tuple[AliasLine, bool]]:
-    """Every alias with whether pci_in_placement is on; one that many services read comes once."""
+    """Yield every alias with whether pci_in_placement is on; one that many services read comes once."""
     seen = set()
     for view in given:
         placed = bool(view.boolean(*PLACED))
@@ -142,12 +142,12 @@ def _aliases(view: View) -> Aliases:
 
 
 def aliases_of(values: Iterable[str]) -> dict[str, Alias]:
-    """Aliases that are known to be right, by name: those that a site's ``[pci]alias`` options have."""
+    """Return aliases that are known to be valid, by name: those of a site's ``[pci]alias`` options."""
     return {alias.name: alias for alias in map(Alias, map(json.loads, values))}
 
 
 def schema_problems(data: Any) -> list[tuple[str, str]]:
-    """Why Nova would not take an alias: reason and fix."""
+    """Return why Nova would not accept an alias: reason and fix of each problem."""
     if isinstance(data, list):
         return [("it is a list, and an alias is one object", "write one 'alias =' line for each object")]
     if not isinstance(data, dict):

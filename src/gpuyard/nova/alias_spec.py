@@ -1,4 +1,4 @@
-"""What flavors ask for with ``pci_passthrough:alias``, or by the class of a device."""
+"""Parses what flavors ask for with ``pci_passthrough:alias``, or by the class of a device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COUNT = re.compile(r"\d{1,9}", re.ASCII)
 
 
 def asked_aliases(text: str) -> list[tuple[str, int]] | None:
-    """Aliases and counts of ``v100:2, t4:1``, in order, as Nova reads them; None when it does not take the text."""
+    """Parse aliases and counts of ``v100:2, t4:1``, in order, as Nova does; None when it does not accept the text."""
     parts = [part.split(":") for part in text.split(",")]
     if any(len(part) != 2 or not part[0].strip() or not COUNT.fullmatch(part[1].strip()) for part in parts):
         return None
@@ -19,17 +19,17 @@ def asked_aliases(text: str) -> list[tuple[str, int]] | None:
 
 
 def takes_devices(specs: Mapping[str, str]) -> bool:
-    """Whether a flavor takes devices of Placement, by an alias or by naming a class."""
+    """Return whether a flavor takes devices of Placement, by an alias or by naming a class."""
     return ALIAS_SPEC in specs or any(TAKES_DEVICE.match(key) for key in specs)
 
 
 def asked_devices(specs: Mapping[str, str]) -> dict[str, int]:
-    """Alias -> number, of what a flavor's extra specs ask for: nothing when Nova does not take them."""
+    """Return alias -> number that a flavor's extra specs ask for: nothing when Nova does not accept them."""
     return summed(asked_aliases(specs[ALIAS_SPEC]) or ()) if ALIAS_SPEC in specs else {}
 
 
 def asked_classes(specs: Mapping[str, str]) -> dict[str, int]:
-    """Resource class -> amount, of what a flavor's extra specs ask for by name, in whatever groups."""
+    """Return resource class -> amount that a flavor's extra specs ask for by name, in whatever groups."""
     found: list[tuple[str, int]] = []
     for key, value in specs.items():
         prefix, _, name = key.partition(":")

@@ -1,4 +1,4 @@
-"""Names of resource classes and traits, as Nova makes them of what an operator writes."""
+"""Normalizes names of resource classes and traits as Nova does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STANDARD_TRAITS = ("HW_", "COMPUTE_", "MISC_", "OWNER_", "STORAGE_")
 
 
 def class_name(given: str) -> str:
-    """A resource class as Nova makes one of what it is given."""
+    """Return the resource class that Nova makes of a name."""
     upper = given.upper()
     if upper in STANDARD_CLASSES or upper.startswith("CUSTOM_"):
         return upper
@@ -24,14 +24,14 @@ def class_name(given: str) -> str:
 
 
 def class_of(given: object, vendor: str, product: str) -> str:
-    """The resource class of a device with the class `given`, or of its ids where that is none."""
+    """Return the resource class of a device with the class `given`, or of its ids where that is none."""
     if isinstance(given, str) and given:
         return class_name(given)
     return f"CUSTOM_PCI_{vendor}_{product}".upper()
 
 
 def trait_names(given: object) -> frozenset[str]:
-    """``gpu_set_a,HW_X`` as Nova makes traits of it. Standard traits are told by their beginnings."""
+    """Return the traits that Nova makes of ``gpu_set_a,HW_X``. Standard traits are recognized by their prefixes."""
     names = (name.upper() for name in given.split(",") if name) if isinstance(given, str) else ()
     return frozenset(
         name if name.startswith(("CUSTOM_", *STANDARD_TRAITS)) else "CUSTOM_" + re.sub("[^0-9A-Z]+", "_", name)

@@ -1,4 +1,5 @@
-"""What the services read: files, and of those what one service on one host sees. As oslo.config puts them together."""
+"""Configuration files of Nova's services, and the view of them that one service on one host has, merged as
+oslo.config does."""
 
 from __future__ import annotations
 
@@ -22,20 +23,20 @@ PLACEMENT = "placement"
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """One file, and who reads it."""
+    """One configuration file, and the service that reads it."""
 
     path: str
     ini: IniFile
     folder: str = ""
     """Files of one folder belong together: the services read them in layers."""
     service: str | None = None
-    """None: every Nova service, or nobody knows which."""
+    """The service; None: every Nova service, or an unknown one."""
     host: str | None = None
-    """Set for what only one hypervisor reads."""
+    """The hypervisor, for a file that only one reads."""
     template: bool = False
-    """Kolla fills it in before Nova reads it."""
+    """Whether Kolla fills it in before Nova reads it."""
     alone: bool = False
-    """A whole configuration in itself, that no other file is added to: ``nova-gpu.conf``."""
+    """Whether it is a whole configuration in itself, to which no other file is added: ``nova-gpu.conf``."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,14 @@ class Located:
 
 @dataclass(frozen=True)
 class Rejection:
-    """Something that Nova does not take, so that the services that read it do not start."""
+    """Something that Nova does not accept, so that the services that read it do not start."""
 
     source: Located
     line: int
     reason: str
     fix: str
     json: bool = False
-    """It is not even JSON."""
+    """Whether it is not even JSON."""
 
 
 def _by_name(view: View) -> dict[tuple[str, str], list[tuple[int, Located]]]:
@@ -76,35 +77,35 @@ def _by_name(view: View) -> dict[tuple[str, str], list[tuple[int, Located]]]:
 
 @dataclass(frozen=True)
 class View:
-    """What one service on one host reads: its files in order, the later ones win."""
+    """The files that one service on one host reads, in order; the later ones win."""
 
     service: str | None
-    """None when it is not known whose the files are: any service may be meant."""
+    """The service; None when it is unknown: any service may be meant."""
     host: str | None
     files: tuple[ConfigFile, ...]
     inventory: Inventory | None = None
-    """Of the host, when a recording of it was given."""
+    """The inventory of the host, when a recording of it was given."""
     memory: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def once(self, what: str, make: Callable[[View], T]) -> T:
-        """What `make` makes of this view; it is made once."""
+        """Return what `make` makes of this view; it is made once."""
         if what not in self.memory:
             self.memory[what] = make(self)
         return cast(T, self.memory[what])
 
     def serves(self, service: str) -> bool:
-        """Whether the service may read this."""
+        """Return whether the service may read this."""
         return self.service in (None, service)
 
     @property
     def name(self) -> str:
-        """For messages: ``nova-compute on gpu1``."""
+        """The name for messages: ``nova-compute on gpu1``."""
         who = self.service or "Nova"
         return f"{who} on {self.host}" if self.host else who
 
     def under(self, names: Sequence[tuple[str, str]]) -> list[Located]:
-        """The settings under all names of an option, newest name first: file by file and the older names first, as
-        oslo.config adds them up."""
+        """Return the settings under all names of an option, newest name first: file by file and the older names first,
+        as oslo.config adds them up."""
         found: list[Located] = []
         for file in self.files:
             for section, key in reversed(names):
@@ -112,13 +113,13 @@ class View:
         return found
 
     def all(self, section: str, *keys: str) -> Iterator[Located]:
-        """Every setting of one of the keys, in the order in which oslo.config adds up their values."""
+        """Yield every setting of one of the keys, in the order in which oslo.config adds up their values."""
         named, group = self.once("settings", _by_name), normal_section(section)
         found = [one for key in set(keys) for one in named.get((group, key), ())]
         yield from (one for _, one in (sorted(found, key=itemgetter(0)) if len(keys) > 1 else found))
 
     def last(self, section: str, *keys: str) -> Located | None:
-        """The setting that counts; of several names for one option the first one that the last file has."""
+        """Return the setting that counts; of several names for one option the first one that the last file has."""
         for file in reversed(self.files):
             found = [item for item in self.all(section, *keys) if item.file is file]
             for key in keys:
@@ -128,7 +129,7 @@ class View:
         return None
 
     def text(self, section: str, *keys: str) -> str | None:
-        """The value that counts, with the references that can be followed put in."""
+        """Return the value that counts, with the references that can be followed put in."""
         found = self.last(section, *keys)
         return None if found is None else self._resolved(found.value, found.setting.section, 0)
 
@@ -141,21 +142,21 @@ class View:
         return value[:10_000]  # references to references could grow without end
 
     def boolean(self, section: str, key: str, default: bool = False) -> bool | None:
-        """The value; None when it is set to something that is not a truth value."""
+        """Return the value; None when it is set to something that is not a truth value."""
         text = self.text(section, key)
         if text is None:
             return default
         return True if text.lower() in TRUE else False if text.lower() in FALSE else None
 
     def number(self, section: str, key: str) -> float | None:
-        """The value; None when it is not set or is not a number."""
+        """Return the value; None when it is not set or is not a number."""
         try:
             return float(self.text(section, key) or "")
         except ValueError:
             return None
 
     def names(self, section: str, *keys: str) -> list[str] | None:
-        """A list that is separated by commas; None when it is not set."""
+        """Return a list that is separated by commas; None when it is not set."""
         text = self.text(section, *keys)
         if text is None:
             return None

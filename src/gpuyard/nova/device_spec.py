@@ -1,4 +1,4 @@
-"""``[pci]device_spec`` as nova-compute understands it: what it refuses, and which devices an entry matches.
+"""Parses ``[pci]device_spec`` as nova-compute does: why it refuses an entry, and which devices an entry matches.
 
 The same as nova.pci.devspec of Nova 31 to 34, without a machine to look at; a test holds the two against each other.
 """
@@ -19,7 +19,7 @@ from gpuyard.nova.json_text import JsonProblem, JsonValue, object_lines, read_js
 from gpuyard.nova.options import DEVICE_SPEC, names_of
 
 ONE_TIME_USE = "HW_PCI_ONE_TIME_USE"
-"""Nova's trait of the devices that it reserves when a server gets them (nova 32.0.0 and later,
+"""Nova's trait for the devices that it reserves when a server gets them (nova 32.0.0 and later,
 nova/compute/pci_placement_translator.py: `add_parent`; 31.0.0 has none)."""
 MATCHERS = ("vendor_id", "product_id", "address", "devname")
 TAGS = (
@@ -37,7 +37,7 @@ HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
 
 class DeviceSpecError(Exception):
-    """Nova does not take it."""
+    """Raised for an entry that Nova does not accept."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,16 @@ class Address:
 
     @property
     def single(self) -> bool:
-        """Whether Nova takes it for one device, and so looks whether that is a physical function."""
+        """Whether Nova takes it for one device, and so checks whether that is a physical function."""
         return all(HEX_DIGITS.issuperset(part) for part in self.parts)
 
     @property
     def everything(self) -> bool:
-        """Whether no address is left out."""
+        """Whether it matches every address."""
         return all(self.free(index) for index in range(4))
 
     def free(self, index: int) -> bool:
-        """Whether the domain (0), bus, slot or function (3) can be anything."""
+        """Return whether the domain (0), bus, slot or function (3) can be anything."""
         pattern, width = self.parts[index], WIDTHS[index]
         if not self.regex:
             return pattern == ANY
@@ -79,7 +79,7 @@ class Address:
 
 
 def split_address(address: str) -> tuple[str, ...] | None:
-    """The four fields; None for a domain that Nova has no room for (VMD)."""
+    """Return the four fields of an address; None for a domain that is too long for Nova (VMD)."""
     fields = tuple(re.split("[:.]", address))
     return fields if len(fields) == 4 and len(fields[0]) == 4 else None
 
@@ -92,7 +92,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class Entry:
-    """One object of device_spec that Nova takes."""
+    """One object of device_spec that Nova accepts."""
 
     source: Located
     line: int
@@ -100,7 +100,7 @@ class Entry:
     vendor: str
     product: str
     address: Address | None
-    """None with a devname."""
+    """The address; None with a devname."""
 
     @property
     def everything(self) -> bool:
@@ -111,7 +111,7 @@ class Entry:
         return [key for key in self.raw if key not in (*MATCHERS, *TAGS)]
 
     def matches(self, function: PciFunction, physical: Iterable[str] = ()) -> bool:
-        """Whether Nova would offer the function; `physical` are the addresses of functions that can have VFs."""
+        """Return whether Nova would offer the function; `physical` are the addresses of functions that can have VFs."""
         if self.vendor not in (ANY, function.vendor_id) or self.product not in (ANY, function.product_id):
             return False
         if self.address is None:
@@ -123,7 +123,7 @@ class Entry:
 
     @property
     def for_gpus(self) -> bool:
-        """Whether it can be about GPUs: neither a network's nor by ids or name that of another device."""
+        """Whether it can be for GPUs: neither a network's nor by ids or name that of another device."""
         return (
             self.address is not None and not self.raw.get("physical_network") and may_be_gpu(self.vendor, self.product)
         )
@@ -139,14 +139,14 @@ class Entry:
 
 
 def truth(value: object) -> bool | None:
-    """A truth value as Nova reads one in JSON; None when it is not one."""
+    """Parse a truth value as Nova does in JSON; None when it is not one."""
     if isinstance(value, bool):
         return value
     return {**TRUTH, **UNTRUTH}.get(str(value).strip().lower())
 
 
 def matchers_of(raw: Mapping[str, Any]) -> tuple[str, str, Address | None]:
-    """Vendor, product and address of one object; the address is None with a devname.
+    """Return vendor, product and address of one object; the address is None with a devname.
 
     Raises DeviceSpecError with the reason why nova-compute would not start.
     """
@@ -211,12 +211,12 @@ def _glob(value: str) -> Address:
 
 @dataclass(frozen=True)
 class DeviceSpecs:
-    """All of device_spec that one service reads."""
+    """All entries of device_spec that one service reads."""
 
     entries: tuple[Entry, ...]
     refusals: tuple[Rejection, ...]
     repeated: tuple[tuple[Located, str], ...]
-    """Settings with keys that come twice in an object."""
+    """Settings with keys that occur twice in an object."""
 
     @property
     def set(self) -> bool:

@@ -1,4 +1,4 @@
-"""The scheduler's filters. The same in Nova 31 to 34; a test asks the installed Nova."""
+"""Names of the scheduler's filters. They are the same in Nova 31 to 34; a test asks the installed Nova."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULTS = (
     "ServerGroupAntiAffinityFilter",
     "ServerGroupAffinityFilter",
 )
-"""Nova's own list, which setting the option replaces as a whole."""
+"""Nova's default list, which setting the option replaces as a whole."""
 FILTERS = (
     *DEFAULTS, PCI_FILTER, NUMA_FILTER, AGGREGATE_FILTER, "AggregateImagePropertiesIsolation", "AggregateIoOpsFilter",
     TENANT_FILTER, "AggregateNumInstancesFilter", "AggregateTypeAffinityFilter", "AllHostsFilter",
@@ -23,7 +23,7 @@ FILTERS = (
     "SameHostFilter", "SimpleCIDRAffinityFilter",
 )  # fmt: skip
 ALL = "nova.scheduler.filters.all_filters"
-"""The value of available_filters that has all of them."""
+"""The value of available_filters that means all of them."""
 _PLACEMENT = "Placement does its work"
 _RATIOS = "Placement does its work, with allocation ratios on the hosts"
 _BARE_METAL = "resource classes of bare metal do its work"
@@ -42,10 +42,10 @@ REMOVED = {
     "TrustedFilter": (17, "traits do its work"),
     "TypeAffinityFilter": (17, "AggregateTypeAffinityFilter is nearest to it"),
 }
-"""Name -> the first Nova without it, and what does its work."""
+"""Name -> the first Nova without it, and its replacement."""
 
 
 def with_defaults(names: Sequence[str]) -> list[str]:
-    """The list with Nova's own filters first, and without those that do not exist."""
+    """Return the list with Nova's own filters first, and without those that do not exist."""
     good = [name for name in names if name in FILTERS and name not in DEFAULTS]
     return list(dict.fromkeys((*DEFAULTS, *good)))

@@ -1,10 +1,10 @@
-"""Which GPUs have SR-IOV: libvirt reports those as type-PF, and Nova gives them only to who asks for that.
+"""Table of GPU models with SR-IOV: libvirt reports those as type-PF, and Nova gives them only to aliases of that type.
 
-Only models that are common in servers; of others nothing is known without looking at the host. A firmware in which
-SR-IOV is off makes a type-PCI of any of them.
+Only models that are common in servers are in it; for others nothing is known without looking at the host. A firmware
+in which SR-IOV is off makes a type-PCI of any of them.
 
-Sources: the PCI ID Project for names; NVIDIA's vGPU user guide (GPUs of the Ampere architecture and later use SR-IOV;
-older ones do not), github.com/cloud-hypervisor/cloud-hypervisor/issues/434 (T4: 16 VFs), AMD's MxGPU list of
+Sources: the PCI ID Project for names; NVIDIA's vGPU user guide (GPUs of the Ampere architecture and later use
+SR-IOV; older ones do not), github.com/cloud-hypervisor/cloud-hypervisor/issues/434 (T4: 16 VFs), AMD's MxGPU list of
 supported GPUs (github.com/amd/MxGPU-Virtualization), Intel's documentation of the Flex series.
 """
 
@@ -29,7 +29,7 @@ TURING = 0x1E00
 
 
 def has_sriov(vendor: str, product: str) -> bool | None:
-    """Whether a model has SR-IOV; None where that is not known."""
+    """Return whether a model has SR-IOV; None where that is not known."""
     ids = f"{vendor}:{product}".lower()
     if ids in SRIOV:
         return True
@@ -40,6 +40,7 @@ def has_sriov(vendor: str, product: str) -> bool | None:
 
 
 def may_be_gpu(vendor: str, product: str) -> bool:
-    """Whether these ids can be a GPU's: of Intel's devices (network cards, QAT) only those that are known to be."""
+    """Return whether these ids can be a GPU's: of Intel's devices (network cards, QAT) only those that are known to
+    be."""
     known = f"{vendor}:{product}".lower() in SRIOV
     return known or vendor.lower() in (NVIDIA, AMD) or vendor == "*" or (vendor.lower() == INTEL and product == "*")

@@ -1,7 +1,7 @@
-"""Ini files as oslo.config reads them, with the line of everything.
+"""Parser of ini files as oslo.config reads them, with the line of everything.
 
-oslo.config keeps neither lines nor order. What is a setting, a continuation, a comment and an error here is the same as
-there; a test holds the two against each other.
+oslo.config keeps neither lines nor order. Settings, continuations, comments and errors are the same here as there; a
+test holds the two against each other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TEMPLATE_VALUE = "{{"
 TEMPLATE = {"{%": "%}", "{#": "#}"}
 
 Branches = tuple[tuple[int, int], ...]
-"""The conditions of a template that a line stands under: number of the condition, and which of its ways."""
+"""The conditions of a template that a line stands under: number of the condition, and which of its branches."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class IniSetting:
     """One assignment: ``key = value`` with its continuation lines joined by newlines."""
 
     section: str
-    """As written: oslo.config takes sections in any case, but for DEFAULT."""
+    """The section as written: oslo.config accepts sections in any case, but for DEFAULT."""
     key: str
     value: str
     line: int
@@ -36,7 +36,7 @@ class IniSetting:
     branches: Branches = ()
 
     def excludes(self, other: IniSetting) -> bool:
-        """Whether a template has at most one of the two: they stand under different ways of one condition."""
+        """Return whether a template has at most one of the two: they stand in different branches of one condition."""
         mine = dict(self.branches)
         return any(mine.get(number, way) != way for number, way in other.branches)
 
@@ -47,7 +47,7 @@ class IniSetting:
 
     @property
     def open(self) -> bool:
-        """Whether something that is not in the file decides the value: a reference, or a template of Kolla."""
+        """Whether the value depends on something outside the file: a reference, or a template of Kolla."""
         return "$" in self.value or TEMPLATE_VALUE in self.value
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class IniSetting:
 
 @dataclass(frozen=True)
 class IniProblem:
-    """Why oslo.config refuses to read the file."""
+    """A reason why oslo.config refuses to read the file."""
 
     line: int
     message: str
@@ -64,7 +64,7 @@ class IniProblem:
 
 @dataclass(frozen=True)
 class IniFile:
-    """Settings in the order of the file; what stands after a problem is read too."""
+    """A file's settings, in order; those after a problem are read too."""
 
     settings: tuple[IniSetting, ...]
     problems: tuple[IniProblem, ...]
@@ -73,7 +73,7 @@ class IniFile:
 
 
 def normal_section(section: str) -> str:
-    """``[PCI]`` is ``[pci]``, but ``[default]`` is not ``[DEFAULT]``."""
+    """Return the section's normal form: ``[PCI]`` is ``[pci]``, but ``[default]`` is not ``[DEFAULT]``."""
     return section if section == DEFAULT else section.lower()
 
 
@@ -159,12 +159,12 @@ def _short(text: str) -> str:
 
 
 def read_ini(text: str) -> IniFile:
-    """The settings of a file, and what oslo.config would stumble over. Never raises."""
+    """Return the settings of a file, and the problems that oslo.config would have with it. Never raises."""
     return _Reader(()).read(text)
 
 
 def read_template(text: str) -> tuple[IniFile, bool]:
-    """A file that may be a template of Kolla: its settings, under whatever condition, and whether it is one."""
+    """Read a file that may be a template of Kolla: its settings, under whatever condition, and whether it is one."""
     tags = list(blocks(text, TEMPLATE))
     if not tags:
         return read_ini(text), TEMPLATE_VALUE in text
@@ -191,7 +191,7 @@ def _branches(text: str, tags: Sequence[tuple[int, int]]) -> list[Branches]:
 
 
 def references(value: str) -> Iterator[tuple[str, tuple[str | None, str]]]:
-    """Each ``$name``, ``${name}`` or ``${group.name}`` of a value, as written, with its group and name."""
+    """Yield each ``$name``, ``${name}`` or ``${group.name}`` of a value, as written, with its group and name."""
     for match in REFERENCE.finditer(value):
         group, dot, name = (match.group(1) or match.group(2)).rpartition(".")
         yield match.group(), (group if dot else None, name)

@@ -1,4 +1,4 @@
-"""JSON inside an option: what it says, or where it is wrong and why."""
+"""Parses JSON inside an option, and explains where it is wrong and how to fix it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class JsonProblem:
-    """Why a value is not JSON."""
+    """A reason why a value is not JSON."""
 
     line: int
     """Lines below the first one of the value."""
@@ -22,11 +22,11 @@ class JsonProblem:
 
 @dataclass(frozen=True)
 class JsonValue:
-    """A value that is JSON."""
+    """A value that is valid JSON."""
 
     data: Any
     repeated: tuple[str, ...]
-    """Keys that come twice in one object: the last one counts."""
+    """Keys that occur twice in one object: the last one counts."""
 
 
 def read_json(text: str) -> JsonValue | JsonProblem:
@@ -72,7 +72,8 @@ def _explain(text: str, error: json.JSONDecodeError) -> tuple[str, str]:
 
 
 def object_lines(text: str) -> Iterator[int]:
-    """For each object of a JSON list, and for one that stands alone: the lines between the start of the text and it."""
+    """Yield, for each object of a JSON list or for one that stands alone, the number of lines between the start of the
+    text and it."""
     level, quoted, line, skip = 0, False, 0, False
     depth = 1 if text.lstrip().startswith("[") else 0
     for character in text:
@@ -101,7 +102,7 @@ USUAL_MISTAKES = {
 
 
 def meant(key: str, known: Sequence[str]) -> str | None:
-    """The one of the known keys that somebody meant; None when that is not clear."""
+    """Return the one of the known keys that somebody meant; None when that is not clear."""
     lowered = key.strip().lower().replace("-", "_")
     usual = USUAL_MISTAKES.get(lowered)
     if usual in known:

@@ -1,6 +1,8 @@
-"""Which devices of a host Nova offers, and which of them an alias asks for.
+"""Matches devices: which of a host's devices Nova offers, and which of those an alias asks for.
 
-The same as nova.pci.stats and nova.compute.pci_placement_translator of Nova 31 to 34.
+The first entry of device_spec that matches a function decides its class and traits. An alias asks for the function
+when ids, device type and live migration agree and, where Placement decides, class and traits, too. The same as
+nova.pci.stats and nova.compute.pci_placement_translator of Nova 31 to 34.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ class Offer:
 
     function: PciFunction
     entry: Entry | None
-    """The entry of device_spec that names it, the first one that matches; None where no device_spec was given, and a
-    GPU is taken for offered."""
+    """The entry of device_spec that matches it, the first of several; None where no device_spec was given, and a GPU is
+    taken for offered."""
     host: str = ""
 
     @property
@@ -32,7 +34,7 @@ class Offer:
 
     @property
     def resource_class(self) -> str:
-        """The class that nova-compute reports it to Placement with."""
+        """The class under which nova-compute reports it to Placement."""
         return class_of(self.raw.get("resource_class"), self.function.vendor_id, self.function.product_id)
 
     @property
@@ -44,18 +46,18 @@ class Offer:
 
 
 def physical(inventory: Inventory) -> frozenset[str]:
-    """Addresses of the functions that can have virtual ones."""
+    """Return the addresses of the functions that can have virtual ones."""
     return frozenset(function.address for function in inventory.functions if function.sriov_total_vfs)
 
 
 def matched(entry: Entry, inventory: Inventory) -> list[PciFunction]:
-    """The functions that an entry names, whether or not an earlier one does too."""
+    """Return the functions that an entry matches, whether or not an earlier one does too."""
     parents = physical(inventory)
     return [function for function in inventory.functions if entry.matches(function, parents)]
 
 
 def offers(entries: Sequence[Entry], inventory: Inventory, host: str = "") -> list[Offer]:
-    """Every function that is offered, in bus order. The first entry that matches is the one that counts."""
+    """Return every function that is offered, in bus order. The first entry that matches is the one that counts."""
     parents = physical(inventory)
     found: list[Offer] = []
     for function in inventory.functions:
@@ -66,14 +68,14 @@ def offers(entries: Sequence[Entry], inventory: Inventory, host: str = "") -> li
 
 
 def means(alias: Alias, offer: Offer, in_placement: bool) -> bool:
-    """Whether the device is one that the alias names by its ids and its class, whatever their types."""
+    """Return whether the alias names the device by its ids and its class, whatever their types."""
     if not same_ids(alias, offer.function):
         return False
     return not in_placement or alias.resource_class == offer.resource_class
 
 
 def asks(alias: Alias, offer: Offer, in_placement: bool) -> bool:
-    """Whether a server that asks for the alias may get the function."""
+    """Return whether a server that asks for the alias may get the function."""
     if not means(alias, offer, in_placement) or not fits(alias, offer.function.device_type):
         return False
     if in_placement and not alias.traits <= offer.traits:
@@ -87,14 +89,16 @@ def same_ids(alias: Alias, function: PciFunction) -> bool:
 
 
 def fits(alias: Alias, device_type: DeviceType) -> bool:
-    """Nova never gives a type-PF to whom does not ask for one; without a type it gives the other two."""
+    """Return whether the types fit: Nova never gives a type-PF to an alias that does not ask for one; to one without a
+    type it gives the other two."""
     if alias.device_type is None:
         return device_type is not DeviceType.PF
     return alias.device_type == device_type.value
 
 
 def could_offer(entry: Entry, alias: Alias, in_placement: bool) -> bool:
-    """Whether there may be a device that an entry names and an alias means, on a host of which nothing is known."""
+    """Return whether there may be a device that an entry names and an alias means, on a host of which nothing is
+    known."""
     for key, value in (("vendor_id", entry.vendor), ("product_id", entry.product)):
         if key in alias.raw and value not in (ANY, alias.raw[key].lower()):
             return False

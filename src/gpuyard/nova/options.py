@@ -1,4 +1,4 @@
-"""Options of Nova: in which section they stand, what they were called before, and which values they take.
+"""Table of Nova's options: the section, older names, the services that read each, and the values that it accepts.
 
 Read in the sources of the releases of `release.py`; a test holds it against the installed Nova.
 """
@@ -26,7 +26,7 @@ MDEV_TYPES: Place = ("devices", "enabled_mdev_types")
 
 @dataclass(frozen=True)
 class Renamed:
-    """A name that an option had, or that guides give it."""
+    """A former name of an option, or a wrong name from a guide."""
 
     old: Place
     new: Place
@@ -36,7 +36,7 @@ class Renamed:
     """The first Nova that does not read the old name; None: all of them do."""
 
     def read_by(self, release: Release) -> bool:
-        """Whether a release still reads the old name."""
+        """Return whether a release still reads the old name."""
         return self.until is None or release.nova < self.until
 
 
@@ -57,18 +57,18 @@ RENAMED = {
 
 
 def names_of(option: Place) -> tuple[Place, ...]:
-    """All names under which Nova reads or has read an option: today's, then the older ones, the newest first."""
+    """Return all names under which Nova reads or has read an option: today's, then the older ones, the newest first."""
     return (option, *(one.old for one in RENAMED.values() if one.new == option and one.until != 0))
 
 
 def name_in(option: Place, release: Release) -> Place:
-    """The name of one of today's options in a release."""
+    """Return the name of one of today's options in a release."""
     older = (one.old for one in RENAMED.values() if one.new == option and release.nova < one.since)
     return next(older, option)
 
 
 def mdev_sections(kind: str) -> tuple[str, str]:
-    """The sections of a vGPU type: today's name, and the older one that Nova still reads."""
+    """Return the sections of a vGPU type: today's name, and the older one that Nova still reads."""
     return f"mdev_{kind}", f"vgpu_{kind}"
 
 
@@ -78,9 +78,9 @@ UNMISTAKABLE = (
     (DEFAULT, "vcpu_pin_set"), (DEFAULT, "reserved_host_cpus"),
 )  # fmt: skip
 SECTIONS = {key: section for section, key in UNMISTAKABLE}
-"""The section of options that are looked for; these names mean nothing anywhere else in Nova's files."""
+"""Key -> section, for options whose names mean nothing anywhere else in Nova's files."""
 PCI_OPTIONS = ("device_spec", "alias", "report_in_placement", "passthrough_whitelist")
-"""All that ``[pci]`` has, under its names of today and older ones."""
+"""All options of ``[pci]``, under their names of today and older ones."""
 
 READERS = {
     DEVICE_SPEC: (COMPUTE,),
@@ -90,7 +90,7 @@ READERS = {
     ENABLED_FILTERS: (SCHEDULER,),
     AVAILABLE_FILTERS: (SCHEDULER,),
 }
-"""Option -> the services that read it; of others it is not told."""
+"""Option -> the services that read it; for others it is not known."""
 
 BOOLEANS = (REPORTED, PLACED)
 INTEGERS = ((DEFAULT, "reserved_host_cpus"), (DEFAULT, "reserved_host_memory_mb"), (DEFAULT, "reserved_host_disk_mb"))
@@ -99,19 +99,19 @@ FLOATS = tuple(
 )
 CPU_SETS = ((DEFAULT, "vcpu_pin_set"), ("compute", "cpu_dedicated_set"), ("compute", "cpu_shared_set"))
 SINGLE = (*BOOLEANS, *INTEGERS, *FLOATS, *CPU_SETS, ENABLED_FILTERS, (DEFAULT, "host"), ("quota", "driver"))
-"""Of these one value counts; others of the options above add up."""
+"""Options of which one value counts; values of the others above add up."""
 RIGHT = {"boolean": "true or false", "integer": "a whole number", "float": "a number", "cpus": "CPUs as in 4-11,^6"}
 """Kind of an option -> what it must be."""
 
 
 def kind_of(option: Place) -> str:
-    """One of `RIGHT`; empty for any text."""
+    """Return one of `RIGHT`; empty for any text."""
     kinds = {"boolean": BOOLEANS, "integer": INTEGERS, "float": FLOATS, "cpus": CPU_SETS}
     return next((kind for kind, options in kinds.items() if option in options), "")
 
 
 def not_a(option: Place, value: str) -> str | None:
-    """What a value is not that the option must be, by Nova's own rules; None when Nova takes it."""
+    """Return why a value is not of the option's kind, by Nova's own rules; None when Nova accepts it."""
     kind = kind_of(option)
     if kind == "boolean":
         return None if value.lower() in (*TRUE, *FALSE) else "not a truth value"

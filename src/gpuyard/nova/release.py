@@ -1,7 +1,7 @@
-"""What differs between the releases of OpenStack that a site can have.
+"""Table of the OpenStack releases that a site can have, and their differences.
 
-Read in the sources of nova 29.4.0, 30.3.0, 31.3.1, 32.2.1, 33.0.2, 34.0.0 and placement 11.0.1, 12.0.2, 13.0.1, 14.0.0,
-15.0.0, 16.0.0. A test asks the released packages again.
+Read in the sources of nova 29.4.0, 30.3.0, 31.3.1, 32.2.1, 33.0.2, 34.0.0 and placement 11.0.1, 12.0.2, 13.0.1,
+14.0.0, 15.0.0, 16.0.0. A test asks the released packages again.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Literal
 from gpuyard.model.errors import UsageError
 
 ReleaseName = Literal["2024.1", "2024.2", "2025.1", "2025.2", "2026.1", "2026.2"]
-"""For schemas; `RELEASES` has the same."""
+"""The names of releases, for schemas; `RELEASES` has the same."""
 LARGEST_LIMIT = 2**31 - 1
-"""That Keystone takes."""
+"""The largest limit that Keystone accepts."""
 
 
 @dataclass(frozen=True)
@@ -27,26 +27,27 @@ class Release:
     kolla: int
     """Major version of the kolla-ansible that deploys it."""
     microversion: str
-    """The newest of Nova's API, from its REST API version history. Releases may share one."""
+    """The newest microversion of Nova's API, from its REST API version history. Releases may share one."""
     managed: bool
-    """``managed`` in device_spec, and ``live_migratable`` there and in aliases."""
+    """Whether ``managed`` is in device_spec, and ``live_migratable`` there and in aliases."""
     limits_named: bool
-    """``[quota]unified_limits_resource_strategy`` and ``unified_limits_resource_list``. Without them Nova refuses
-    whatever has no registered limit, and takes -1 for a limit that is reached."""
+    """Whether there are ``[quota]unified_limits_resource_strategy`` and ``unified_limits_resource_list``. Without them
+    Nova refuses whatever has no registered limit, and takes -1 for a limit that is reached."""
     limits_lookup: bool
-    """``[oslo_limit]endpoint_service_type`` works. Before, there is none, or it ends in a TypeError at the first
-    request, and Nova must be told the id of its own endpoint."""
+    """Whether ``[oslo_limit]endpoint_service_type`` works. Before, there is none, or it ends in a TypeError at the
+    first request, and Nova must be told the id of its own endpoint."""
     one_time_use: bool
-    """``one_time_use`` in device_spec."""
+    """Whether ``one_time_use`` is in device_spec."""
     pci_quotas: bool
-    """Limits count the resource classes of GPUs that an alias asks for, but not when a server is resized."""
+    """Whether limits count the resource classes of GPUs that an alias asks for, though not when a server is resized."""
     limits_shown: bool
-    """Keystone shows the limits of all projects to an admin of one; before, to who has a role on the system."""
+    """Whether Keystone shows the limits of all projects to an admin of one; before, to users with a role on the
+    system."""
     wide_trees: bool
-    """``[workarounds]optimize_for_wide_provider_trees`` of Placement."""
+    """Whether Placement has ``[workarounds]optimize_for_wide_provider_trees``."""
     several_vgpus: bool
-    """A server can have vGPUs of several resource providers (libvirt driver, `_allocate_mdevs`); before, Nova takes the
-    first provider of its allocation and leaves the others out."""
+    """Whether a server can have vGPUs of several resource providers (libvirt driver, `_allocate_mdevs`); before, Nova
+    takes the first provider of its allocation and leaves the others out."""
 
     @property
     def no_limit(self) -> int:
@@ -83,8 +84,8 @@ NEWEST_KOLLA = 22
 
 
 def release_of(wanted: str | None, microversion: str) -> str:
-    """The release that was asked for, or else the one whose newest microversion this is. Raises UsageError when that
-    is none that gpuyard knows, or not one alone."""
+    """Return the release that was asked for, or else the one whose newest microversion this is. Raises UsageError when
+    that is none that gpuyard knows, or not one alone."""
     known = ", ".join(RELEASES)
     if wanted is not None:
         if wanted not in RELEASES:

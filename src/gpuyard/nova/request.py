@@ -1,4 +1,4 @@
-"""What a server of a flavor asks of Placement, of Nova's filters and of limits: the way Nova itself reads a flavor.
+"""Reads a flavor as Nova does: what a server of it asks of Placement, of Nova's filters and of limits.
 
 The rules are those of Nova 34 (``nova/scheduler/utils.py`` ResourceRequest, ``nova/pci/request.py`` and
 ``nova/virt/hardware.py`` numa_get_constraints), for a server that boots from an image without properties.
@@ -49,7 +49,7 @@ class NovaFlavor:
     public: bool = True
     disabled: bool = False
     projects: frozenset[str] = frozenset()
-    """Ids of the projects with access, of a private flavor."""
+    """Ids of the projects with access, for a private flavor."""
     extra_specs: Mapping[str, str] = field(default_factory=dict)
     description: str = ""
 
@@ -91,22 +91,22 @@ class Request:
     """Devices that Placement is not asked for: only PciPassthroughFilter decides about them."""
     group_policy: str | None = None
     numa: str = ""
-    """The extra spec that has Nova want a NUMA topology; empty when none does."""
+    """The extra spec for which Nova wants a NUMA topology; empty when none does."""
     numa_nodes: int = 0
     aggregate_specs: Mapping[str, str] = field(default_factory=dict)
-    """What AggregateInstanceExtraSpecsFilter, where it is on, compares with the metadata of aggregates."""
+    """Extra specs that AggregateInstanceExtraSpecsFilter, where it is on, compares with the metadata of aggregates."""
     not_followed: tuple[str, ...] = ()
-    """Extra specs with a say about hosts that is not looked at."""
+    """Extra specs that restrict hosts in ways that gpuyard does not follow."""
     problems: tuple[Finding, ...] = ()
-    """Why Nova refuses the flavor itself."""
+    """Reasons why Nova refuses the flavor itself."""
 
     @property
     def all_traits(self) -> frozenset[str]:
-        """Required traits of all groups: what isolated aggregates are compared with."""
+        """Required traits of all groups, with which isolated aggregates are compared."""
         return self.traits.union(*(g.traits for g in self.groups), *(d.traits for d in self.devices))
 
     def counted(self, devices: bool) -> dict[str, int]:
-        """Limit name -> what one server adds; `devices`: whether this release of Nova counts PCI devices."""
+        """Return limit name -> what one server adds; `devices`: whether this release of Nova counts PCI devices."""
         total = {"servers": 1}
         parts = [self.amounts, *(g.amounts for g in self.groups)]
         parts += [{d.resource_class: 1} for d in self.devices if devices or not d.alias]
@@ -116,17 +116,19 @@ class Request:
         return total
 
     def with_devices(self, classes: Collection[str]) -> Request:
-        """The same where these classes are of devices, as those of vGPUs: each unit is one, which no alias names."""
+        """Return the same where these classes are of devices, as those of vGPUs: each unit is one, which no alias
+        names."""
         asked = [name for name, amount in self.amounts.items() if name in classes for _ in range(amount)]
         rest = {name: amount for name, amount in self.amounts.items() if name not in classes}
         return replace(self, amounts=rest, devices=(*self.devices, *(DeviceNeed("", name) for name in asked)))
 
     def without_devices(self) -> Request:
-        """The same where Nova does not ask Placement for devices (``pci_in_placement`` is off)."""
+        """Return the same where Nova does not ask Placement for devices (``pci_in_placement`` is off)."""
         return replace(self, devices=(), unplaced=self.devices)
 
     def queries(self) -> list[dict[str, str]]:
-        """The parameters of Nova's ``GET /allocation_candidates``: one query, or two where pinned CPUs are asked."""
+        """Return the parameters of Nova's ``GET /allocation_candidates``: one query, or two where pinned CPUs are
+        asked."""
         queries = [self._query(self.amounts)]
         if PINNED in self.amounts:  # Nova falls back to shared CPUs, for hosts that were never told of pinned ones
             queries.append(self._query({SHARED if k == PINNED else k: v for k, v in self.amounts.items()}))
@@ -157,7 +159,7 @@ def _group_query(
 
 
 def request_of(flavor: NovaFlavor, aliases: Mapping[str, Alias]) -> Request:
-    """What a server of this flavor asks for."""
+    """Return what a server of this flavor asks for."""
     specs = flavor.extra_specs
     own = _own_groups(specs)
     amounts, traits, forbidden = own.pop("", ({}, set(), set()))

@@ -1,4 +1,4 @@
-"""Servers and migrations as Nova's API shows them, and what their statuses mean.
+"""Servers and migrations as Nova's API shows them, and the meaning of their statuses.
 
 Types and constants that planners and readers share; nothing here asks a cloud. Statuses are those of nova 34.0.0:
 `nova/api/openstack/common.py` has those of servers, `nova/compute/manager.py` those of migrations.
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 GONE_FROM_HOST = "SHELVED_OFFLOADED"
-"""Status of a server that has given back all it had."""
+"""Status of a server that has given back all its resources."""
 
 
 MOVING = frozenset({"BUILD", "REBUILD", "RESIZE", "VERIFY_RESIZE", "REVERT_RESIZE", "MIGRATING"})
-"""Statuses of servers that something is being done to."""
+"""Statuses of servers that Nova is working on."""
 
 
 ENDED = frozenset({"confirmed", "reverted", "error", "failed", "completed", "cancelled", "done"})
@@ -23,13 +23,14 @@ such a resize waits for its confirmation."""
 
 
 def is_settled(status: str, task: str | None) -> bool:
-    """Whether Nova is doing nothing to a server, so that what it has is what it should have."""
+    """Return whether Nova is doing nothing to a server, so that it has what it should have."""
     return not task and status not in MOVING
 
 
 @dataclass(frozen=True)
 class MigrationSeen:
-    """A migration or resize that Nova remembers. Its id is what holds the old allocations in Placement meanwhile."""
+    """A migration or resize that Nova remembers. Its id is the consumer of the old allocations in Placement
+    meanwhile."""
 
     id: str
     server: str
@@ -57,17 +58,17 @@ class SeenServer:
     id: str
     name: str
     status: str
-    """Nova's: ``BUILD``, ``ACTIVE``, ``ERROR``, ``SHUTOFF`` ..."""
+    """Nova's status: ``BUILD``, ``ACTIVE``, ``ERROR``, ``SHUTOFF`` ..."""
     task: str = ""
     created: datetime | None = None
     fault: str = ""
-    """Of one in ERROR: why."""
+    """The fault of one in ERROR."""
     ours: bool = True
-    """It has the tags of this site's runners; without them it is not touched."""
+    """Whether it has the tags of this site's runners; without them it is not touched."""
 
 
 FINISHED = "finished"
-"""Status of one that waits to be confirmed."""
+"""Status of a migration that waits to be confirmed."""
 
 
 ENDING = ("confirming", "reverting")
@@ -78,5 +79,5 @@ WAITING = frozenset({FINISHED, *ENDING})
 
 
 def on_its_way(migration: MigrationSeen) -> bool:
-    """Whether Nova has still something to do before it waits for somebody's word."""
+    """Return whether Nova still has something to do before the migration waits to be confirmed."""
     return migration.running and migration.status not in WAITING
