@@ -1,4 +1,4 @@
-"""Exponential backoff: how long to wait after failures in a row."""
+"""Exponential backoff: the pause after failures in a row."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TypeVar
 T = TypeVar("T", float, timedelta)
 
 _MOST_DOUBLINGS = 20
-"""An outage of a day is thousands of failures: more than a float or a timedelta can be doubled."""
+"""Most doublings. An outage of a day is thousands of failures: more than a float or a timedelta can be doubled."""
 
 
 def backoff(first: T, failures: int, longest: T, factor: int = 2) -> T:
-    """The pause after so many failures in a row: `first` after one, `factor` times as long after each that follows, and
-    never more than `longest`.
+    """Return the pause after so many failures in a row: `first` after one, `factor` times as long after each that
+    follows, and never more than `longest`.
 
     >>> [backoff(10.0, failures, 60.0) for failures in (1, 2, 3, 4, 5)]
     [10.0, 20.0, 40.0, 60.0, 60.0]

@@ -1,8 +1,8 @@
-"""Bookings: who may use which GPUs when, what may be asked, and what the answer is.
+"""Types of bookings: who may use which GPUs when, the request for one, the answer to it, and the rules.
 
-Times are UTC, intervals half-open: [start, end). What is booked is a *lane*: one slot (an IOMMU group) over time, a row
-of the calendar. A booking of n GPUs takes n lanes, or one lane whose slot has n GPUs when they must share a group. A
-server with one GPU on a slot of two leaves the other stranded, so a lane is never shared.
+Times are UTC, intervals half-open: [start, end). A booking takes *lanes*: a lane is one slot (an IOMMU group) over
+time, a row of the calendar. A booking of n GPUs takes n lanes, or one lane whose slot has n GPUs when they must
+share a group. A server with one GPU on a slot of two leaves the other stranded, so a lane is never shared.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, FrozenSet, Mapping, Optional, Tuple
 
 FOREVER = datetime(9000, 1, 1, tzinfo=timezone.utc)
-"""Far enough for everybody, and near enough for adding to it."""
+"""A moment far enough for everybody, and near enough for adding to it."""
 
 
 class BookingState(str, Enum):
@@ -60,24 +60,24 @@ class Lane:
     addresses: Tuple[str, ...]
     """PCI addresses of its GPUs, the leader's first."""
     trouble: str = ""
-    """Why it cannot be used now (lost, blocked, gone from the site); empty when it can."""
+    """The reason why it cannot be used now (lost, blocked, gone from the site); empty when it can."""
     back: Optional[datetime] = None
-    """When it is expected to be well again, where an operator has said so; FOREVER when it will not be."""
+    """The time at which it is expected to be well again, where an operator has said so; FOREVER when it will not be."""
 
     def troubled_until(self, now: datetime, usually: timedelta) -> Optional[datetime]:
-        """Before this moment it cannot be booked; None when nothing is wrong with it. `usually`: how long what is wrong
-        is expected to stay so from now on, where nobody has said when it ends."""
+        """Return the moment before which it cannot be booked; None when nothing is wrong with it. `usually`: how long
+        the trouble is expected to last from now on, where nobody has said when it ends."""
         if not self.trouble:
             return None
         return self.back if self.back is not None and self.back > now else now + usually
 
     @property
     def size(self) -> int:
-        """Number of GPUs."""
+        """Its number of GPUs."""
         return len(self.addresses)
 
     def is_named(self, gpu: str) -> bool:
-        """Whether `gpu` (``host/address``) is one of its GPUs."""
+        """Return whether `gpu` (``host/address``) is one of its GPUs."""
         host, _, address = gpu.rpartition("/")
         return self.host == host and address.lower() in self.addresses
 
@@ -89,7 +89,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Person:
-    """Who asks: a Keystone user in a project, with the roles there."""
+    """The person who asks: a Keystone user in a project, with the roles there."""
 
     user_id: str
     user: str
@@ -98,7 +98,7 @@ class Person:
     roles: FrozenSet[str] = frozenset()
     email: str = ""
     by_token: bool = False
-    """A program, which may do no more than the roles of its token let it."""
+    """Whether it is a program, which may do no more than the roles of its token let it."""
 
     @property
     def admin(self) -> bool:
@@ -107,26 +107,26 @@ class Person:
 
 @dataclass(frozen=True)
 class Ask:
-    """What somebody wants to book."""
+    """A request for a booking."""
 
     pool: str
     start: datetime
-    """UTC."""
+    """The start, UTC."""
     end: datetime
-    """UTC; the first moment that is not booked any more."""
+    """The end, UTC: the first moment that is not booked any more."""
     gpus: int = 1
     same_group: bool = False
-    """The GPUs must be one whole IOMMU group."""
+    """Whether the GPUs must be one whole IOMMU group."""
     same_host: bool = False
-    """The GPUs must be on one host, as a server with several GPUs needs them."""
+    """Whether the GPUs must be on one host, as a server with several GPUs needs them."""
     gpu: str = ""
-    """``host/address`` of a GPU that it must be; empty for any of the pool."""
+    """``host/address`` of the GPU that it must be; empty for any of the pool."""
     comment: str = ""
-    """For everybody to see."""
+    """A comment that everybody can see."""
 
     @property
     def lanes(self) -> int:
-        """How many lanes it takes."""
+        """The number of lanes it takes."""
         return 1 if self.same_group else self.gpus
 
     @property
@@ -136,7 +136,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Booking:
-    """A booking or a hold, as the store has it."""
+    """A booking, hold, lease or loan, as the store has it."""
 
     id: str
     kind: BookingKind
@@ -149,49 +149,49 @@ class Booking:
     created: datetime
     changed: datetime
     version: int = 1
-    """Rises with every change: what ETag and If-Match compare."""
+    """A number that rises with every change: ETag and If-Match compare it."""
     lanes: Tuple[int, ...] = ()
     """Ids of the lanes that it has; empty in states that take none."""
     reason: str = ""
-    """Why it is in its state, when that is not its owner's doing."""
+    """The reason for its state, when that is not its owner's doing."""
     email: str = ""
     series: str = ""
-    """The same for all bookings of one recurring one."""
+    """An id that all bookings of one recurring booking share."""
     offer_until: Optional[datetime] = None
     claimed: Optional[datetime] = None
-    """When a server of its owner was first seen on one of its GPUs."""
+    """The time when a server of its owner was first seen on one of its GPUs."""
     open_until: Optional[datetime] = None
-    """In pools with unbooked use: until when its GPUs are released for its owner's server."""
+    """In pools with unbooked use: the time until which its GPUs are released for its owner's server."""
     priority: int = 0
     override: bool = False
-    """An admin set rules aside for it."""
+    """Whether an admin set rules aside for it."""
     usable_since: Optional[datetime] = None
-    """Since when its owner can start a server; None when that is not possible (any more), or one is there."""
+    """The time since which its owner can start a server; None when that is not possible (any more), or one is there."""
     empty_since: Optional[datetime] = None
-    """Since when its servers are all gone and its owner could have another one, at once or in a window of his; None
-    while one is there, before the first one, and as long as the owner is not let in."""
+    """The time since which its servers are all gone and its owner could have another one, at once or in a window of
+    theirs; None while one is there, before the first one, and as long as the owner is not let in."""
     shared: bool = False
-    """Every member of its project may use it, not only its owner."""
+    """Whether every member of its project may use it, not only its owner."""
     server: str = ""
     """Name of the one server that a lease is for, or a loan where it is for one; empty for bookings and holds."""
     yields: bool = False
-    """Of a lease that is on: a booking that needs its lanes may end it."""
+    """Whether a booking that needs the lanes of this lease may end it."""
     followed: int = 0
-    """Its place among those that were made in the same second: order of the waitlist."""
+    """A number that orders bookings that were made in the same second: order of the waitlist."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """One thing that speaks against what was asked."""
+    """One reason against a request."""
 
     code: str
-    """For programs: ``full``, ``too_long``, ``past`` ...; does not change when the words do."""
+    """A code for programs: ``full``, ``too_long``, ``past`` ...; does not change when the words do."""
     text: str
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """Something near that would be possible."""
+    """A similar request that would be possible."""
 
     ask: Ask
     text: str
@@ -200,20 +200,20 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Answer:
-    """Yes with the lanes that would be taken, or no with every reason."""
+    """The answer to a request: yes with the lanes that would be taken, or no with every reason."""
 
     lanes: Tuple[int, ...] = ()
     moves: Mapping[str, Tuple[int, ...]] = field(default_factory=dict)
-    """Other bookings whose lanes change to make room: id -> all lanes that it has then. Nobody notices: GPUs of a pool
+    """Other bookings whose lanes change to make space: id -> all lanes that it has then. Nobody notices: GPUs of a pool
     are alike, and none of these has begun or asks for a certain GPU."""
     ends: Tuple[str, ...] = ()
-    """Ids of leases that end at once to make room: all of them have said that they would (`Booking.yields`)."""
+    """Ids of leases that end at once to make space: all of them allow it (`Booking.yields`)."""
     reasons: Tuple[Reason, ...] = ()
     alternatives: Tuple[Alternative, ...] = ()
     overridden: Tuple[Reason, ...] = ()
     """Rules that an admin's override has set aside."""
     warnings: Tuple[str, ...] = ()
-    """What is wrong now with GPUs that are expected to be well by then."""
+    """Present troubles of GPUs that are expected to be well by then."""
 
     @property
     def yes(self) -> bool:
@@ -254,10 +254,10 @@ def _rule(default: Any, text: str, none: str = "none", least: Optional[int] = No
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds for bookings of one project in one pool, complete.
+    """The complete rules for bookings of one project in one pool.
 
-    A rule's key, type, default, text and bounds stand here alone: what the site file may say, the API's document, the
-    words of the command lines and the reference are made of these fields. What a rule forbids is in bookings/policy.py.
+    A rule's key, type, default, text and bounds are defined here alone: the site file's schema, the API's document,
+    the words of the command lines and the reference are made of these fields. bookings/policy.py applies the rules.
     """
 
     must_book: bool = _rule(
@@ -318,15 +318,15 @@ class Rules:
         "what then happens to it; 'stop' frees nothing, because a server that is off keeps its GPU",
     )
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Key -> what states it: ``site``, ``pool v100``, ``project physics``. The others are defaults."""
+    """Key -> the layer that states it: ``site``, ``pool v100``, ``project physics``. The others are defaults."""
 
 
 RULES = {field.name: field for field in fields(Rules) if field.metadata}
-"""Key -> the rule."""
+"""Key -> the field of the rule."""
 
 
 def rule_text(key: str, value: Any) -> str:
-    """The value of a rule in words: ``15 days``, ``never``, ``22:00-06:00``."""
+    """Return the value of a rule in words: ``15 days``, ``never``, ``22:00-06:00``."""
     if value is None or value == ():
         return str(RULES[key].metadata["none"])
     if isinstance(value, timedelta):
@@ -339,7 +339,7 @@ def rule_text(key: str, value: Any) -> str:
 
 
 def lasting(length: timedelta) -> str:
-    """A length of time in words: ``15 days``, ``1 day 6 h``, ``30 min``."""
+    """Return a length of time in words: ``15 days``, ``1 day 6 h``, ``30 min``."""
     seconds = int(length.total_seconds())
     days, rest = divmod(seconds, 86400)
     hours, rest = divmod(rest, 3600)

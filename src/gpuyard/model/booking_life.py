@@ -1,6 +1,7 @@
-"""The life of a booking: which states follow which, why, and what each means for the booking. Pure.
+"""State machine of a booking: the allowed transitions, why each happens, and what each state means for the booking.
+Pure.
 
-`PoolTransaction.transition` is the one way to change the state of a booking that is there; it asks here.
+`PoolTransaction.transition` is the one way to change the state of a stored booking; it asks here.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ TRANSITIONS: dict[tuple[BookingState, BookingState], str] = {
         BookingState.NO_SHOW,
     ): "no server came in time, at its start or after its last one was deleted",
 }
-"""From, to: what makes it happen."""
+"""(From, to) -> what causes the transition."""
 
 OPEN = frozenset(
     {BookingState.REQUESTED, BookingState.WAITING, BookingState.OFFERED, BookingState.CONFIRMED, BookingState.ACTIVE}
 )
-"""States from which a booking still goes somewhere; these count as a user's active bookings."""
+"""States that are not final; bookings in them count as a user's active bookings."""
 TAKES_LANES = frozenset({BookingState.OFFERED, BookingState.CONFIRMED, BookingState.ACTIVE})
 """States in which GPUs are kept for a booking."""
 EVENTS = {
@@ -46,18 +47,18 @@ EVENTS = {
     BookingState.EXPIRED: "booking.expired",
     BookingState.NO_SHOW: "booking.no_show",
 }
-"""What its owner is told when a booking comes to a state."""
+"""State -> the event that its owner gets when a booking enters it."""
 
 HINTS = {
     (BookingState.ACTIVE, BookingState.CANCELLED): "it has begun: end it instead",
     (BookingState.ACTIVE, BookingState.ACTIVE): "it has begun already",
     (BookingState.CONFIRMED, BookingState.ENDED): "it has not begun: cancel it instead",
 }
-"""What helps more than the names of states."""
+"""(From, to) -> a hint that helps more than the names of states."""
 
 
 class LifeError(BlockedError):
-    """A booking cannot go where it was asked to; `allowed` are the states that it can go to."""
+    """Raised for a transition that is not allowed; `allowed` are the states that the booking can go to."""
 
     def __init__(self, booking: Booking, wrong: str, hint: str = "") -> None:
         self.booking = booking
@@ -71,7 +72,7 @@ class LifeError(BlockedError):
 
 
 def next_states(state: BookingState) -> tuple[BookingState, ...]:
-    """Where a booking in a state can go."""
+    """Return the states that a booking in a state can go to."""
     return tuple(to for source, to in TRANSITIONS if source is state)
 
 
@@ -88,7 +89,7 @@ def require_state(booking: Booking, state: BookingState, verb: str) -> None:
 
 
 def become(booking: Booking, to: BookingState, now: datetime, rules: Rules) -> Booking:
-    """The booking in another state, with all that the state means for it. Raises LifeError."""
+    """Return the booking in another state, with all that the state means for it. Raises LifeError."""
     require(booking, to)
     ask, new = booking.ask, replace(booking, state=to)
     if to is BookingState.CONFIRMED:
@@ -105,10 +106,10 @@ def become(booking: Booking, to: BookingState, now: datetime, rules: Rules) -> B
 
 
 def from_now(ask: Ask, now: datetime) -> Ask:
-    """What is left of it."""
+    """Return the rest of a request, from now on."""
     return replace(ask, start=max(ask.start, now))
 
 
 def used_until(start: datetime, now: datetime) -> datetime:
-    """The end of what ends now: a time has at least a second."""
+    """Return the end of a time that ends now: it has at least a second."""
     return max(now, start + timedelta(seconds=1))

@@ -1,4 +1,5 @@
-"""What happened since the process began, counted for metrics. A restart begins at zero, and nothing here is stored."""
+"""Counters and histograms of events since the process began, for metrics. A restart begins at zero; nothing is
+stored."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from itertools import accumulate
 from typing import Dict, Iterable, List, Sequence, Tuple
 
 SHORT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Seconds: bounds for answers of programs."""
+"""Histogram bounds in seconds for answers of programs."""
 
 
 class Counts:
-    """How often each of something happened. Safe to use from several threads."""
+    """Counters by labels. Safe to use from several threads."""
 
     def __init__(self, zeros: Iterable[Tuple[str, ...]] = ()) -> None:
-        """`zeros`: what is shown before it has happened, since a rate needs a zero to begin from."""
+        """`zeros`: labels that are shown before they have been counted, since a rate needs a zero to begin from."""
         self._counts = dict.fromkeys(zeros, 0)
         self._lock = threading.Lock()
 
@@ -24,7 +25,7 @@ class Counts:
             self._counts[what] = self._counts.get(what, 0) + 1
 
     def know(self, *what: str) -> None:
-        """Show it from now on, also while it has not happened."""
+        """Show these labels from now on, also while nothing has been counted."""
         with self._lock:
             self._counts.setdefault(what, 0)
 
@@ -34,7 +35,7 @@ class Counts:
 
 
 class Durations:
-    """How long something took, counted by bounds, as histograms are. Safe to use from several threads."""
+    """Durations counted by bounds, as in a histogram. Safe to use from several threads."""
 
     def __init__(self, bounds: Sequence[float] = SHORT) -> None:
         """`bounds` in seconds, rising."""
@@ -49,7 +50,8 @@ class Durations:
             self._total += seconds
 
     def read(self) -> Tuple[List[Tuple[str, float]], float]:
-        """Buckets, each its upper bound and how many were not above it; and the sum in seconds. Of one moment."""
+        """Return buckets, each its upper bound and how many were not above it; and the sum in seconds. All of one
+        moment."""
         with self._lock:
             counts, total = list(self._counts), self._total
         names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]

@@ -1,4 +1,4 @@
-"""The kinds of events, each with all that is said of it: mails, and what webhooks may ask for, are made from this."""
+"""The kinds of events with their texts, from which mails are made, and which webhooks can subscribe to."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EventKind:
-    """What happened to a booking, or to a server."""
+    """A kind of event of a booking, a server, a budget or a month's use."""
 
     says: str
     subject: str
-    """What the subject of a mail says of the booking, or, for what concerns a server, the subject itself."""
+    """The end of a mail's subject for events of a booking; the whole subject for others."""
     to_do: str = ""
     """What the receiver can do; with ``{id}`` of the booking and ``{offer_until}``."""
 
@@ -123,5 +123,5 @@ EVENTS = {
 
 
 def event_kind(name: str) -> EventKind:
-    """Also for one that a later version has written down."""
+    """Return the kind of an event; for a name that only a later version knows, a kind with that name as its texts."""
     return EVENTS.get(name, EventKind(name, name))

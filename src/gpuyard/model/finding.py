@@ -1,4 +1,4 @@
-"""What gpuyard finds when it looks at something: a file, a host, a cloud."""
+"""Findings: results of judging a file, a host or a cloud, each with code, severity, object, reason and remedy."""
 
 from __future__ import annotations
 
@@ -37,37 +37,37 @@ class Rule:
 
     id: str
     severity: Severity
-    """The usual one; a finding that is less sure of itself has a lower one."""
+    """The usual severity; a finding that is less certain has a lower one."""
     sentence: str
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is so, and what to do about it."""
+    """One result, and what to do about it."""
 
     code: str
-    """What kind of finding it is, ``device-spec-refused``: a stable word for scripts, metrics and the manual."""
+    """The kind of finding, ``device-spec-refused``: a stable word for scripts, metrics and the manual."""
     severity: Severity
     object: str
-    """What it is about: a place in a file, a device, a host; empty where all findings are about the same thing."""
+    """Its object: a place in a file, a device, a host; empty where all findings are about the same thing."""
     reason: str
-    """What is so."""
+    """The fact that was found."""
     remedy: str = ""
     """What to do about it; empty when nothing needs to be done."""
     payload: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """What only findings of this kind have, by name."""
+    """Further data by name, which only findings of this kind have."""
 
     def as_dict(self) -> Dict[str, Any]:
-        """For JSON, the same from every command; `from_dict` reads it."""
+        """Return it for JSON, the same from every command; `from_dict` reads it."""
         return {**vars(self), "severity": self.severity.value, "payload": dict(self.payload)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Finding:
-        """Raises KeyError, TypeError or ValueError for what `as_dict` did not make."""
+        """Parse what `as_dict` made. Raises KeyError, TypeError or ValueError for anything else."""
         return cls(**{**data, "severity": Severity(data["severity"])})
 
     def lines(self, more: Sequence[str] = ()) -> List[str]:
-        """For people: what is so, what `more` of the payload says, and what to do.
+        """Return it for people: the reason, the entries `more` of the payload, and the remedy.
 
         A finding about an object is a line as compilers write them; one of a ladder of checks has its code in front.
         """
@@ -81,5 +81,5 @@ class Finding:
 
 
 def worst(findings: Iterable[Finding]) -> Severity:
-    """The severity that counts for all of them; ``OK`` of none."""
+    """Return the worst severity of all; ``OK`` of none."""
     return min((finding.severity for finding in findings), key=lambda severity: severity.rank, default=Severity.OK)

@@ -1,4 +1,4 @@
-"""GPUs of a site as people meet them: where each one is, who has it, and why it is in the state it is in."""
+"""GPUs of a site: their place, their state with its reason, and the server that has each."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class GpuState(str, Enum):
 
 
 UNIT = "~"
-"""Before the number of a unit: ``0000:41:00.0~3`` is the third server's share of the card at ``0000:41:00.0``. No name
-of a host and no PCI address has one."""
+"""Separator before the number of a unit: ``0000:41:00.0~3`` is the third server's share of the card at
+``0000:41:00.0``. No name of a host and no PCI address contains it."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class Gpu:
 
     host: str
     address: str
-    """Full PCI address; of a unit, that of its device and the unit's number (UNIT)."""
+    """Full PCI address; for a unit, that of its device and the unit's number (UNIT)."""
     pool: str
     model: str
-    """Human name, ``Tesla V100 PCIe 16GB``."""
+    """Name for people, ``Tesla V100 PCIe 16GB``."""
     ids: str
     """``vendor:product``."""
     role: GpuRole
@@ -73,16 +73,18 @@ class Gpu:
     """The letter of its leader/peer set; None for a lone GPU."""
     numa_node: Optional[int] = None
     blocked: str = ""
-    """Why its slot cannot be offered; empty when it can."""
+    """The reason why its slot cannot be offered; empty when it can."""
     kind: GpuKind = GpuKind.PASSTHROUGH
-    """That of its pool. All but passthrough are units: Placement knows how many of a device are taken, not which."""
+    """The kind of its pool. All but passthrough are units: Placement knows how many of a device are taken, not
+    which."""
     marked_lone: bool = False
-    """Whether a trait says that it is alone in its group: in pools that have groups of several too, and runners."""
+    """Whether a trait says that it is alone in its group: in pools that have shared groups too, where the site has
+    runners."""
 
     @property
     def provider_name(self) -> str:
-        """What a look at the cloud calls it. Of a whole GPU that is the name of its provider; units of one device have
-        the provider in common, and a name each."""
+        """Its name in a snapshot. For a whole GPU that is the name of its provider; units of one device have the
+        provider in common, and a name each."""
         return provider_name(self.host, self.address)
 
     @property
@@ -91,13 +93,13 @@ class Gpu:
 
     @property
     def device(self) -> str:
-        """PCI address of the function that it is one of, or a share of, as Placement has it: the physical one of a
-        virtual function; of a vGPU, the one that makes it."""
+        """PCI address of the function that it is, or is a share of, as Placement has it: the physical one of a virtual
+        function; for a vGPU, the one that makes it."""
         return self.address.partition(UNIT)[0]
 
     @property
     def place(self) -> Tuple[str, int]:
-        """Sorts the GPUs of a host as people count: the tenth unit of a device comes after its ninth."""
+        """Sort key of the GPUs of a host as people count: the tenth unit of a device comes after its ninth."""
         device, _, number = self.address.partition(UNIT)
         return device, int(number or 0)
 
@@ -110,13 +112,13 @@ class Gpu:
 
 
 def provider_name(host: str, address: str) -> str:
-    """The name of a PCI device's resource provider in Placement, which Nova makes from host and address; or, of a unit,
-    what a look at the cloud calls it."""
+    """Return the name of a PCI device's resource provider in Placement, which Nova makes from host and address; for a
+    unit, its name in a snapshot."""
     return f"{host}_{address.upper()}"
 
 
 def is_unit(name: str) -> bool:
-    """Whether an address, or a `provider_name`, is that of a unit."""
+    """Return whether an address, or a `provider_name`, is that of a unit."""
     return UNIT in name
 
 
@@ -130,25 +132,25 @@ class Claim:
     project: str
     user: str
     since: Optional[datetime] = None
-    """UTC."""
+    """When it began, UTC."""
     project_id: str = ""
-    """Two projects may have one name, in domains of their own; so may users."""
+    """The project's id: two projects may have one name, in domains of their own; so may users."""
     user_id: str = ""
 
 
 @dataclass(frozen=True)
 class GpuStatus:
-    """One row of ``gpuyard gpu list`` and one box of the map."""
+    """The state of a GPU: one row of ``gpuyard gpu list`` and one box of the map."""
 
     gpu: Gpu
     state: GpuState
     reason: str = ""
     claim: Optional[Claim] = None
     booking: str = ""
-    """Id of the booking or hold that keeps it; only of one that is booked or held."""
+    """Id of the booking or hold that keeps it; only when it is booked or held."""
 
     def as_dict(self) -> Dict[str, Any]:
-        """As the API has it, and the command lines."""
+        """Return it as the API and the command lines show it."""
         gpu, claim = self.gpu, self.claim
         server = {"id": claim.server_id, "name": claim.server_name, "status": claim.server_status} if claim else None
         return {
@@ -173,18 +175,18 @@ class GpuStatus:
 
 @dataclass(frozen=True)
 class Keeping:
-    """What keeps a GPU now."""
+    """The ledger's record of a GPU that is kept now."""
 
     state: GpuState
-    """Booked, or held by an operator's hold."""
+    """BOOKED, or HELD by an operator's hold."""
     reason: str
     booking: str = ""
     """Id of the booking or hold, where there is one."""
 
 
 LedgerWords = Mapping[str, Keeping]
-"""What the ledger says of GPUs, by the names of their providers."""
+"""The ledger's records of GPUs, by the names of their providers."""
 
 
 FOREIGN = "reserved in Placement: for a booking, maintenance, quarantine or scrub"
-"""What is said of a GPU that the ledger does not hold."""
+"""The reason for a held GPU that the ledger does not hold."""

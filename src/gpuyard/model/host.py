@@ -1,4 +1,4 @@
-"""What is known of one hypervisor: its PCI functions and what it needs for itself."""
+"""Facts about one hypervisor: its PCI functions and what it needs for itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuyard.model.pci import PciFunction
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What the scheduler and the compiler need to know about the machine besides its PCI functions."""
+    """Facts about the machine that the scheduler and the compiler need besides its PCI functions."""
 
     hostname: str
     kernel: str = ""
@@ -32,21 +32,21 @@ class Inventory:
 
     facts: HostFacts
     functions: Tuple[PciFunction, ...]
-    """In bus order."""
+    """All functions, in bus order."""
     needed_by_host: Mapping[str, str] = field(default_factory=dict)
-    """Address of a function -> what the host uses it for (``root disk nvme0n1``, ``uplink eno1``)."""
+    """Address of a function -> the host's use of it (``root disk nvme0n1``, ``uplink eno1``)."""
     origin: str = ""
-    """How the scan came to be: the live machine, or what a recording says about itself."""
+    """Origin of the scan: the live machine, or what a recording says about itself."""
 
     def function(self, address: str) -> PciFunction:
-        """The function at a full address; KeyError when there is none."""
+        """Return the function at a full address. Raises KeyError when there is none."""
         for function in self.functions:
             if function.address == address:
                 return function
         raise KeyError(address)
 
     def groups(self) -> Dict[int, List[PciFunction]]:
-        """IOMMU group number -> members in bus order; empty when the IOMMU is off."""
+        """Return IOMMU group number -> members in bus order; empty when the IOMMU is off."""
         groups: Dict[int, List[PciFunction]] = {}
         for function in self.functions:
             if function.iommu_group is not None:
@@ -55,7 +55,7 @@ class Inventory:
 
     @property
     def gpus(self) -> Tuple[PciFunction, ...]:
-        """GPUs that could be given away: virtual functions are their own thing and not listed."""
+        """GPUs that could be given away. Virtual functions are in `virtual_gpus`."""
         return tuple(f for f in self.functions if f.is_gpu and not f.is_virtual)
 
     @property
@@ -69,7 +69,7 @@ class Inventory:
 
     @property
     def unreadable(self) -> Tuple[str, ...]:
-        """What could not be looked at, so that a GPU may be there and not be counted; a sentence each."""
+        """Functions that could not be read, so that a GPU may be there and not be counted; a sentence each."""
         if not self.functions:
             return ("no PCI function is to be seen: /sys/bus/pci/devices is empty, or cannot be read",)
         return tuple(

@@ -1,7 +1,7 @@
-"""What a host sees of its GPUs at one moment without any driver of theirs; the host's watch sends it as JSON.
+"""The report that a host's watch sends about its GPUs at one moment, seen without any driver of theirs; sent as JSON.
 
-Facts only: what they mean is judged by whoever gets them (``health/host_reports.py``), so that the rules are in one
-place and change without a visit to every host.
+It has facts only: the receiver judges them (``health/host_reports.py``), so that the rules are in one place and
+change without a visit to every host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class LinkReport:
     speed: float = 0.0
     width: int = 0
     max_speed: float = 0.0
-    """What both ends can: the lesser of the GPU's and of the port's above it."""
+    """The speed that both ends can have: the lesser of the GPU's and of the port's above it."""
     max_width: int = 0
 
 
@@ -27,7 +27,7 @@ class GpuReport:
 
     address: str
     present: bool = True
-    """In sysfs. The other facts are empty when it is not."""
+    """Whether it is in sysfs. The other facts are empty when it is not."""
     ids: str = ""
     """``vendor:product``, as sysfs has it; the kernel keeps it when the device is gone from the bus."""
     config: str = ""
@@ -36,11 +36,11 @@ class GpuReport:
     group: Optional[int] = None
     link: LinkReport = LinkReport()
     power: str = ""
-    """``D0``, ``D3hot``, ``D3cold``, ``unknown``: its power_state."""
+    """Its power_state: ``D0``, ``D3hot``, ``D3cold``, ``unknown``."""
     aer: Mapping[str, int] = field(default_factory=dict)
     """``correctable``, ``nonfatal``, ``fatal`` -> TOTAL_ERR_* since the device was found; empty without AER."""
     reset_methods: Tuple[str, ...] = ()
-    """As reset_method lists them: ``flr``, ``bus``, ..."""
+    """Reset methods as reset_method lists them: ``flr``, ``bus``, ..."""
     in_use: Optional[bool] = None
     """Whether a process has it open through VFIO; None when it is with another driver."""
     serial: str = ""
@@ -54,20 +54,21 @@ class LogLine:
     time: float
     """Seconds since the boot."""
     address: str
-    """Of the function that it is about."""
+    """Address of the function that it is about."""
     text: str
-    """At most 300 characters, printable."""
+    """The text: at most 300 characters, printable."""
 
 
 @dataclass(frozen=True)
 class HostReport:
-    """A host at one moment."""
+    """The report of a host at one moment."""
 
     host: str
     boot: str
-    """The kernel's boot_id: another one says that counters began anew."""
+    """The kernel's boot_id: with another one, counters began anew."""
     number: int
-    """Rises with every look of one boot; a copy of an old report is seen by it. Milliseconds since the boot."""
+    """A number that rises with every report of one boot, so that a copy of an old report is detected. Milliseconds
+    since the boot."""
     time: str
     """UTC by the host's clock, ISO 8601. For people; nothing is decided by it."""
     kernel: str = ""
@@ -76,8 +77,8 @@ class HostReport:
     qemu: str = ""
     gpus: Tuple[GpuReport, ...] = ()
     log: Tuple[LogLine, ...] = ()
-    """New since the look before; the newest 100 of them."""
+    """Lines since the report before; the newest 100 of them."""
 
     def as_dict(self) -> Dict[str, Any]:
-        """JSON, as it goes over the wire."""
+        """Return it as JSON is sent."""
         return asdict(self)

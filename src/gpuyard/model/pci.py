@@ -1,4 +1,4 @@
-"""PCI functions as the kernel shows them, and the few rules about their addresses, ids and classes."""
+"""PCI functions as the kernel shows them, with rules about their addresses, ids and classes."""
 
 from __future__ import annotations
 
@@ -66,21 +66,21 @@ class DeviceType(str, Enum):
 
 @dataclass(frozen=True)
 class MdevType:
-    """A kind of mediated device that a function's driver can make: what Nova calls an mdev type, as ``nvidia-560``."""
+    """A type of mediated device that a function's driver can make: Nova's mdev type, as ``nvidia-560``."""
 
     name: str
     title: str = ""
-    """What its maker calls it, ``NVIDIA A40-4Q``."""
+    """The maker's name for it, ``NVIDIA A40-4Q``."""
     available: int = 0
-    """How many more can be made now."""
+    """Number that can still be made now."""
     made: int = 0
-    """How many there are."""
+    """Number that there are."""
     most: Optional[int] = None
-    """How many one card can have; None where the driver does not say."""
+    """Number that one card can have; None where the driver does not say."""
 
     @property
     def units(self) -> int:
-        """How many servers can have one of this function at once, as Nova counts it."""
+        """Number of servers that can have one of this function at once, as Nova counts it."""
         return self.available + self.made
 
 
@@ -101,25 +101,26 @@ class PciFunction:
     product_name: Optional[str] = None
     driver: Optional[str] = None
     numa_node: Optional[int] = None
-    """None where the machine has one node or the firmware does not say."""
+    """Its NUMA node; None where the machine has one node or the firmware does not say."""
     iommu_group: Optional[int] = None
-    """None when the IOMMU is off."""
+    """Number of its IOMMU group; None when the IOMMU is off."""
     device_type: DeviceType = DeviceType.PCI
     sriov_total_vfs: int = 0
     sriov_num_vfs: int = 0
     physical_function: Optional[str] = None
     """The address of the physical function that this virtual function belongs to."""
     boot_vga: bool = False
-    """The firmware's primary display: the boot console is on it."""
+    """Whether it is the firmware's primary display: the boot console is on it."""
     reset_methods: Tuple[str, ...] = ()
     bars: Tuple[int, ...] = ()
     """Sizes of the memory regions in bytes, in order, without the empty ones."""
     parent: Optional[str] = None
     """The address of the bridge above it, None on a root bus."""
     mdev_types: Tuple[MdevType, ...] = ()
-    """What its driver can make of it for servers that share it, by name; empty where it shares nothing this way."""
+    """Types of mediated devices that its driver can make for servers that share it, by name; empty where it shares
+    nothing this way."""
     vgpu_type: Optional[int] = None
-    """Of a virtual function that NVIDIA's driver gives away without mediated devices (kernels from 6.8 on, Ubuntu
+    """For a virtual function that NVIDIA's driver gives away without mediated devices (kernels from 6.8 on, Ubuntu
     24.04): the number of the vGPU type that was chosen for it, 0 when none was. None on all others."""
 
     @property
@@ -134,7 +135,8 @@ class PciFunction:
 
     @property
     def is_bridge(self) -> bool:
-        """A PCI bridge (0604) forwards for its group and stays with its own driver; an NVSwitch (0680) does not."""
+        """Whether it is a PCI bridge (0604), which forwards for its group and stays with its own driver; an NVSwitch
+        (0680) is not."""
         return self.class_id == CLASS_BRIDGE_PCI
 
     @property
@@ -157,7 +159,7 @@ class PciFunction:
 
     @property
     def mdevs(self) -> int:
-        """How many mediated devices are made of it."""
+        """Number of mediated devices that are made of it."""
         return sum(kind.made for kind in self.mdev_types)
 
     @property
@@ -194,5 +196,5 @@ class PciFunction:
 
 @lru_cache(4096)  # hosts of a site have the same few
 def address_key(address: str) -> Tuple[int, ...]:
-    """Sort key that follows the bus order, also for domains of more than four digits (VMD)."""
+    """Return a sort key that follows the bus order, also for domains of more than four digits (VMD)."""
     return tuple(int(part, 16) for part in re.split(r"[:.]", address))

@@ -1,4 +1,4 @@
-"""Plans: what would change, as a list of steps that a person can read and refuse."""
+"""Plans: the changes to make, as a list of steps that a person can read and refuse."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StepVerb(str, Enum):
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Tuple[str, ...]:
-    """One line per value that differs: ``ram: 8192 -> 16384``."""
+    """Return one line per value that differs: ``ram: 8192 -> 16384``."""
     lines = []
     for key in sorted({*before, *after}):
         old, new = before.get(key), after.get(key)
@@ -30,11 +30,11 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Tuple[st
 
 @dataclass(frozen=True)
 class Step:
-    """One change to one object, decided by a planner; whoever carries it out decides nothing."""
+    """One change to one object, decided by a planner; appliers decide nothing."""
 
     verb: StepVerb
     kind: str
-    """What sort of object: ``file``, ``command``, ``group`` of a host."""
+    """The kind of object: ``file``, ``command``, ``group`` of a host."""
     name: str
     reason: str
     before: Mapping[str, Any] = field(default_factory=dict)
@@ -51,15 +51,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps in the order in which they must be carried out, and what stands in the way."""
+    """Steps in the order in which they must be applied, and what prevents them."""
 
     steps: Tuple[Step, ...] = ()
     refusals: Tuple[str, ...] = ()
     """Reasons why the plan must not be applied at all; a plan with refusals changes nothing."""
     notes: Tuple[str, ...] = ()
-    """What was seen and deliberately left alone."""
+    """Observations that the plan deliberately leaves alone."""
     reboot: Tuple[str, ...] = ()
-    """What a host needs a reboot for, once the steps are done."""
+    """Reasons why a host needs a reboot, once the steps are done."""
 
     @property
     def empty(self) -> bool:

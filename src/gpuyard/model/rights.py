@@ -1,5 +1,9 @@
-"""Who may do what. Pure, and the one place that knows: the ledger asks before it changes anything, the API tells every
-row's reader what `verbs_now` says, pages and command lines show that, and the documentation has `RIGHTS` as a table."""
+"""Decides who may do what. Pure, and the only place that does.
+
+A verdict comes from the person's standing to a booking, or in a project (`standing`), and the table `RIGHTS`; holds,
+leases and loans have rules of their own before that. The ledger asks before it changes anything, the API gives each
+reader of a row `verbs_now`, pages and command lines show that, and the documentation has `RIGHTS` as a table.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,9 @@ from gpuyard.model.booking_life import OPEN, next_states
 from gpuyard.model.errors import ForbiddenError
 
 BOOKING_ROLES = frozenset({"member", "manager", "admin"})
-"""Who has one of these in a project may book there."""
+"""Roles of which one is enough to book in a project."""
 SEEING_ROLES = BOOKING_ROLES | {"reader"}
-"""Who has one of these in any project is let in."""
+"""Roles of which one in any project is enough to log in."""
 
 
 class Verb(str, Enum):
@@ -61,7 +65,7 @@ WORDS = {
     Verb.SEE_ACCOUNTS: "see the budgets of all projects, and who in any has used what",
     Verb.ADMINISTER: "read the audit log, try changed rules, and see to the sessions and feeds of others",
 }
-"""As in "may ..."."""
+"""Verb -> its words, as after "may ..."."""
 
 
 class Standing(str, Enum):
@@ -119,7 +123,7 @@ STATES: dict[Verb, frozenset[BookingState]] = {
     Verb.DECLINE: frozenset({BookingState.REQUESTED, BookingState.OFFERED}),
     Verb.APPROVE: frozenset({BookingState.REQUESTED}),
 }
-"""When there is something to do: what is done to a booking, and its states."""
+"""Verb that changes a booking -> the states in which it makes sense."""
 
 _VERBS: dict[BookingKind, frozenset[Verb]] = {
     BookingKind.BOOKING: frozenset(STATES),
@@ -131,7 +135,7 @@ _VERBS: dict[BookingKind, frozenset[Verb]] = {
 
 @dataclass(frozen=True)
 class Permission:
-    """Whether somebody may do something; if not, why, for that person to read."""
+    """Whether somebody may do something; if not, the reason, for that person to read."""
 
     why: str = ""
     code: str = ""
@@ -143,7 +147,7 @@ class Permission:
 
 
 def standing(who: Person, booking: Booking | None = None) -> Standing:
-    """`who` has the roles of the booking's project."""
+    """Return the standing of `who`, with the roles of the booking's project."""
     if who.admin:
         return Standing.ADMIN
     books = bool(who.roles & BOOKING_ROLES)
@@ -158,7 +162,7 @@ def standing(who: Person, booking: Booking | None = None) -> Standing:
 
 
 def may(who: Person, verb: Verb, booking: Booking | None = None) -> Permission:
-    """Whether `who`, with the roles of the booking's project, may do that to it; whatever its state."""
+    """Return whether `who`, with the roles of the booking's project, may do that to it; whatever its state."""
     if booking is not None and booking.kind is BookingKind.RUNNER and verb is not Verb.SEE:
         text = f"booking {booking.id} is gpuyard's own, for runner {booking.server}; it ends with that one's job"
         return Permission(text, "forbidden")
@@ -189,14 +193,14 @@ def may(who: Person, verb: Verb, booking: Booking | None = None) -> Permission:
 
 
 def require(who: Person, verb: Verb, booking: Booking | None = None) -> None:
-    """Raises ForbiddenError unless they may."""
+    """Raise ForbiddenError unless they may."""
     verdict = may(who, verb, booking)
     if not verdict:
         raise ForbiddenError(verdict.why, verdict.code)
 
 
 def verbs_now(who: Person, booking: Booking) -> tuple[Verb, ...]:
-    """What `who`, with the roles of the booking's project, may do to it in its state."""
+    """Return what `who`, with the roles of the booking's project, may do to it in its state."""
     return tuple(
         verb
         for verb, states in STATES.items()

@@ -1,4 +1,4 @@
-"""What a host is asked for between two tenants of a GPU, and what it answers: the words of the wire."""
+"""Messages of a scrub: the order to a host between two tenants of a GPU, and the host's result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ScrubOutcome(str, Enum):
 
 @dataclass(frozen=True)
 class ScrubOrder:
-    """Reset and probe the IOMMU group that a GPU is in."""
+    """The order to reset and probe the IOMMU group that a GPU is in."""
 
     id: str
     address: str
@@ -32,25 +32,25 @@ class ScrubOrder:
 
 @dataclass(frozen=True)
 class ScrubResult:
-    """The answer to one order."""
+    """The result of one order."""
 
     order: str
     """Id of the order; empty for a scrub by hand."""
     address: str
     outcome: ScrubOutcome
     reason: str = ""
-    """Why it is not clean, a sentence; empty for one that is."""
+    """The reason why it is not clean, a sentence; empty for one that is."""
     functions: Tuple[str, ...] = ()
     """All functions that were reset and probed."""
     method: str = ""
     """``bus`` for a whole slot or bus, else the function's own: ``flr``, ..."""
     seconds: float = 0.0
-    """All of it, by the host's steady clock."""
+    """Duration of the scrub, by the host's steady clock."""
     reset_seconds: float = 0.0
-    """What the kernel took for the resets."""
+    """Time that the kernel took for the resets."""
     evidence: Tuple[str, ...] = ()
-    """What was seen, a line each."""
+    """Observations, a line each."""
 
     def as_dict(self) -> Dict[str, Any]:
-        """JSON, as it goes over the wire."""
+        """Return it as JSON is sent."""
         return {**asdict(self), "outcome": self.outcome.value}

@@ -1,4 +1,4 @@
-"""Every signal of a GPU's health: from where, what counts, what it means, and what follows. Docs are made of it."""
+"""Table of the signals of a GPU's health: source, condition, judgement and remedy of each. Docs are made from it."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ class Signal:
     code: str
     source: Source
     pattern: str
-    """When it is seen, with ``{}`` where its threshold belongs."""
+    """The condition, with ``{}`` where its threshold belongs."""
     judgement: Judgement
     action: str
     """What an operator does about it."""
     count: int = 0
     """Its threshold, where that is a number that a site file can change; 0: it has none."""
     lasts: timedelta = timedelta()
-    """Its threshold, where that is a time that a site file can change; nothing: it has none."""
+    """Its threshold, where that is a time that a site file can change; zero: it has none."""
 
     @property
     def threshold(self) -> str:
-        """When it is seen, in words, where no site file says otherwise."""
+        """The condition in words, where no site file changes it."""
         return self.words(self.count, self.lasts)
 
     def words(self, count: int, lasts: timedelta) -> str:
-        """When it is seen, with this threshold."""
+        """Return the condition in words, with this threshold."""
         return self.pattern.format(count or time_words(lasts))
 
     @property
     def is_fixed(self) -> bool:
-        """True where no site file can overrule it, switch it off or put it on trial: without it a GPU that is not
-        clean, or that failed the very checks that somebody asked for, would be given out."""
+        """Whether no site file can overrule it, switch it off or put it on trial: without it a GPU that is not clean,
+        or that failed the very checks that somebody asked for, would be given out."""
         return self.has_no_limit or self.code == "acceptance"
 
     @property
@@ -70,7 +70,7 @@ class Signal:
 
 
 def time_words(time: timedelta) -> str:
-    """``15 minutes``."""
+    """Format a time as ``15 minutes``."""
     seconds = int(time.total_seconds())
     size, unit = next((size, unit) for size, unit in UNITS if seconds % size == 0)
     return f"{seconds // size} {unit}{'' if seconds == size else 's'}"
@@ -189,4 +189,4 @@ SIGNALS: Mapping[str, Signal] = {
         ),
     )
 }  # fmt: skip
-"""By code."""
+"""Signals by code."""

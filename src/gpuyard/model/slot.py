@@ -21,14 +21,14 @@ class Slot:
     group: Optional[int]
     """IOMMU group number; None when the IOMMU is off, and the slot is blocked then."""
     gpus: Tuple[PciFunction, ...]
-    """The leader first, then its peers, in bus order."""
+    """Its GPUs: the leader first, then its peers, in bus order."""
     companions: Tuple[PciFunction, ...] = ()
     """Other members that are bound to vfio-pci but not offered: audio, USB, NVSwitch."""
     verdict: Verdict = Verdict.USABLE
     reasons: Tuple[str, ...] = ()
-    """Why the slot is blocked; empty when it is usable."""
+    """Reasons why the slot is blocked; empty when it is usable."""
     notes: Tuple[str, ...] = ()
-    """What to know although the slot is usable."""
+    """Things to know although the slot is usable."""
 
     @property
     def leader(self) -> PciFunction:
@@ -45,7 +45,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Capacity:
-    """How many VMs a host can run at once, by its slots alone (CPU and RAM are not looked at)."""
+    """The number of VMs that a host can run at once, by its slots alone (without CPU and RAM)."""
 
     gpus: int
     """GPUs in usable slots: all of them are in use when every slot is taken whole."""

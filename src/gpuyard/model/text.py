@@ -1,4 +1,4 @@
-"""Small things done to text that others have written. Each takes time in proportion to the text."""
+"""Small functions on text that others have written. Each takes time in proportion to the text."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import re
 from typing import Any, Iterator, Mapping, Tuple
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""What spreadsheets take for the beginning of one, in the width of East Asian letters too."""
+"""Characters that spreadsheets take for the beginning of a formula, also in their full-width forms."""
 
 
 def printable(text: str) -> str:
-    """One line without what a terminal or a reader would act upon: escapes, line ends, changes of direction."""
+    """Return one line, in which characters that a terminal or a reader would act upon are escaped: escapes, line ends,
+    changes of direction."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def printable_lines(text: str) -> str:
-    """As `printable`, line by line."""
+    """Do the same as `printable`, line by line."""
     return "\n".join(printable(line) for line in text.expandtabs().split("\n"))
 
 
 def cell(value: Any) -> Any:
-    """A value as a cell of CSV that no spreadsheet takes for a formula."""
+    """Return a value as a cell of CSV that no spreadsheet takes for a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
 def cleaned(value: Any) -> Any:
-    """JSON that somebody else has made, with every text of it `printable`."""
+    """Return JSON that somebody else has made, with every text of it `printable`."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, list):
@@ -36,7 +37,7 @@ def cleaned(value: Any) -> Any:
 
 
 def blocks(text: str, ends: Mapping[str, str]) -> Iterator[Tuple[int, int]]:
-    """Where the blocks between marks, as ``{"{#": "#}"}``, start and end."""
+    """Yield start and end of the blocks between marks, such as ``{"{#": "#}"}``."""
     at, left = 0, dict(ends)
     while left:
         found = re.compile("|".join(map(re.escape, left))).search(text, at)
@@ -51,7 +52,7 @@ def blocks(text: str, ends: Mapping[str, str]) -> Iterator[Tuple[int, int]]:
 
 
 def without_blocks(text: str, ends: Mapping[str, str]) -> str:
-    """The text without these blocks; lines stay where they are."""
+    """Return the text without these blocks; lines stay where they are."""
     kept, at = [], 0
     for start, end in blocks(text, ends):
         kept += [text[at:start], "\n" * text.count("\n", start, end)]
@@ -60,5 +61,5 @@ def without_blocks(text: str, ends: Mapping[str, str]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 host``, ``2 hosts``; of a noun that takes an s."""
+    """Return ``1 host``, ``2 hosts``, for a noun that takes an s."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

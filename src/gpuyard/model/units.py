@@ -1,4 +1,4 @@
-"""Units of a shared device: who is said to have which. Placement knows how many are taken, and not which."""
+"""Assigns units of a shared device to servers. Placement knows how many are taken, and not which."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ HOLDS = UUID("5c1f4b1e-7a53-4d0c-9c55-3b9f5d6f0b47")
 
 
 def hold_of(name: str) -> str:
-    """The id of the consumer that keeps a unit out of scheduling: the same at every start, so that after a crash it is
-    known again. `name`: `Gpu.provider_name`."""
+    """Return the id of the consumer that keeps a unit out of scheduling: the same at every start, so that after a crash
+    it is known again. `name`: `Gpu.provider_name`."""
     return str(uuid5(HOLDS, name))
 
 
 def seats(
     units: Sequence[str], taken: Mapping[str, int], kept: Collection[str], before: Mapping[str, str]
 ) -> Dict[str, str]:
-    """Unit -> who has it, of the units of one device.
+    """Return unit -> the consumer that has it, for the units of one device.
 
-    `taken`: consumer -> how many it has; who comes first is seated first. `kept`: units that are held, which nobody is
-    said to have as long as there are others. `before`: what was said last time: whoever still has as many stays there.
+    `taken`: consumer -> how many it has; earlier consumers are seated first. `kept`: units that are held, which no
+    consumer gets as long as there are others. `before`: the last assignment: a consumer that still has as many stays
+    there.
     """
     found: Dict[str, str] = {}
     left = dict(taken)

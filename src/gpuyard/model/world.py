@@ -1,4 +1,4 @@
-"""The cloud as it was seen at one moment: what the ledger and the planners get to look at."""
+"""Snapshot of the cloud at one moment, which the ledger and the planners work on."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ DOMAIN = "default"
 
 
 SITE_KEY = "gpuyard_site"
-"""Key in the metadata of a server that gpuyard itself has started: of which site."""
+"""Metadata key of a server that gpuyard itself has started; its value is the site."""
 AGENT_WORD = "gpuyard_agent"
-"""Key in a server's metadata: what the agent in its guest is asked for (docs/how-to/what-the-agent-sends.md)."""
+"""Metadata key of a server with the task of the agent in its guest (docs/how-to/what-the-agent-sends.md)."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Provider:
 
 @dataclass(frozen=True)
 class Stock:
-    """What a provider has of one resource class."""
+    """A provider's inventory of one resource class."""
 
     total: int
     reserved: int = 0
@@ -50,7 +50,7 @@ class WhyNot(str, Enum):
 
 
 def why_not(resource_class: str, stock: Mapping[str, Stock], consumers: Collection[str]) -> WhyNot:
-    """The one judgement of it, of what its provider has (by class) and who has some of that."""
+    """Decide why a GPU cannot be had, from its provider's inventories (by class) and consumers."""
     if consumers:
         return WhyNot.CONSUMER
     mine = stock.get(resource_class)
@@ -75,11 +75,11 @@ class Server:
     user_id: str = ""
     project_id: str = ""
     task: str = ""
-    """What Nova is doing with it; empty when nothing."""
+    """Nova's present task with it; empty when none."""
     agent: str = ""
-    """What its metadata says of the agent in its guest (AGENT_WORD)."""
+    """The agent's entry in its metadata (AGENT_WORD)."""
     fault: str = ""
-    """Why it is in ERROR, in Nova's words; for admins with what came with that."""
+    """The reason why it is in ERROR, in Nova's words; for admins with the details."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ class HostService:
     zone: str = ""
     forced_down: bool = False
     silent: bool = False
-    """Its cell of Nova does not answer: nothing is known of it or of the servers there. It counts as neither up nor
-    enabled, and is not known to be down."""
+    """Whether its cell of Nova does not answer: nothing is known of it or of the servers there. It counts as neither up
+    nor enabled, and is not known to be down."""
 
     @property
     def unheard(self) -> str:
-        """What is said of one that is silent."""
+        """The text about one that is silent."""
         return (
             f"the cell of Nova that {self.host} is in does not answer: of its nova-compute and servers nothing is known"
         )
@@ -111,7 +111,7 @@ class Snapshot:
     taken_at: datetime
     """UTC, before the first call."""
     providers: Mapping[str, Provider]
-    """By name."""
+    """Providers by name."""
     allocatable: FrozenSet[str]
     """Names of GPU providers that Placement would give away now."""
     holders: Mapping[str, str]
@@ -121,9 +121,9 @@ class Snapshot:
     roomy_hosts: Mapping[str, FrozenSet[str]]
     """Pool -> hosts with CPU, RAM and disk left for at least one flavor of the pool."""
     servers: Mapping[str, Server]
-    """By id: those that have GPUs."""
+    """Servers that have GPUs, by id."""
     services: Mapping[str, HostService] = field(default_factory=dict)
-    """By host."""
+    """The nova-compute services, by host."""
     calls: int = 0
     """API requests this snapshot took."""
     unexplained: Mapping[str, str] = field(default_factory=dict)
@@ -133,11 +133,12 @@ class Snapshot:
     another host now. Nobody can have it until that allocation is taken away."""
     residents: Optional[Mapping[str, Tuple[Server, ...]]] = None
     """Host of the site -> all servers on it, with GPUs or without, whatever their status; without `silent_hosts`. None:
-    nobody has looked."""
+    not read."""
     clock: datetime | None = None
-    """What the clock of the cloud showed at `taken_at`, by an answer of its own; None where it did not say."""
+    """The time of the cloud's clock at `taken_at`, by an answer of its own; None where it did not say."""
 
     @cached_property
     def silent_hosts(self) -> FrozenSet[str]:
-        """Those whose cell of Nova does not answer: no server there is in this, and that says nothing of them."""
+        """Hosts whose cell of Nova does not answer: the snapshot has no server of theirs, and that says nothing
+        about them."""
         return frozenset(host for host, service in self.services.items() if service.silent)
