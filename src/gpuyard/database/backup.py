@@ -1,7 +1,7 @@
-"""Backups of a whole database, while it is in use, and the way back.
+"""Backs up a whole database while it is in use, and restores it.
 
-A backup is one SQLite file, whichever database it is of: it has the tables of every room at the steps that they were
-at, so either database can be restored from it, by this release and by later ones.
+A backup is one SQLite file, whichever database it is of: it has the tables of every schema module at the steps that
+they were at, so either database can be restored from it, by this release and by later ones.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from gpuyard.database.times import moment, seconds
 from gpuyard.model.errors import BlockedError
 
 TOOL = "gpuyard db"
-"""What this calls itself to PostgreSQL; portals have another name there."""
+"""Application name of these connections in PostgreSQL; portals have another one."""
 GOING = 2.0
 """Seconds for which PostgreSQL may still show a connection that was closed."""
 ROWS = 2000
-"""Held in memory at a time."""
+"""Rows held in memory at a time."""
 NOTE = "gpuyard_backup"
 """The table of a backup that no database has: when and by which release it was made."""
 
 
 @dataclass(frozen=True)
 class BackupNote:
-    """What a backup says of itself."""
+    """The record in a backup of when and by which release it was made."""
 
     made: datetime
     release: str
-    """Of the gpuyard that made it."""
+    """Version of the gpuyard that made it."""
 
 
 def file_url(path: Path) -> URL:
@@ -59,8 +59,8 @@ def file_url(path: Path) -> URL:
 
 
 def open_tool(url: str) -> Database:
-    """For the commands of this module: a statement may take as long as it takes, and nothing is made that is not
-    there. Raises StoreError."""
+    """Open a database for the commands of this module: a statement may take as long as it takes, and nothing is made
+    that is not there. Raises StoreError."""
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
         raise StoreError(f"there is no database {parsed.database}; name another with --database or GPUYARD_DATABASE")
@@ -68,9 +68,9 @@ def open_tool(url: str) -> Database:
 
 
 def back_up(database: Database, rooms: Sequence[SchemaModule], path: Path, note: BackupNote) -> None:
-    """Write a backup, all of one moment; who uses the database goes on. Raises StoreError, and then there is no file.
+    """Write a backup, all of one moment; users of the database go on. Raises StoreError, and then there is no file.
 
-    The file is its owner's alone, and has its name only when it is whole.
+    The file is readable by its owner alone, and gets its name only when it is whole.
     """
     if path.exists():
         raise StoreError(f"{path} is there already; a backup never replaces another one")
@@ -91,7 +91,8 @@ def back_up(database: Database, rooms: Sequence[SchemaModule], path: Path, note:
 
 
 def note_of(path: Path) -> BackupNote | None:
-    """None of a file that was not made by `back_up`, as the copy before a migration. Raises StoreError."""
+    """Return a backup's note; None for a file that `back_up` did not make, as the copy before a migration. Raises
+    StoreError."""
     with _refused(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
         if file.execute("select 1 from sqlite_master where name = ?", (NOTE,)).fetchone() is None:
             return None
@@ -100,7 +101,7 @@ def note_of(path: Path) -> BackupNote | None:
 
 
 def unpack(backup: Path, path: Path, rooms: Sequence[SchemaModule]) -> Database:
-    """A copy of a backup, with this release's tables. Raises StoreError when it is not whole, or `Unknown`."""
+    """Return a copy of a backup, with this release's tables. Raises StoreError when it is not whole, or `Unknown`."""
     if not backup.is_file():
         raise StoreError(f"there is no backup {backup}")
     private_file(path)
@@ -126,7 +127,7 @@ def unpack(backup: Path, path: Path, rooms: Sequence[SchemaModule]) -> Database:
 
 
 def replace_all(database: Database, rooms: Sequence[SchemaModule], source: Database) -> None:
-    """Make a database what an unpacked backup is, all at once or not at all. Raises BlockedError when somebody else has
+    """Replace a database by an unpacked backup, all at once or not at all. Raises BlockedError when somebody else has
     it open, and StoreError."""
     if database.sqlite:
         _replace_file(Path(database.url.database or ""), Path(source.url.database or ""))
@@ -147,7 +148,7 @@ def set_aside(url: URL, path: Path) -> bool:
 
 
 def refuse_in_use(database: Database) -> None:
-    """Raises BlockedError while a portal has connections to a PostgreSQL database; SQLite says it when it is
+    """Raise BlockedError while a portal has connections to a PostgreSQL database; SQLite reports it when it is
     replaced."""
     if database.sqlite:
         return

@@ -1,4 +1,4 @@
-"""Whether a database is whole, and which release its tables are of."""
+"""Checks whether a database is whole, and which release its tables are of."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from gpuyard.database.migrate import Unknown, revision_of, steps_of, unknown
 from gpuyard.database.schema_modules import SchemaModule
 
 MOST = 5
-"""Things that are named of each kind of problem."""
+"""Most items that are named for each kind of problem."""
 
 
 @dataclass(frozen=True)
 class RoomVersion:
-    """Which step the tables of a room are at."""
+    """The migration step that the tables of a schema module are at."""
 
     room: str
     at: str | None
-    """None: there are none yet; they come when they are needed."""
+    """The step; None: there are no tables yet; they come when they are needed."""
     newest: str
-    """That this release knows."""
+    """The newest step that this release knows."""
     unknown: Unknown | None = None
-    """Why this release does not know where they are."""
+    """Why this release does not know the step."""
 
     @property
     def due(self) -> bool:
-        """An upgrade would change it."""
+        """Whether an upgrade would change it."""
         return self.unknown is None and self.at != self.newest
 
 
 def versions(database: Database, rooms: Sequence[SchemaModule]) -> list[RoomVersion]:
-    """Raises StoreError."""
+    """Return the version of each schema module's tables. Raises StoreError."""
     found = []
     with database.reading() as connection:
         for room in rooms:
@@ -45,7 +45,7 @@ def versions(database: Database, rooms: Sequence[SchemaModule]) -> list[RoomVers
 
 
 def problems(database: Database, rooms: Sequence[SchemaModule]) -> list[str]:
-    """What is wrong with the data; none when it is whole. Every row is read. Raises StoreError when it cannot be
+    """Return the problems of the data; none when it is whole. Every row is read. Raises StoreError when it cannot be
     read at all."""
     with database.reading() as connection:
         try:

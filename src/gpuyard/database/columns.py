@@ -1,4 +1,4 @@
-"""What tables are made of, in schemas and in migrations alike. Times are whole seconds since 1970 (UTC)."""
+"""Columns that schemas and migrations share. Times are whole seconds since 1970 (UTC)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def storable(text: str) -> str:
-    """Without what a database refuses and JSON may have: NUL, and half a pair of UTF-16."""
+    """Replace characters that a database refuses and JSON may have: NUL, and half a pair of UTF-16."""
     return _UNSTORABLE.sub("�", text)
 
 
 def new_tables() -> MetaData:
-    """For the tables of a room; gives constraints the names that migrations give them."""
+    """Return metadata for the tables of a schema module, which names constraints as migrations do."""
     return MetaData(
         naming_convention={
             "ix": "%(table_name)s_%(column_0_N_name)s",

@@ -1,8 +1,8 @@
-"""Connections and transactions, on SQLite and PostgreSQL, and what their errors mean.
+"""Connections and transactions, on SQLite and PostgreSQL, and the meaning of their errors.
 
-SQLite runs with a write-ahead log and synchronous=FULL: the log is forced to disk before a commit returns, so a booking
-that was answered with yes survives a power cut. (With NORMAL the last commits may be lost.) PostgreSQL does the same
-unless its administrator has turned synchronous_commit off.
+SQLite runs with a write-ahead log and synchronous=FULL: the log is forced to disk before a commit returns, so a
+booking that was answered with yes survives a power cut. (With NORMAL the last commits may be lost.) PostgreSQL does
+the same unless its administrator has turned synchronous_commit off.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PATIENCE = 30
 STATEMENT = 60
 """Seconds that one statement may take on PostgreSQL, but in a migration."""
 REST = 20
-"""Seconds that a transaction of a portal may rest between two statements on PostgreSQL: who is stopped in the middle of
-one keeps others from a pool. Less than PATIENCE, so that those who wait get it."""
+"""Seconds that a transaction of a portal may rest between two statements on PostgreSQL: a process that is stopped in
+the middle of one blocks a pool for others. Less than PATIENCE, so that those who wait get it."""
 LINE = {
     "connect_timeout": 10,
     "keepalives": 1,
@@ -38,16 +38,17 @@ LINE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,  # ms
 }
-"""To PostgreSQL: a server that is gone without a word is noticed within half a minute; else it takes many."""
+"""Connection options for PostgreSQL: a server that has silently gone is noticed within half a minute; else it takes
+many."""
 CONNECTIONS = 32
 FOR_TURNS = 4
-"""Connections besides: who keeps something must not wait for those who want to read it."""
+"""Further connections for the leader election, which must not wait for readers."""
 CACHE_KIB = 16 * 1024
-"""Of a connection to SQLite, at most."""
+"""The largest cache of a connection to SQLite."""
 OVERLAP = "a lane is taken twice"
-"""What the triggers of SQLite say."""
+"""The message of SQLite's triggers."""
 SERVING = "gpuyard"
-"""What portals call themselves to PostgreSQL."""
+"""Application name of portals in PostgreSQL."""
 IMMEDIATE = "gpuyard_immediate"
 """Execution option: the transaction will write, so SQLite takes the lock at its beginning."""
 
@@ -70,7 +71,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Reads that all see the same moment; waits for nobody."""
+        """Open a transaction whose reads all see the same moment; it waits for nobody."""
         with translated(self.name), self.engine.connect() as connection:
             if not self.sqlite:
                 connection.execution_options(isolation_level="REPEATABLE READ")
@@ -79,7 +80,8 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """Written at the end, undone when the block raises. On SQLite there is one at a time."""
+        """Open a transaction that is committed at the end, and rolled back when the block raises. On SQLite there is
+        one at a time."""
         with translated(self.name), self._turn(), self.engine.connect() as connection:
             connection.execution_options(**{IMMEDIATE: True})
             with connection.begin():
@@ -118,13 +120,13 @@ def parse_url(text: str) -> URL:
 
 
 def shown(url: URL) -> str:
-    """Without the password, also one that stands in the query."""
+    """Return the URL without the password, also one that stands in the query."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 
 def open_engine(url: URL, statement: int | None = None, who: str = SERVING, connections: int = CONNECTIONS) -> Engine:
-    """Does not connect yet. `statement`: seconds that one may take, or a transaction rest; 0: any; None: STATEMENT
-    and REST. `who`: what it calls itself to PostgreSQL; `connections`: to that at most."""
+    """Return an engine, which does not connect yet. `statement`: seconds that one may take, or a transaction rest; 0:
+    any; None: STATEMENT and REST. `who`: its application name in PostgreSQL; `connections`: to that at most."""
     if url.get_backend_name() == "sqlite":
         return open_sqlite(url)
     limit = STATEMENT if statement is None else statement
@@ -180,11 +182,12 @@ def open_sqlite(url: URL, *, foreign_keys: bool = True) -> Engine:
 def private_file(path: Path) -> None:
     """Make the file if there is none, for its owner only; SQLite gives its log the same mode. Raises StoreError.
 
-    What root makes belongs to the owner of the folder, as what SQLite makes beside a database belongs to that one's: or
-    the service could not start after its administrator has made a backup.
+    A file that root makes belongs to the owner of the folder, as SQLite's files beside a database belong to the
+    database's: or the service could not start after its administrator has made a backup.
 
-    A file that is there is not opened: closing it would take off all locks that this process has on it through SQLite
-    (so POSIX says), and the next process that comes and goes would delete the log under us, with what is in it.
+    A file that is there is not opened: closing it would take off all locks that this process has on it through
+    SQLite (so POSIX says), and the next process that comes and goes would delete the log under us, with what is in
+    it.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -206,7 +209,7 @@ def private_file(path: Path) -> None:
 
 @contextmanager
 def translated(name: str) -> Iterator[None]:
-    """SQLAlchemy's errors as StoreError. Their statements and values are left out: those may be private."""
+    """Translate SQLAlchemy's errors to StoreError. Their statements and values are left out: those may be private."""
     try:
         yield
     except PoolTimeoutError:

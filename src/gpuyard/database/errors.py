@@ -1,4 +1,4 @@
-"""What can go wrong with the store."""
+"""Errors of the store."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from gpuyard.model.errors import GpuyardError
 
 
 class StoreError(GpuyardError):
-    """The database cannot be used, or refused something; the message says what to do and has no password in it."""
+    """Raised when the database cannot be used, or refused something; the message says what to do and has no password
+    in it."""
 
 
 class OverlapError(StoreError):
-    """A lane would be taken twice at a time. The transaction is undone. Admission should have seen it before."""
+    """Raised when a lane would be taken twice at a time. The transaction is undone. Admission should have seen it
+    before."""
 
 
 class ConflictError(StoreError):
-    """A booking is not in the version that the change was made from, or its id or key is there already. The
+    """Raised when a booking is not in the version that the change was made from, or its id or key is there already. The
     transaction is undone."""

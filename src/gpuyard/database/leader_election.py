@@ -1,9 +1,9 @@
-"""What only one process may do at a time. The right to it ends with the process, however that ends.
+"""Leader election: gives each named turn to one process at a time. It ends with the process, however that ends.
 
-On SQLite it is a lock on a file beside the database, on PostgreSQL one of a session, which ends with its connection.
-There whoever has a turn says a word every BEAT seconds. Of a process that does not, since it is stopped or its machine
-or its network is gone, the server ends the session after SILENCE, and it finds its turn lost when it goes on. In the
-same rhythm those who were refused a turn ask whether it has come free.
+On SQLite a turn is a lock on a file beside the database; on PostgreSQL it is an advisory lock of a session, which
+ends with its connection. There a process with a turn sends a query every BEAT seconds. When it does not, since it is
+stopped or its machine or its network is gone, the server ends the session after SILENCE, and the process finds its
+turn lost when it goes on. In the same rhythm processes that were refused a turn ask whether it has come free.
 """
 
 from __future__ import annotations
@@ -24,30 +24,31 @@ from gpuyard.database.errors import StoreError
 
 LOG = logging.getLogger(__name__)
 BEAT = 1.5
-"""Seconds between two words of one that has a turn, and between two questions of one that waits for it."""
+"""Seconds between two queries of a process that has a turn, and between two questions of one that waits for it."""
 SILENCE = 6
-"""Seconds without a word after which PostgreSQL (14 or later) takes a turn away. Some beats: busy is not dead."""
+"""Seconds without a query after which PostgreSQL (14 or later) takes a turn away. Some beats: busy is not dead."""
 LAST = 5
 """Seconds for which `end_turns` waits for a question that is under way: the database may not answer."""
 NUMBERS = 5_283_174_901_000_000
-"""PostgreSQL's advisory locks have numbers; ours begin here."""
+"""The first of our numbers for PostgreSQL's advisory locks."""
 LOCKS = NUMBERS + (1 << 32)
-"""Those of transactions."""
+"""The first number for locks of transactions."""
 
 
 def take_lock(connection: Connection, name: str) -> None:
-    """Wait until no other transaction that writes has this; until the end of this one it has it. On SQLite one writes
-    at a time anyway."""
+    """Wait for a lock that no other writing transaction has, and hold it until the end of this one. On SQLite only one
+    writes at a time anyway."""
     if connection.dialect.name == "postgresql":
         number = LOCKS + crc32(name.encode())
         connection.execute(text("select pg_advisory_xact_lock(:number)"), {"number": number})
 
 
 class LeaderElection:
-    """Those that this process has."""
+    """The turns of this process."""
 
     def __init__(self, database: Database, silence: int = SILENCE) -> None:
-        """`silence`: seconds without a word from this process after which PostgreSQL takes its turns away; 0: never."""
+        """`silence`: seconds without a query from this process after which PostgreSQL takes its turns away; 0:
+        never."""
         self._database = database
         self._silence = silence
         self._files: dict[str, int] = {}
@@ -60,12 +61,12 @@ class LeaderElection:
         self._beats: threading.Thread | None = None
 
     def on_free(self, name: str, call: Callable[[], None]) -> None:
-        """Call this when a turn that this process was refused, or has lost, can be had: to wake who takes it. Only on
-        PostgreSQL, and perhaps several times."""
+        """Register a call for when a turn that this process was refused, or has lost, can be had: it wakes the loop
+        that takes it. Only on PostgreSQL, and perhaps several times."""
         self._calls[name] = call
 
     def take_turn(self, name: str) -> bool:
-        """Whether this process has the turn now: it takes it when nobody has it, and keeps it until `end_turns`."""
+        """Take the turn when nobody has it, and keep it until `end_turns`; return whether this process has it now."""
         with self._turns:
             if self._database.sqlite:
                 return self._take_file(name)
@@ -80,18 +81,18 @@ class LeaderElection:
             return taken
 
     def has_turn(self, name: str) -> bool:
-        """Whether this process has had the turn without a break since it took it."""
+        """Return whether this process has had the turn without a break since it took it."""
         with self._turns:
             if self._database.sqlite:
                 return name in self._files
             return self._is_alive(name)
 
     def taken(self) -> list[str]:
-        """Names of those that this process has, as far as it knows: nobody is asked."""
+        """Return the names of turns that this process has, as far as it knows: the database is not asked."""
         return sorted({*self._files, *self._connections})
 
     def end_turns(self) -> None:
-        """Let others have them."""
+        """Release all turns for other processes."""
         with self._turns:
             self._over.set()
             beats, self._beats = self._beats, None

@@ -1,8 +1,8 @@
-"""Brings the tables of a room to those of this release.
+"""Migrates the tables of a schema module to those of this release.
 
 One process at a time does it, in one transaction, so that several may start at once and none ever sees half of it. A
-database of a newer release is refused, and one of a step that is no longer kept. A SQLite file is copied before it is
-changed.
+database of a newer release is refused, and so is one at a step that is no longer kept. A SQLite file is copied
+before it is changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpuyard.database.schema_modules import SchemaModule
 
 HEAD = "head"
 ONE_AT_A_TIME = threading.Lock()
-"""Alembic hands its operations to the migrations in a global variable."""
+"""Lock around migrations: Alembic hands its operations to them in a global variable."""
 LOCK = 5_283_174_901_226_411
 """Number of PostgreSQL's advisory lock; any that nobody else uses."""
 WITH_ALL_STEPS = "2a265a9"
@@ -50,7 +50,7 @@ class Unknown(StrEnum):
 
 
 def migrate(url: URL, room: SchemaModule, target: str = HEAD) -> None:
-    """Raises StoreError; then nothing was changed."""
+    """Migrate the tables to `target`. Raises StoreError; then nothing was changed."""
     sqlite = url.get_backend_name() == "sqlite"
     path = Path(url.database or "") if sqlite else None
     with translated(shown(url)), ONE_AT_A_TIME, file_lock(path) if path else nullcontext():
@@ -90,12 +90,12 @@ def _steps_in(folder: Path) -> ScriptDirectory:
 
 
 def revision_of(connection: Connection, room: SchemaModule) -> str | None:
-    """Which step the room's tables are at; None before the first one."""
+    """Return the step that the tables are at; None before the first one."""
     return MigrationContext.configure(connection, opts={"version_table": room.version_table}).get_current_revision()
 
 
 def run_steps(connection: Connection, room: SchemaModule, script: ScriptDirectory, target: str) -> None:
-    """Over this connection, and within its transaction."""
+    """Run the steps over this connection, and within its transaction."""
     steps = {"version_table": room.version_table, "fn": lambda revision, _: script._upgrade_revs(target, revision)}
     context = MigrationContext.configure(connection, opts=steps)
     with context.begin_transaction(), Operations.context(context):
@@ -103,7 +103,8 @@ def run_steps(connection: Connection, room: SchemaModule, script: ScriptDirector
 
 
 def unknown(script: ScriptDirectory, revision: str | None) -> Unknown | None:
-    """None for a step that there is, and before the first one. Steps are numbered in order."""
+    """Return why a step is unknown; None for a step that there is, and before the first one. Steps are numbered in
+    order."""
     if revision is None or revision in {step.revision for step in script.walk_revisions()}:
         return None
     return Unknown.OLDER if revision < str(script.get_current_head()) else Unknown.NEWER

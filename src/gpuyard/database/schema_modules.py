@@ -1,4 +1,4 @@
-"""Who keeps something in the database."""
+"""Schema module: the tables of one part of gpuyard, with their migrations."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class SchemaModule:
     steps: Path
     """The folder of the migrations, one file each."""
     tables: MetaData
-    """As the last step leaves them; a test holds both together."""
+    """The tables as the last step leaves them; a test holds both together."""
     version_table: str
-    """Where the database says which step its tables are at."""
+    """The table that has the step of the other tables."""
     references: Mapping[str, str] = field(default_factory=dict)
     """Columns that refer to others, as in ``table.column``, where no constraint says so."""

@@ -1,4 +1,4 @@
-"""Moments as a database has them: whole seconds since 1970."""
+"""Converts moments to and from a database's whole seconds since 1970."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 def seconds(moment: datetime) -> int:
-    """A part of a second is cut off. Raises ValueError when the moment has no time zone."""
+    """Return the seconds since 1970, rounded towards zero. Raises ValueError when the moment has no time zone."""
     if moment.tzinfo is None:
         raise ValueError(f"{moment} has no time zone")
     return int(moment.timestamp())

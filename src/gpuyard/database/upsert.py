@@ -1,4 +1,4 @@
-"""Insert or replace, in the words of either database."""
+"""Builds upserts: insert or replace, in the dialect of either database."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 
 def insert_new(connection: Connection, table: Table, *rows: Mapping[str, Any]) -> bool:
-    """Insert rows that are not there yet; whether any was new."""
+    """Insert rows that are not there yet; return whether any was new."""
     statement = _insert(connection.dialect.name, table).on_conflict_do_nothing()
     counted = statement.execution_options(preserve_rowcount=True)
     return sum(connection.execute(counted, dict(row)).rowcount for row in rows) > 0
@@ -32,8 +32,8 @@ def put(connection: Connection, table: Table, row: Mapping[str, Any]) -> None:
 def upsert(
     dialect: str, table: Table, columns: Sequence[str], only: ColumnElement[bool] | None = None
 ) -> postgresql.Insert | sqlite.Insert:
-    """A statement for `put`, for whoever needs it often: it takes longer to make than to execute. It replaces a row
-    only when `only` holds of it; its `rowcount` is 1 when a row was written."""
+    """Return a statement for `put`, for repeated use: it takes longer to make than to execute. It replaces a row only
+    when `only` holds of it; its `rowcount` is 1 when a row was written."""
     keys = [column.name for column in table.primary_key]
     statement = _insert(dialect, table)
     values = {name: statement.excluded[name] for name in columns if name not in keys}
@@ -42,7 +42,7 @@ def upsert(
 
 
 def adding(dialect: str, table: Table, column: str) -> postgresql.Insert | sqlite.Insert:
-    """A statement that inserts a row, or adds to a number of the one with its primary key."""
+    """Return a statement that inserts a row, or adds to a number of the one with its primary key."""
     keys = [key.name for key in table.primary_key]
     statement = _insert(dialect, table)
     more = {column: table.c[column] + statement.excluded[column]}
