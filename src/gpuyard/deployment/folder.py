@@ -1,4 +1,4 @@
-"""Kolla's folder as a deployment sees it, and what it writes there."""
+"""Kolla's configuration folder: reads its state for a deployment, and writes inventory, variables and passwords."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ PASSWORDS, CREDENTIALS = "passwords.yml", "clouds.yaml"
 BLANK = ("docker_registry_password",)
 """Passwords that kolla-genpwd leaves empty."""
 PRIVATE = 0o640
-"""The most that a file of passwords may allow, as kolla-genpwd makes it."""
+"""The widest mode that a file of passwords may have, as kolla-genpwd makes it."""
 VAULT = "$ANSIBLE_VAULT;"
-"""How a file begins that ansible-vault has encrypted as a whole."""
+"""Beginning of a file that ansible-vault has encrypted as a whole."""
 SHOWN = 3
-"""Of passwords that are missing, how many are named."""
+"""Most missing passwords that a message names."""
 SHARE = Path("share/kolla-ansible")
 COLLECTION = Path("ansible_collections/openstack/kolla")
 REQUIREMENTS = ("requirements.yml", "requirements-core.yml")
-"""What install-deps has Ansible install: the collection's branch of this release, and bounds of others' versions
-(kolla_ansible/ansible.py, install_galaxy_collections)."""
+"""Files of requirements that install-deps has Ansible install: the collection's branch of this release, and bounds of
+others' versions (kolla_ansible/ansible.py, install_galaxy_collections)."""
 MARKER = ".gpuyard-requirements"
-"""In the collection's folder: the digest of what it was installed by. ansible-galaxy removes the folder first when it
-installs, so the file does not outlive what it speaks of. The collection itself is 1.0.0 on all branches."""
+"""File in the collection's folder with the digest of the requirements it was installed by. ansible-galaxy removes the
+folder first when it installs, so the file does not outlive the collection it is about. The collection itself is
+1.0.0 on all branches."""
 SECONDS = 120.0
 
 
@@ -57,7 +58,7 @@ class DeployFolder:
     kolla_ansible: str
     """Name or path of the program."""
     _programs: dict[str, str] = field(default_factory=dict, repr=False)
-    """What was found out of programs, which do not change meanwhile."""
+    """Cached facts about programs, which do not change meanwhile."""
 
     @property
     def inventory(self) -> Path:
@@ -69,11 +70,11 @@ class DeployFolder:
 
     @property
     def program(self) -> Path:
-        """Raises UsageError when there is none."""
+        """The program's path. Raises UsageError when there is none."""
         return find_program(self.kolla_ansible)
 
     def look(self, site: Site, compiled: CompiledSite | None) -> KollaState:
-        """`compiled`: None while recordings are missing."""
+        """Return the state of folder and programs. `compiled`: None while recordings are missing."""
         try:
             program = self.program
             if "version" not in self._programs:
@@ -103,7 +104,7 @@ class DeployFolder:
             return KollaState(problem=str(error))
 
     def machines(self, site: Site) -> Rendering:
-        """What must change for inventory and variables. Raises GpuyardError."""
+        """Return the changes of inventory and variables. Raises GpuyardError."""
         example = read_text(self._share / "ansible/inventory/multinode")
         if example is None:
             raise GpuyardError(f"{self._share} has no ansible/inventory/multinode; install kolla-ansible again")
@@ -124,20 +125,20 @@ class DeployFolder:
         return read_variables((name, text) for name, text in variable_files(self.path) if name != own)
 
     def rendering(self, compiled: CompiledSite) -> Rendering:
-        """As 'gpuyard site render --kolla -i INVENTORY'. Raises GpuyardError."""
+        """Plan what 'gpuyard site render --kolla -i INVENTORY' would. Raises GpuyardError."""
         folder = read_folder(self.path)
         beside = self.program.parent / "ansible-inventory"
         known = read_inventory([self.inventory], compute_group(folder), beside if beside.exists() else None)
         return plan_kolla(compiled, folder, known)
 
     def write(self, changes: Sequence[Change]) -> None:
-        """Raises GpuyardError."""
+        """Write the changes. Raises GpuyardError."""
         for change in changes:
             write(change)
 
     def make_passwords(self) -> None:
-        """Those that are missing, by kolla-genpwd. Where none is, the file gets its mode and is not written: what is
-        encrypted in it, and its comments, stay. Raises GpuyardError."""
+        """Generate missing passwords by kolla-genpwd. Where none is missing, the file gets its mode and is not written:
+        encrypted values and comments in it stay. Raises GpuyardError."""
         target = self.path / PASSWORDS
         found = read_passwords(read_text(target))
         if found.refusal:
@@ -173,15 +174,15 @@ class DeployFolder:
         return self.program.parent.parent / SHARE
 
     def has_collection(self) -> bool:
-        """Whether openstack.kolla is where install-deps puts it. Raises GpuyardError."""
+        """Return whether openstack.kolla is where install-deps puts it. Raises GpuyardError."""
         return self._collection.is_dir()
 
     def collection_is_current(self) -> bool:
-        """Whether it was installed by what this kolla-ansible requires. Raises GpuyardError."""
+        """Return whether it was installed by what this kolla-ansible requires. Raises GpuyardError."""
         return read_text(self._collection / MARKER) == self._requirements()
 
     def keep_requirements(self) -> None:
-        """Note, after install-deps, by which requirements the collection was installed. Raises GpuyardError."""
+        """Record, after install-deps, by which requirements the collection was installed. Raises GpuyardError."""
         if not self.has_collection():
             raise GpuyardError(
                 f"kolla-ansible install-deps ended well, and {self._collection} is not there; look at its output"
@@ -219,8 +220,8 @@ class DeployFolder:
 
 
 def collections_path(settings: str) -> str:
-    """The folder in which ansible-galaxy installs collections: the first of its paths. `settings`: what
-    ``ansible-config dump --format json`` printed. Raises GpuyardError."""
+    """Return the folder in which ansible-galaxy installs collections: the first of its paths. `settings`: the output of
+    ``ansible-config dump --format json``. Raises GpuyardError."""
     try:
         values = {setting.get("name"): setting.get("value") for setting in json.loads(settings)}
         first = values["COLLECTIONS_PATHS"][0]
@@ -235,16 +236,16 @@ def collections_path(settings: str) -> str:
 
 @dataclass(frozen=True)
 class Passwords:
-    """What kolla-genpwd would find in passwords.yml."""
+    """The state of passwords.yml for kolla-genpwd."""
 
     made: bool
-    """Whether there is none that it would make."""
+    """Whether there is none left to generate."""
     refusal: str = ""
-    """Why it cannot make those that are missing, and what to do."""
+    """Why it cannot generate those that are missing, and what to do."""
 
 
 def read_passwords(text: str | None) -> Passwords:
-    """A file that is encrypted as a whole has been made. Raises UsageError."""
+    """Return the state of passwords.yml; a file that is encrypted as a whole counts as made. Raises UsageError."""
     if text is None:
         return Passwords(made=False)
     if text.startswith(VAULT):

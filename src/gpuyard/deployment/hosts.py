@@ -1,6 +1,6 @@
-"""The hosts of a deployment: looked at, prepared, rebooted and waited for, many at once over ssh.
+"""Inspects, prepares and reboots the hosts of a deployment, many at once over ssh, and waits for them.
 
-A host whose address is localhost is this machine, and is spoken to in this process.
+A host whose address is localhost is this machine, and its verbs run in this process.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from gpuyard.model.host import Inventory
 from gpuyard.site.deploy_rules import HERE, SiteDeploy
 
 LOOK_SECONDS, APPLY_SECONDS = 600.0, 7200.0
-"""The most that one host may take: an initramfs takes minutes for each kernel."""
+"""Seconds that one host may take at most: an initramfs takes minutes for each kernel."""
 POLL_SECONDS = 3.0
 
 
 @dataclass
 class DeployHosts:
-    """Those of a site file. Reasons are in words; nothing here raises for a host that fails."""
+    """The hosts of a site file. Problems are returned as text; nothing here raises for a host that fails."""
 
     deploy: SiteDeploy
     options: FleetOptions
@@ -42,7 +42,7 @@ class DeployHosts:
     sleep: Callable[[float], None]
     on_event: Callable[[Event], None] = lambda event: None
     recordings: dict[str, str] = field(default_factory=dict)
-    """Host -> what 'record' would write, as it was at the last look."""
+    """Host -> the recording of its last inspection."""
 
     def look(
         self,
@@ -50,19 +50,20 @@ class DeployHosts:
         recorded: Mapping[str, Inventory],
         gpus: Mapping[str, Sequence[str]] | None,
     ) -> dict[str, HostState]:
-        """`recorded`: what recordings say of hosts. `gpus`: host -> addresses that the site gives away, once known."""
+        """Return the state of each host. `recorded`: the inventories in recordings. `gpus`: host -> addresses that the
+        site gives away, once known."""
         own = {name: self._words(name, gpus) for name in names}
         outcomes = self._run("look", names, own, replace(self.options, seconds=LOOK_SECONDS))
         return {name: self._sight(name, outcome, recorded.get(name)) for name, outcome in outcomes.items()}
 
     def prepare(self, names: Sequence[str], gpus: Mapping[str, Sequence[str]] | None) -> dict[str, str]:
-        """Host -> what went wrong."""
+        """Prepare hosts; return host -> problem."""
         own = {name: ["--yes", *self._words(name, gpus)] for name in names}
         outcomes = self._run("apply", names, own, replace(self.options, seconds=APPLY_SECONDS))
         return {name: problem_of(outcome) for name, outcome in outcomes.items()}
 
     def reboot(self, boots: Mapping[str, str]) -> dict[str, str]:
-        """`boots`: host -> the boot that shall end. Asked for, and waited for. Host -> what went wrong."""
+        """Reboot hosts and wait for them; return host -> problem. `boots`: host -> the boot that shall end."""
         own = {name: ["--boot-id", boot] for name, boot in boots.items()}
         outcomes = self._run("reboot", list(boots), own, replace(self.options, seconds=LOOK_SECONDS))
         refused = {
@@ -75,7 +76,8 @@ class DeployHosts:
         return {**refused, **back}
 
     def wait(self, boots: Mapping[str, str]) -> dict[str, str]:
-        """Until each host answers out of another boot; with an empty one, until it answers. Host -> what went wrong."""
+        """Wait until each host answers from another boot; with an empty one, until it answers. Return host ->
+        problem."""
         end = self.clock() + self.patience
         waiting, last = dict(boots), dict.fromkeys(boots, "it has not gone down")
         while waiting:
@@ -128,7 +130,8 @@ class DeployHosts:
 
 
 def parse_look(result: Mapping[str, Any]) -> tuple[HostState, Inventory]:
-    """What 'look' answered. Raises KeyError, TypeError, ValueError, AttributeError, GpuyardError for anything else."""
+    """Parse the answer of 'look'. Raises KeyError, TypeError, ValueError, AttributeError, GpuyardError for anything
+    else."""
     plan, engine = result["plan"], result["engine"]
     findings = [Finding.from_dict(one) for one in result["findings"]]
     boot = str(result["boot_id"])
@@ -167,7 +170,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def problem_of(outcome: Outcome) -> str:
-    """Why a verb has no good result; empty when it has one."""
+    """Return why a verb has no good result; empty when it has one."""
     if outcome.ending is not Ending.DONE:
         return f"{outcome.ending.value}: {outcome.reason}"
     if outcome.exit:
@@ -176,7 +179,7 @@ def problem_of(outcome: Outcome) -> str:
 
 
 def in_this_process(name: str, words: Sequence[str]) -> Outcome:
-    """A verb on this machine."""
+    """Run a verb on this machine."""
     kept = commands.Kept()
     try:
         code = commands.run(words[0], options_of(list(words)), kept)

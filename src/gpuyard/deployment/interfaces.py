@@ -1,9 +1,9 @@
-"""Network interfaces with which a deployment would cut a host off, or its services would listen in the wrong place.
+"""Checks network interfaces with which a deployment would cut a host off, or services would listen in the wrong place.
 Pure.
 
 Kolla moves neutron_external_interface into an Open vSwitch bridge on hosts of its group network, and on hypervisors
-where they reach external networks themselves (role openvswitch, tasks/post-config.yml). What was reached by an address
-of that interface, or of the bond that it belongs to, is reached no more; no check of Kolla's asks for it.
+where they reach external networks themselves (role openvswitch, tasks/post-config.yml). Whatever was reached by an
+address of that interface, or of the bond that it belongs to, is no longer reached; no check of Kolla's asks for it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SWITCH = "ovs-system"
 
 
 def interface_problem(deploy: SiteDeploy, name: str, host: HostState, kolla: KollaState | None) -> str:
-    """Why a host cannot be deployed to with these interfaces, and what to do; empty when it can. The reason names the
-    host, so that it is the same one in each step that it is in the way of."""
+    """Return why a host cannot be deployed to with these interfaces, and what to do; empty when it can. The reason
+    names the host, so that it is the same in each step that it blocks."""
     if host.interfaces_problem:
         return f"the network interfaces of {name} are not known: {host.interfaces_problem}"
     return next(_problems(deploy, name, host, kolla), "")

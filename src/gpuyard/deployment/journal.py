@@ -1,7 +1,8 @@
-"""What was begun and what came of it: one JSON object a line, on the disk before anything is done.
+"""Journal of a deployment: what was begun and how it ended, one JSON object a line, on the disk before anything is
+done.
 
-The journal is for what the world cannot be asked: whether a run of Kolla came to its end, whether a host that does not
-answer is on its way up again because we asked for it. Everything else is looked at.
+It is for facts that cannot be observed: whether a run of Kolla came to its end, whether a host that does not answer
+is rebooting because we asked for it. Everything else is observed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gpuyard.model.errors import GpuyardError, UsageError
 
 DEPLOY_RUN = "'gpuyard deploy run', or a program that one has started, is at this site"
 LONGEST = 1 << 16
-"""Bytes of a line that are read."""
+"""Most bytes of a line that are read."""
 
 
 class Happening(StrEnum):
@@ -32,18 +33,18 @@ class Happening(StrEnum):
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """What happened to one task. `object` is a host, an image, or empty."""
+    """An event of one task. `object` is a host, an image, or empty."""
 
     run: str
     stage: str
     object: str
     happening: Happening
     at: str
-    """UTC, ISO 8601."""
+    """Time of the event, UTC, ISO 8601."""
     about: str = ""
-    """For a reboot the boot that was to end; for a run of Kolla the digest of what was deployed; of a failure why."""
+    """For a reboot the boot that was to end; for a run of Kolla the digest of its input; for a failure the reason."""
     hosts: tuple[str, ...] = ()
-    """To which the run was limited; empty: to none."""
+    """Hosts that the run was limited to; empty: to none."""
 
     def line(self) -> str:
         found = {
@@ -74,17 +75,18 @@ class DeployJournal:
         return self._last.get((stage, object_))
 
     def is_open(self, stage: str, object_: str = "") -> bool:
-        """Whether it was begun and has not come to a good end: killed, or failed."""
+        """Return whether it was begun and has not come to a good end: killed, or failed."""
         entry = self.last(stage, object_)
         return entry is not None and entry.happening is not Happening.DONE
 
     def last_of(self, stage: str, host: str) -> JournalEntry | None:
-        """The last entry of a stage that was for a host: of its own, or of all that a run was limited to."""
+        """Return the last entry of a stage that was for a host: of its own, or of all that a run was limited to."""
         mine = (e for e in reversed(self.entries) if e.stage == stage and e.object in ("", host))
         return next((entry for entry in mine if not entry.hosts or host in entry.hosts), None)
 
     def left_open(self, stage: str, hosts: Iterable[str]) -> JournalEntry | None:
-        """What was begun for one of these hosts and has not come to a good end, nor has another run for it since."""
+        """Return the entry of what was begun for one of these hosts and has not come to a good end, nor has another
+        run for it since."""
         for host in hosts:
             last = self.last_of(stage, host)
             if last is not None and last.happening is not Happening.DONE:
@@ -100,7 +102,7 @@ class DeployJournal:
 
 
 def parse_journal(lines: Iterable[str], run: str = "") -> DeployJournal:
-    """What a file says. A line that a crash has cut, or that is none of ours, says nothing."""
+    """Parse a journal. A line that a crash has cut, or that is none of ours, is skipped."""
     return DeployJournal(tuple(entry for line in lines if (entry := _entry(line)) is not None), run)
 
 
@@ -121,7 +123,7 @@ def _entry(line: str) -> JournalEntry | None:
 
 
 class JournalBusyError(GpuyardError):
-    """Another run writes it."""
+    """Raised when another run writes the journal."""
 
 
 class JournalFile:
@@ -131,7 +133,7 @@ class JournalFile:
         self.path, self._run = path, run
 
     def read(self, run: str = "") -> DeployJournal:
-        """Raises UsageError when it cannot be read."""
+        """Return the journal. Raises UsageError when it cannot be read."""
         try:
             with self.path.open(encoding="utf-8", errors="replace") as file:
                 return parse_journal(iter(lambda: file.readline(LONGEST), ""), run)
@@ -144,7 +146,8 @@ class JournalFile:
 
     @contextmanager
     def writer(self) -> Iterator[JournalWriter]:
-        """Raises GpuyardError when another run is at it, UsageError when it cannot be written."""
+        """Open the journal for writing. Raises GpuyardError when another run is at it, UsageError when it cannot be
+        written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
@@ -166,12 +169,12 @@ class JournalFile:
 
 @dataclass(frozen=True)
 class JournalWriter:
-    """Appends; what has returned is on the disk."""
+    """Appends entries; an entry is on the disk when the method returns."""
 
     descriptor: int
 
     def write(self, entry: JournalEntry) -> None:
-        """Raises GpuyardError when the disk does not take it."""
+        """Write an entry. Raises GpuyardError when the disk does not take it."""
         left = entry.line().encode()
         try:
             while left:

@@ -1,7 +1,10 @@
-"""The tasks of a deployment, each with its reason and how it stands. Pure: site, sight and journal in, tasks out.
+"""Plans the tasks of a deployment, each with its reason and standing. Pure: site, state and journal in, tasks out.
 
-A task is done because the world says so. Only where it cannot be asked the journal decides: a run of Kolla that was
-begun and has not ended is run again, which Kolla is made for; prechecks are run in each run, until all is deployed.
+Stages come in a fixed order (STAGES). A task is done when the observed state says so. The journal decides only where
+that cannot be observed: a run of Kolla that was begun and has not ended is run again, which Kolla is made for;
+prechecks are run in each run, until all is deployed. After the first stage that is not done, due tasks count as
+later; so do all unfinished tasks that are judged by the cloud or the service, whose state means nothing before the
+deployment is complete.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ CONTAINERS = {
 }
 """Kolla's containers without which a host with a role is not deployed. Other roles' depend on Kolla's variables."""
 HYPERVISOR = frozenset({"nova_compute", "nova_libvirt"})
-"""A host with one of these containers has servers, which a reboot would end, whether the container runs or not."""
+"""Containers with one of which a host has servers, which a reboot would end, whether the container runs or not."""
 
 
 class TaskStanding(StrEnum):
@@ -47,7 +50,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True)
 class TaskVerdict:
-    """How a task stands, and what says so: what is there, what would be changed, or what is in the way."""
+    """The standing of a task, and its grounds: what is there, what would be changed, or what blocks it."""
 
     standing: TaskStanding
     says: tuple[str, ...] = ()
@@ -61,7 +64,7 @@ class DeployTask:
     object: str
     reason: str
     how: str
-    """What it runs, as one would type it."""
+    """The command it runs, as one would type it."""
     verdict: TaskVerdict
 
     @property
@@ -74,10 +77,10 @@ class DeployTask:
 
 
 Judge = Callable[[Site, DeploymentState, DeployJournal, str, Collection[str]], TaskVerdict]
-"""Of the object, in a deployment to these hosts."""
+"""Judges the object, in a deployment to these hosts."""
 Observed = TypeVar("Observed", KollaState, OpenStackState, ServiceState)
 JudgeOf = Callable[[Site, DeploymentState, Observed, str], TaskVerdict]
-"""Of the object, by what was seen of one part of the world."""
+"""Judges the object, by what was observed of one part of the world."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +90,16 @@ class DeployStage:
     how: str
     judge: Judge
     of: str = ""
-    """hosts, hypervisors, images; portal and acceptance where the site has them; empty for one task for all."""
+    """The kind of objects: hosts, hypervisors, images; portal and acceptance where the site has them; empty for one
+    task for all."""
     whole_cloud: bool = False
-    """Left out where a run is limited to some hosts."""
+    """Whether it is left out where a run is limited to some hosts."""
     again: frozenset[Part] = frozenset()
-    """What it may have changed, and is looked at again."""
+    """Parts that it may have changed, and that are observed again."""
 
     @property
     def of_parts(self) -> frozenset[Part]:
-        """What must be looked at to judge it."""
+        """Parts that must be observed to judge it."""
         if self.again in ({Part.CLOUD}, {Part.SERVICE}):
             return self.again
         return frozenset({Part.HOSTS, Part.KOLLA})
@@ -103,7 +107,7 @@ class DeployStage:
 
 @dataclass(frozen=True)
 class DeployRange:
-    """What of a deployment is wanted. Empty: all."""
+    """The wanted part of a deployment. Empty: all."""
 
     first: str = ""
     last: str = ""
@@ -116,7 +120,7 @@ EVERYTHING = DeployRange()
 def plan_deployment(
     site: Site, sight: DeploymentState, journal: DeployJournal, wanted: DeployRange = EVERYTHING
 ) -> tuple[DeployTask, ...]:
-    """All tasks in their order. Raises UsageError for a stage or a host that there is not."""
+    """Return all tasks in their order. Raises UsageError for a stage or a host that there is not."""
     assert site.deploy is not None
     hosts = _hosts(site, wanted)
     tasks: list[DeployTask] = []
@@ -146,7 +150,7 @@ def _typed(deploy: SiteDeploy, how: str, name: str) -> str:
 
 
 def stages(wanted: DeployRange = EVERYTHING) -> tuple[DeployStage, ...]:
-    """Those of a range. Raises UsageError."""
+    """Return the stages of a range. Raises UsageError."""
     names = [stage.name for stage in STAGES]
     for name in (wanted.first, wanted.last):
         if name and name not in names:

@@ -1,4 +1,4 @@
-"""The real doors of a deployment: hosts over ssh, Kolla's folder and program, OpenStack, and gpuyard's own commands."""
+"""The real ports of a deployment: hosts over ssh, Kolla's folder and program, OpenStack, and gpuyard's own commands."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from gpuyard.site.schema import Site
 KOLLA_STAGES = ("install-deps", "bootstrap-servers", "prechecks", "deploy", "post-deploy")
 CLOUD = "kolla-admin-internal"
 """The administrator in the clouds.yaml that Kolla writes, at the internal endpoints. `kolla-admin` has the public ones,
-and a gateway does not pass on what an administrator asks."""
+and a gateway does not pass on an administrator's requests."""
 COMMAND = ("-m", "gpuyard.cli.main")
 
 
 class DeployInterrupted(GpuyardError):
-    """Somebody interrupted a program that ran."""
+    """Raised when somebody interrupted a program that ran."""
 
     exit_code = 130
 
 
 @dataclass
 class SitePorts:
-    """Those of one site file."""
+    """The ports for one site file."""
 
     site_file: Path
     site: Site
@@ -53,17 +53,17 @@ class SitePorts:
     hosts: DeployHosts
     folder: DeployFolder
     cloud: str | None
-    """Of the clouds.yaml that openstacksdk finds; None: the one that Kolla writes."""
+    """A cloud of the clouds.yaml that openstacksdk finds; None: the one that Kolla writes."""
     logs: Path
     ssh_config: Path | None
     service: DeployService
     now: Callable[[], datetime]
     on_task: Callable[[str], None] = lambda task: None
     held: tuple[int, ...] = ()
-    """Descriptors that programs inherit: the journal's lock, so that a run after a kill does not meet one that is still
-    at work."""
+    """Descriptors that programs inherit: the journal's lock, so that a run after a kill does not meet one that is
+    still at work."""
     loaded: LoadedSite | None = field(default=None, init=False)
-    """As of the last look; None while a recording is missing."""
+    """The site as of the last look; None while a recording is missing."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -222,7 +222,7 @@ class SitePorts:
 
 
 def ssh_variables(configuration: Path) -> dict[str, str]:
-    """What Ansible is told in its environment: its own arguments of ssh, and this configuration.
+    """Return the environment that gives Ansible its own arguments of ssh, and this configuration.
 
     It keeps connections open by a host's name alone, and with another configuration would reach another machine: so
     each configuration has a folder of its own for them.
@@ -234,5 +234,5 @@ def ssh_variables(configuration: Path) -> dict[str, str]:
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where journals and the output of programs are, unless one says otherwise."""
+    """Return the folder of journals and of the output of programs, unless another one is named."""
     return Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "gpuyard/deploy"

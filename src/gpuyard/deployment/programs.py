@@ -1,4 +1,4 @@
-"""Runs a program that a deployment needs the words of: nothing can be typed in, and it must come to its end in time."""
+"""Runs a program for its output: without input, and with a time limit."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def said_by(
     more: str = "",
     fails: bool = False,
 ) -> str:
-    """What it printed. `missing`: what to do when it is not there; `more`: where there is more about a failure. Raises
-    GpuyardError, for its own failure only where it may not fail (`fails`)."""
+    """Return what a program printed. `missing`: what to do when it is not there; `more`: where there is more about a
+    failure. Raises GpuyardError, for its own failure only where it may not fail (`fails`)."""
     try:
         done = subprocess.run(
             words,

@@ -1,7 +1,7 @@
-"""Carries a deployment out: the first tasks that are due, written down before, looked at after; until none is left.
+"""Runs a deployment: writes the first due tasks into the journal, runs them, observes again, until none is left.
 
-It decides nothing: what is to do says the planner, again after each stage. So a run that ends anywhere, by an error, a
-signal or a power cut, is gone on with by the same command.
+It decides nothing: the planner says what to do, again after each stage. So a run that ends anywhere, by an error, a
+signal or a power cut, is continued by the same command.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuyard.site.schema import Site
 
 
 class DeployFailed(GpuyardError):
-    """A task did not come to its end; the message names it, its object and why."""
+    """Raised when a task did not come to its end; the message names it, its object and why."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -27,34 +27,35 @@ class DeployFailed(GpuyardError):
 
 
 class DeploymentPorts(Protocol):
-    """Everything through which a deployment sees and acts."""
+    """Everything through which a deployment observes and acts."""
 
     def look(self, before: DeploymentState, parts: frozenset[Part]) -> DeploymentState:
-        """Look at these parts again; of the others what was seen before."""
+        """Observe these parts again; of the others return what was observed before."""
 
     def about(self, sight: DeploymentState, stage: str, name: str) -> str:
-        """What the journal is to say of a task that begins."""
+        """Return the journal's `about` for a task that begins."""
 
     def carry_out(self, sight: DeploymentState, stage: str, names: Sequence[str]) -> Mapping[str, str]:
-        """Do it for these objects, at once where that is possible. Object -> what went wrong; empty: it went well.
+        """Run the stage for these objects, at once where that is possible. Return object -> problem; empty: it went
+        well.
 
-        May be said twice of the same: what is done already is not done again, or does no harm.
+        It may be called twice for the same: what is done already is not done again, or does no harm.
         """
 
 
 class DeployScreen(Protocol):
-    """Where it is shown how it goes."""
+    """Shows the progress."""
 
     def started(self, number: int, of: int, tasks: Sequence[DeployTask]) -> None:
-        """A stage begins, for these tasks."""
+        """Show that a stage begins, for these tasks."""
 
     def ended(self, number: int, of: int, tasks: Sequence[DeployTask], problems: Mapping[str, str]) -> None:
-        """It has ended; by object what went wrong."""
+        """Show that it has ended; `problems` by object."""
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is to be done, and through what."""
+    """A deployment to run: site, ports and the wanted range."""
 
     site: Site
     doors: DeploymentPorts
@@ -62,7 +63,7 @@ class Deployment:
     clock: Callable[[], datetime]
 
     def first_look(self) -> DeploymentState:
-        """At all that the wanted stages need."""
+        """Observe all that the wanted stages need."""
         parts = {part for stage in stages(self.wanted) for part in stage.of_parts}
         return self.doors.look(DeploymentState(), frozenset(parts))
 
@@ -72,7 +73,7 @@ class Deployment:
     def run(
         self, sight: DeploymentState, journal: DeployJournal, writer: JournalWriter, screen: DeployScreen
     ) -> DeployJournal:
-        """Until everything that is wanted is done. Raises BlockedError, and GpuyardError for what failed."""
+        """Run until everything that is wanted is done. Raises BlockedError, and GpuyardError for what failed."""
         ran: dict[tuple[str, str], tuple[str, ...]] = {}
         while True:
             tasks = self.plan(sight, journal)
@@ -125,7 +126,7 @@ class Deployment:
 
 
 def stop_at_blocked(tasks: Sequence[DeployTask]) -> None:
-    """Raises BlockedError with all that is in the way, each reason once."""
+    """Raise BlockedError with everything that blocks a task, each reason once."""
     reasons: dict[str, list[str]] = {}
     for task in tasks:
         if task.standing is TaskStanding.BLOCKED:

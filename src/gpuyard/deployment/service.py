@@ -1,6 +1,7 @@
-"""The portal as a service of the machine that a deployment is run on, as docs/how-to/run-as-a-service.md has it.
+"""Installs the portal as a service of the machine that runs the deployment, as docs/how-to/run-as-a-service.md
+describes.
 
-What an operator has put there himself, his credentials and settings, stays: they are written only where there are none.
+The operator's own credentials and settings stay: they are written only where there are none.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ UNIT_FILE, UNIT = "etc/systemd/system/gpuyard.service", "gpuyard"
 PORT = re.compile(r"^GPUYARD_PORT=[\"']?([0-9]{1,5})[\"']?\s*$", re.MULTILINE)
 USUAL_PORT = 8080
 TO_ACCEPT = "to be accepted"
-"""As 'gpuyard gpu health' says it."""
+"""State of a GPU as 'gpuyard gpu health' shows it."""
 SECONDS = 1200.0
-"""The unit is started when it serves, which takes minutes where tables are brought up to date."""
+"""Seconds for a start, which ends when the unit serves: minutes where tables are upgraded."""
 
 
 @dataclass(frozen=True)
 class DeployService:
-    """Below `root`; `systemctl` and `gpuyard` are programs."""
+    """The service below `root`; `systemctl` and `gpuyard` are programs."""
 
     root: Path
     systemctl: Sequence[str]
@@ -38,7 +39,7 @@ class DeployService:
     site_file: Path
     site: Site
     clouds: Path
-    """The administrator's, with which it serves until it has credentials of its own."""
+    """The administrator's clouds.yaml, with which it serves until it has credentials of its own."""
     cloud: str
 
     def look(self) -> ServiceState:
@@ -51,7 +52,7 @@ class DeployService:
             return ServiceState(problem=str(error))
 
     def start(self) -> None:
-        """Write what differs, and have it serve. Raises GpuyardError."""
+        """Write what differs, and start or restart the unit. Raises GpuyardError."""
         if self.root == Path("/") and os.geteuid():
             raise GpuyardError("only root may make a service; type it as root")
         changes = self.changes()
@@ -69,11 +70,11 @@ class DeployService:
         self._run([*self.systemctl, "restart" if changes else "start", UNIT])
 
     def accept(self) -> list[str]:
-        """The words of the command that has all GPUs accepted that wait for it."""
+        """Return the words of the command that has all waiting GPUs accepted."""
         return ["gpu", "accept", "--wait", *self._of_portal]
 
     def changes(self) -> tuple[Change, ...]:
-        """Raises GpuyardError."""
+        """Return the changes of its files. Raises GpuyardError."""
         wanted: dict[str, str] = {SITE: self._text(self.site_file)}
         for host in self.site.hosts.values():
             wanted[f"etc/gpuyard/{host.recording}"] = self._text(self.site_file.parent / host.recording)
@@ -102,7 +103,7 @@ class DeployService:
 
     @property
     def accepts(self) -> bool:
-        """Whether the site says where servers are started that accept GPUs."""
+        """Whether the site names a project in which servers accept GPUs."""
         return self.site.health is not None and (
             self.site.health.acceptance is not None and self.site.health.acceptance.project is not None
         )

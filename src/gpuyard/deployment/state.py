@@ -1,4 +1,5 @@
-"""What is seen of a deployment: of its hosts, of Kolla's folder, of the cloud. None is what nobody has looked at."""
+"""Observed state of a deployment: its hosts, Kolla's folder, the cloud, the service. None is what nobody has
+observed."""
 
 from __future__ import annotations
 
@@ -18,42 +19,42 @@ class HostState:
     here: bool = False
     """Whether it is the machine that gpuyard runs on."""
     name: str = ""
-    """What it calls itself."""
+    """The name it calls itself."""
     interfaces: tuple[HostInterface, ...] = ()
     interfaces_problem: str = ""
     """Why they are not known."""
     changes: tuple[str, ...] = ()
     """Steps with which GPUs would be made ready to be given away."""
     refusals: tuple[str, ...] = ()
-    """Why that cannot be done."""
+    """Why these steps cannot be done."""
     reboot_later: tuple[str, ...] = ()
-    """What those steps will need a reboot for."""
+    """Reasons for which those steps will need a reboot."""
     pending: tuple[str, ...] = ()
-    """What waits for a reboot now."""
+    """Changes that wait for a reboot now."""
     restart: bool = False
-    """Whether its packages ask for one."""
+    """Whether its packages ask for a reboot."""
     restart_problem: str = ""
     """Why that is not known, and what to do."""
     given: tuple[str, ...] = ()
-    """Addresses of what goes to VMs."""
+    """Addresses of functions that go to VMs."""
     faults: tuple[str, ...] = ()
-    """Why VMs cannot have it: of VFIO, and of what differs from the recording."""
+    """Why VMs cannot have them: of VFIO, and of what differs from the recording."""
     engine: str = ""
     """The container engine that is there."""
     engine_problem: str = ""
     containers: frozenset[str] = frozenset()
-    """Names of those that run."""
+    """Names of containers that run."""
     stopped: frozenset[str] = frozenset()
-    """Names of those that are there and do not run."""
+    """Names of containers that are there and do not run."""
     hypervisor: tuple[str, ...] = ()
     """Processes that are servers, or start some."""
     releases: frozenset[str] = frozenset()
-    """Of OpenStack, by the tags of their images, as far as Kolla's own tags name one."""
+    """Releases of OpenStack, by the tags of their images, as far as Kolla's own tags name one."""
 
 
 @dataclass(frozen=True)
 class KollaState:
-    """The folder and the programs."""
+    """Kolla's folder and its programs."""
 
     problem: str = ""
     """Why kolla-ansible cannot be used, and what to do."""
@@ -65,12 +66,12 @@ class KollaState:
     passwords_refusal: str = ""
     """Why those that are missing cannot be made, and what to do."""
     passwords_mode: str = ""
-    """Of their file, where everybody may read or write it."""
+    """Mode of their file, where everybody may read or write it."""
     rendered: tuple[str, ...] | None = ()
     """Files of the site's options that differ. None: cannot be known before the inventory is there."""
     render_refusals: tuple[str, ...] = ()
     collection: bool = False
-    """Whether Ansible has what Kolla needs of its own."""
+    """Whether Ansible has Kolla's own collection."""
     collection_current: bool = False
     """Whether it was installed by what this release of Kolla requires."""
     credentials: bool = False
@@ -78,18 +79,18 @@ class KollaState:
     bridges_hypervisors: bool = True
     """Whether Kolla may put the external interface of hosts without the role network into a bridge, too."""
     digest: str = ""
-    """Of everything that is deployed from."""
+    """Digest of everything that is deployed from."""
 
 
 @dataclass(frozen=True)
 class OpenStackState:
-    """What OpenStack says. With `problem` nothing else is known."""
+    """The cloud. With `problem` nothing else is known."""
 
     problem: str = ""
     reads_limits: bool = False
     """Whether Nova's user may read limits in Keystone."""
     steps: tuple[str, ...] = ()
-    """What 'site apply' would do."""
+    """Steps that 'site apply' would take."""
     refusals: tuple[str, ...] = ()
     images: Mapping[str, bool] = field(default_factory=dict)
     """Image that the site builds -> whether servers get one by its name."""
@@ -97,7 +98,7 @@ class OpenStackState:
 
 @dataclass(frozen=True)
 class ServiceState:
-    """The portal as a service here."""
+    """The portal as a service of this machine."""
 
     problem: str = ""
     changes: tuple[str, ...] = ()
@@ -109,13 +110,13 @@ class ServiceState:
 
 @dataclass(frozen=True)
 class DeploymentState:
-    """All of it."""
+    """The observed state of everything."""
 
     hosts: Mapping[str, HostState] = field(default_factory=dict)
     recorded: frozenset[str] = frozenset()
     """Hosts whose recordings are there."""
     site_problem: str = ""
-    """Why the site file cannot be made options of, once all recordings are there."""
+    """Why the site does not compile, once all recordings are there."""
     kolla: KollaState | None = None
     cloud: OpenStackState | None = None
     service: ServiceState | None = None

@@ -1,1 +1,2 @@
-"""A public machine in front of a cloud that nobody outside reaches: its configuration, made of the site file. Pure."""
+"""Generates the configuration of a public machine in front of a cloud that nobody outside reaches, from the site file.
+Pure."""

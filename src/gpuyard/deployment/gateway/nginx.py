@@ -1,4 +1,5 @@
-"""The configuration of nginx. Paths in it are relative: to its own folder, and to the one that it is started in.
+"""Generates nginx.conf of the gateway. Paths in it are relative: to its own folder, and to the one that nginx is
+started in.
 
 Of a request only what is named here comes through: method and path by the table of openings, headers by a list. So
 nothing that a client writes into a header can pass for what a gateway says.
@@ -29,20 +30,21 @@ DASHBOARD_HEADERS = (
     "X-Requested-With", *BROWSER_HEADERS,
 )  # fmt: skip
 UPLOAD_HEADERS = ("Access-Control-Request-Headers", "Access-Control-Request-Method", "Origin")
-"""With which a page of Horizon uploads an image to Glance."""
+"""Headers with which a page of Horizon uploads an image to Glance."""
 CONSOLE_HEADERS = (
     "Accept", "Accept-Encoding", "Accept-Language", "If-Modified-Since", "Origin", "Sec-WebSocket-Key",
     "Sec-WebSocket-Protocol", "Sec-WebSocket-Version", "User-Agent",
 )  # fmt: skip
 IDLE_CONSOLE = "1h"
-"""After which a console in which nothing happens is closed."""
+"""Time after which a console in which nothing happens is closed."""
 HSTS = "max-age=63072000"
 TLS_HEADER, TLS_VALUE = "X-Forwarded-Ssl", "on"
-"""Tells Horizon that a request came by TLS: Kolla's HAProxy removes X-Forwarded-Proto where it speaks none itself."""
+"""The header that tells Horizon that a request came by TLS: Kolla's HAProxy removes X-Forwarded-Proto where it speaks
+none itself."""
 WEBHOOK_BODY = 25 << 20
-"""Bytes: GitHub sends no more."""
+"""Bytes of the largest webhook that GitHub sends."""
 DRAIN = "30m"
-"""How long requests that are being answered may go on after a reload; then what is left of them is cut off."""
+"""Time for which requests that are being answered may go on after a reload; then the rest of them is cut off."""
 REFUSALS = {
     403: "This gateway passes on what clients of the cloud need, for addresses that may come. This method and path, or "
     "your address, are not among them; who runs the cloud says which are under 'gateway' in the site file.",
@@ -172,7 +174,8 @@ WEBSOCKETS = f"""\
 
 
 def nginx_conf(gateway: SiteGateway, behind: Mapping[str, Socket], webhook: bool) -> str:
-    """``nginx.conf``. `behind`: where each door leads, as the gateway reaches it. `webhook`: whether GitHub's pass."""
+    """Return ``nginx.conf``. `behind`: where each endpoint leads, as the gateway reaches it. `webhook`: whether
+    GitHub's pass."""
     limits = gateway.limits
     text = MAIN.format(
         drain=DRAIN, body=limits.body, requests=limits.requests, without_token=limits.without_token, clean=CLEAN,

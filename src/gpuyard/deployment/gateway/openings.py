@@ -1,8 +1,8 @@
-"""What the gateway lets through: the one table of methods and paths that clients of a cloud need.
+"""Table of the methods and paths that the gateway lets through: those that clients of a cloud need.
 
-A path is matched as it was sent, before anybody decodes or shortens it. What lets through more than one spelling of a
-path (dots, double slashes, semicolons, escapes of slashes) is not let through at all, so that the gateway and what is
-behind it cannot take one request for two different ones.
+A path is matched as it was sent, before anybody decodes or shortens it. A spelling that could be read in several
+ways (dots, double slashes, semicolons, escapes of slashes) is not let through at all, so that the gateway and the
+service behind it cannot take one request for two different ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HOOK = "/v1/github/webhook"
 STREAM = "/events"
 
 LETTER = r"(?:[A-Za-z0-9_~@:+,=-]|%(?:20|2[Bb]|2[Cc]|3[Aa]|40))"
-"""Of a part of a path. The escapes are those of space + , : @ alone, which mean the same escaped or not."""
+"""A character of a part of a path. The escapes are those of space + , : @ alone, which mean the same escaped or not."""
 PART = rf"{LETTER}(?:{LETTER}|\.)*"
 QUERY = r"(?:\?[!-~]*)?"
 CLEAN = rf"/(?:{PART}(?:/{PART})*/?)?{QUERY}"
@@ -27,13 +27,14 @@ REST = "{rest}"
 
 @dataclass(frozen=True)
 class GatewayOpening:
-    """One row."""
+    """A row of the table: methods and a path that pass."""
 
     service: str
     """Type in the catalogue; PORTAL."""
     methods: tuple[str, ...]
     path: str
-    """With ``{name}`` for one part, ``{a|b}`` for one of some, and ``{rest}`` at the end for whatever follows."""
+    """The path, with ``{name}`` for one part, ``{a|b}`` for one of some, and ``{rest}`` at the end for whatever
+    follows."""
     why: str = ""
 
     @property
@@ -234,7 +235,7 @@ DASHBOARD_SIGN_ON = (
 )
 DASHBOARD_UPLOAD = ((("OPTIONS",), "/v2/images/{image}/file", "Horizon's page asks whether it may upload to Glance"),)
 SOCKETS = ("/", "/websockify")
-"""Of consoles, where WebSockets are."""
+"""Paths of consoles at which their WebSockets are."""
 PAGES_OF_CONSOLE = (
     *((READ, path, "the WebSocket") for path in SOCKETS),
     (READ, "/{file}", "the page that draws a screen"),
@@ -256,7 +257,7 @@ CLOSED = (
     ("/v1/agents/{samples|enrol}", "for servers, which are inside"),
     (HOOK, "for GitHub, where the site takes webhooks"),
 )
-"""Of the portal, what does not pass although the above would let it."""
+"""Paths of the portal that do not pass although the table above would let them."""
 
 OPENINGS = tuple(
     GatewayOpening(service, methods, path, why)
@@ -267,11 +268,11 @@ OPENINGS = tuple(
     )
     for methods, path, why in rows
 )  # fmt: skip
-"""Nobody but operators asks Placement anything."""
+"""All openings. There are none of Placement: only operators may ask it anything."""
 
 
 def openings_of(name: str, gateway: SiteGateway) -> list[GatewayOpening]:
-    """Of a door."""
+    """Return the openings of an endpoint."""
     rows: list[tuple[tuple[str, ...], str, str]] = []
     if gateway.single_sign_on and name == "identity":
         rows += SINGLE_SIGN_ON
@@ -287,7 +288,7 @@ def openings_of(name: str, gateway: SiteGateway) -> list[GatewayOpening]:
 
 
 def closed(webhook: bool) -> Iterable[str]:
-    """Patterns of paths of the portal, with their queries, that stay inside."""
+    """Yield patterns of paths of the portal, with their queries, that stay inside."""
     for path, _ in CLOSED:
         if not (webhook and path == HOOK):
             yield rf"{_path(path)}{QUERY}"

@@ -1,4 +1,4 @@
-"""What is done with the files, in which order, and what Keystone must know: for people, who do it once."""
+"""Instructions for setting up a gateway: what to do with its files, in which order, and what Keystone must know."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuyard.site.gateway_rules import DASHBOARD, SiteGateway
 from gpuyard.site.schema import Site
 
 CATALOGUE = {"identity": "/v3", "compute": "/v2.1", "block-storage": "/v3"}
-"""What a service has behind its address in the catalogue; the others nothing."""
+"""Paths of services behind their addresses in the catalogue; the others have none."""
 PORTAL_TYPE = "gpu"
 KOLLA = {
     "identity": "keystone_public_url",
@@ -24,13 +24,14 @@ KOLLA = {
     "block-storage": "cinder_public_base_endpoint",
     DASHBOARD: "horizon_public_endpoint",
 }
-"""Kolla's variables of public addresses. That of Cinder is for both its types; by that of Horizon Glance and Keystone
-know its pages."""
+"""Kolla's variables of public addresses. Cinder's is for both its types; by Horizon's, Glance and Keystone know its
+pages."""
 OLD_VOLUMES, OLD_VOLUMES_PATH = "volumev3", "/v3/%(project_id)s"
 HORIZON_SETTINGS = f"""\
 SECURE_PROXY_SSL_HEADER = ('HTTP_{TLS_HEADER.upper().replace("-", "_")}', '{TLS_VALUE}')
 """
-"""For Horizon behind the gateway: it must know that its pages were asked for by TLS, or Django refuses each form."""
+"""Settings of Horizon behind the gateway: it must know that its pages were requested by TLS, or Django refuses each
+form."""
 SELF_SIGNED = (
     "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=none"
     f" -keyout {FOLDER}/tls/privkey.pem -out {FOLDER}/tls/fullchain.pem"
@@ -38,7 +39,7 @@ SELF_SIGNED = (
 
 
 def whether_needed(site: Site) -> str:
-    """One sentence for who only wants GitHub's jobs to find their runners."""
+    """Return one sentence for readers who only want GitHub's jobs to find their runners."""
     if site.runners is None:
         return "GitHub jobs need no gateway: runner scale sets ask GitHub, and nothing has to come in."
     hooked = [enrolment.name for enrolment in site.runners.enrolments if enrolment.webhook_secrets_file]
@@ -58,7 +59,7 @@ def takes_webhooks(site: Site) -> bool:
 
 
 def endpoint_commands(gateway: SiteGateway) -> list[str]:
-    """What an administrator types when the cloud is not Kolla's."""
+    """Return the commands of an administrator when the cloud is not Kolla's."""
     urls: dict[str, str] = {name: door.public.url + CATALOGUE.get(name, "") for name, door in gateway.services.items()}
     if (volumes := gateway.services.get("block-storage")) is not None:
         urls[OLD_VOLUMES] = f"'{volumes.public.url}{OLD_VOLUMES_PATH}'"
@@ -72,13 +73,13 @@ def endpoint_commands(gateway: SiteGateway) -> list[str]:
 
 
 def kolla_variables(gateway: SiteGateway) -> str:
-    """For ``/etc/kolla/globals.d``, or empty."""
+    """Return the text for ``/etc/kolla/globals.d``, or an empty one."""
     doors = ((name, door) for name, door in gateway.doors.items() if name in KOLLA)
     return "".join(f'{KOLLA[name]}: "{door.public.url}"\n' for name, door in doors)
 
 
 def steps(site: Site, gateway: SiteGateway) -> str:
-    """``README.txt``."""
+    """Return ``README.txt``."""
     return "\n".join(_steps(site, gateway)) + "\n"
 
 

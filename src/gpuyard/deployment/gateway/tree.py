@@ -1,4 +1,4 @@
-"""All files of a gateway, and what must change in a folder that was rendered before."""
+"""Collects all files of a gateway, and plans the changes in a folder that was rendered before."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gpuyard.site.schema import Site
 OURS = "# Written by 'gpuyard gateway render'"
 HEADER = f"{OURS}; what is changed in here is lost.\n"
 PATTERNS = ("README.txt", "gateway/etc/**/*", "cloud/etc/**/*")
-"""Where files of ours may be, below the folder."""
+"""Patterns of paths below the folder where files of ours may be."""
 
 
 def gateway_of(site: Site) -> SiteGateway:
-    """Raises UsageError for a site that has none."""
+    """Return the site's gateway. Raises UsageError for a site that has none."""
     if site.gateway is None:
         raise UsageError("the site has no gateway; docs/how-to/reach-the-cloud-through-a-gateway.md says what to write")
     return site.gateway
 
 
 def tree(site: Site) -> dict[str, str]:
-    """Path below the folder -> text. Raises UsageError for a site without a gateway."""
+    """Return path below the folder -> text. Raises UsageError for a site without a gateway."""
     gateway = gateway_of(site)
     files = {
         "README.txt": steps(site, gateway),
@@ -40,5 +40,5 @@ def tree(site: Site) -> dict[str, str]:
 
 
 def plan(files: Mapping[str, str], folder: Path) -> tuple[Change, ...]:
-    """Raises BlockedError when a file there is not gpuyard's."""
+    """Plan the changes in a folder. Raises BlockedError when a file there is not gpuyard's."""
     return plan_tree(files, folder, OURS, PATTERNS)

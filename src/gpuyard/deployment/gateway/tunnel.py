@@ -1,5 +1,7 @@
-"""Between the gateway and a machine of the cloud: WireGuard, or SSH. Private keys are made where they are used, and are
-in none of these files."""
+"""Generates the tunnel between the gateway and a machine of the cloud: WireGuard, or SSH.
+
+Private keys are made where they are used, and are in none of these files.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ UNIT = "etc/systemd/system/gpuyard-tunnel.service"
 DROP_IN = "etc/systemd/system/nftables.service.d/gpuyard-tunnel.conf"
 LOOPBACK = "127.0.0.1"
 LAST_WAY = 4000000
-"""Metric of the way that is taken when there is no other."""
+"""Metric of the route that is taken when there is no other."""
 ALIVE_S = 25
-"""Seconds after which a firewall on the way may forget a connection in which nothing is said."""
+"""Seconds of silence after which a firewall on the way may forget a connection."""
 
 FILTER = f"/usr/sbin/nft -f {FOLDER}/filter.nft"
 WITH_NFTABLES = """\
@@ -33,7 +35,7 @@ FIREWALL = f"""\
 ExecStartPost=-/bin/sh -c '{FILTER} || /usr/bin/systemctl --no-block stop gpuyard-tunnel.service'
 ExecReload=-/bin/sh -c '{FILTER} || /usr/bin/systemctl --no-block stop gpuyard-tunnel.service'
 """
-"""For the unit of nftables. systemd passes on that a unit is stopped, restarted (PartOf) or reloaded
+"""Drop-in for the unit of nftables. systemd passes on that a unit is stopped, restarted (PartOf) or reloaded
 (ReloadPropagatedFrom), but not that it is started; systemd.unit(5)."""
 WIREGUARD = """\
 [Unit]
@@ -90,7 +92,7 @@ WantedBy=multi-user.target
 
 
 def reached(gateway: SiteGateway) -> dict[str, Socket]:
-    """Where each door leads, as the gateway reaches it."""
+    """Return where each endpoint leads, as the gateway reaches it."""
     if gateway.ssh is None:
         return {name: door.behind for name, door in gateway.doors.items()}
     ports = _ports(gateway.doors, gateway.ssh)
@@ -104,7 +106,7 @@ def _ports(doors: Mapping[str, PublicEndpoint], tunnel: SshTunnel) -> dict[Socke
 
 
 def tunnel_files(gateway: SiteGateway) -> dict[str, str]:
-    """Path below the folder, ``gateway/`` or ``cloud/`` first -> text."""
+    """Return path below the folder, ``gateway/`` or ``cloud/`` first -> text."""
     if gateway.wireguard is not None:
         return _wireguard(gateway.doors, gateway.wireguard)
     if gateway.ssh is not None:

@@ -1,4 +1,4 @@
-"""nginx as a service that has no rights but to its ports, and how it gets its certificate."""
+"""Generates the gateway's systemd units: nginx with no rights but to its ports, and the copy of its certificate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ USER = "gpuyard-gateway"
 STATE = f"/var/lib/{USER}"
 FOLDER = "/etc/gpuyard/gateway"
 OF_ITS_USER = HARDENED.replace("DynamicUser=yes\n", "")
-"""Of a user that there always is: files of others belong to its group."""
+"""Hardening for a permanent user: files of others belong to its group."""
 NGINX = f"/usr/sbin/nginx -e stderr -p {STATE}/ -c {FOLDER}/nginx.conf"
 
 SERVICE = f"""\
@@ -86,7 +86,7 @@ UMask=0077
 
 
 def gateway_files() -> dict[str, str]:
-    """Path below the folder -> text."""
+    """Return path below the folder -> text."""
     return {
         "gateway/etc/systemd/system/gpuyard-gateway.service": SERVICE,
         "gateway/etc/systemd/system/gpuyard-gateway-certificate.service": CERTIFICATE,

@@ -1,4 +1,4 @@
-"""What ansible-playbook prints, line by line: the task at work, and why it failed."""
+"""Parses the output of ansible-playbook, line by line: the present task, and why tasks failed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORTEST_SECRET = 6
 
 @dataclass(frozen=True)
 class Failure:
-    """`host` and `task` are empty for what went wrong before any task."""
+    """A failure; `host` and `task` are empty when it was before any task."""
 
     host: str
     task: str
@@ -35,7 +35,7 @@ class Failure:
 
 @dataclass
 class OutputReader:
-    """Feed it lines; it remembers the last task, and the failures that Ansible did not ignore."""
+    """Reader that is fed lines, and remembers the last task and the failures that Ansible did not ignore."""
 
     task: str = ""
     failures: list[Failure] = field(default_factory=list)
@@ -45,7 +45,7 @@ class OutputReader:
     """Lines of a failure whose JSON is not complete yet."""
 
     def feed(self, line: str) -> bool:
-        """Take one line without its end. True when a new task begins."""
+        """Take one line without its end. Return True when a new task begins."""
         if self._open:  # JSON on many lines, as with -v
             self._open.append(line)
             if line == "}":
@@ -80,7 +80,7 @@ class OutputReader:
         self._open = []
 
     def why(self) -> tuple[Failure, ...]:
-        """All failures; what else there is to say when there are none."""
+        """Return all failures; when there are none, the errors or the last line."""
         if self.failures:
             return tuple(self.failures)
         return tuple(Failure("", "", text) for text in self.errors or ([self.last] if self.last else []))
@@ -105,7 +105,7 @@ def _essence(text: str) -> str:
 
 
 def secrets_in(text: str) -> tuple[str, ...]:
-    """Values of passwords.yml that must not be shown; none when it is encrypted. Long ones first."""
+    """Return the values of passwords.yml that must not be shown; none when it is encrypted. Long ones first."""
     try:
         document = YAML(typ="safe", pure=True).load(text)
     except YAMLError:

@@ -1,4 +1,4 @@
-"""Values of Kolla's variables with which a site's options would not work, each with its reason and what to do."""
+"""Finds values of Kolla's variables with which a site's options would not work, each with its reason and what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROVIDER_CONFIG = "nova_cell_compute_provider_config"
 
 
 def contradictions(compiled: CompiledSite, variables: Variables) -> tuple[str, ...]:
-    """Why nothing must be written."""
+    """Return the reasons why nothing must be written."""
     return (
         *_sriov(compiled, variables),
         *_filters(compiled, variables),
@@ -28,7 +28,7 @@ def contradictions(compiled: CompiledSite, variables: Variables) -> tuple[str, .
 
 
 def doubts(variables: Variables) -> tuple[str, ...]:
-    """Variables that decide something here and that only Ansible can evaluate."""
+    """Return notes about variables that matter here and that only Ansible can evaluate."""
     names = ("enable_neutron_sriov", "enable_blazar", "enable_nova", "enable_placement", "openstack_release")
     found = (variable for name in names for variable in variables.all(name))
     return tuple(
@@ -116,7 +116,7 @@ def _must_be(variables: Variables, name: str, wanted: bool, because: str) -> Ite
 
 
 def unreleased(compiled: CompiledSite, variables: Variables) -> Iterable[str]:
-    """A note for a release that Kolla does not have, unless the operator names it himself."""
+    """Yield a note for a release that Kolla does not have, unless the operator names it."""
     named = {str(variable.value) for variable in variables.all("openstack_release")}
     later = {release for major, release in RELEASE_OF.items() if major > NEWEST_KOLLA}
     if compiled.site.release in later - named:
@@ -154,7 +154,7 @@ def _release(compiled: CompiledSite, variables: Variables) -> Iterable[str]:
 
 
 def owner_of_provider_config(variables: Variables) -> tuple[str, ...]:
-    """The operator sets the variable that carries the provider configuration."""
+    """Return a refusal when the operator sets the variable that carries the provider configuration."""
     found = variables.all(PROVIDER_CONFIG)
     if not found:
         return ()

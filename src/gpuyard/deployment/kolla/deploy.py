@@ -1,4 +1,9 @@
-"""The steps of a deployment with ``kolla-ansible``, in the order that PCI devices in Placement need. Pure."""
+"""Plans the steps of a deployment with ``kolla-ansible``, in the order that PCI devices in Placement need. Pure.
+
+Where Placement decides (`pci_in_placement: on`), the services that schedule come before the hypervisors: Nova's own
+match of aliases knows models and not classes, and would give the second GPU of a group to another server than the
+first. Otherwise hypervisors come first, since the scheduler must find what it looks for in Placement.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,7 @@ class DeployStep:
 
 @dataclass(frozen=True)
 class Wish:
-    """What the operator asked for."""
+    """The operator's request."""
 
     kolla: Path
     inventories: tuple[Path, ...] = ()
@@ -46,7 +51,7 @@ class Wish:
 
 
 def all_steps(wish: Wish, compute_group: str) -> tuple[DeployStep, ...]:
-    """Every step that there is for a wish, in order; those that run only when they are named come last."""
+    """Return every step for a wish, in order."""
     if wish.full:
         limit = ["--limit", wish.limit] if wish.limit else []
         return (
@@ -88,7 +93,7 @@ def _step(wish: Wish, name: str, reason: str, verb: str, *more: str) -> DeploySt
 
 
 def chosen(steps: Sequence[DeployStep], names: Sequence[str], first: str = "") -> tuple[DeployStep, ...]:
-    """The steps to run: those named, or all from `first` on, always in their order. Raises UsageError."""
+    """Return the steps to run: those named, or all from `first` on, always in their order. Raises UsageError."""
     known = [step.name for step in steps]
     for name in (*names, *([first] if first else [])):
         if name not in known:
@@ -101,8 +106,8 @@ def chosen(steps: Sequence[DeployStep], names: Sequence[str], first: str = "") -
 
 
 def within_limit(steps: Sequence[DeployStep], first: str = "") -> tuple[DeployStep, ...]:
-    """What runs with --limit when no step is named: nothing that reaches beyond the hypervisors that it names, so no
-    services of the whole cloud. Raises UsageError when nothing is left, or `first` is not among it."""
+    """Return the steps that run with --limit when none is named: nothing that reaches beyond the hypervisors that it
+    names, so no services of the whole cloud. Raises UsageError when nothing is left, or `first` is not among it."""
     inside = tuple(step for step in steps if step.name in WITHIN_LIMIT)
     if COMPUTES not in [step.name for step in inside]:
         raise UsageError(f"--limit names hypervisors, and there is no step {COMPUTES} with these tags; leave it out")
@@ -112,7 +117,8 @@ def within_limit(steps: Sequence[DeployStep], first: str = "") -> tuple[DeploySt
 
 
 def left_out(steps: Sequence[DeployStep]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The steps that `within_limit` leaves out: those that come before the hypervisors, and those that come after."""
+    """Return the steps that `within_limit` leaves out: those that come before the hypervisors, and those that come
+    after."""
     names = [step.name for step in steps]
     place = names.index(COMPUTES)
     before, after = names[:place], names[place + 1 :]
@@ -120,7 +126,7 @@ def left_out(steps: Sequence[DeployStep]) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def wrong_release(version: str, release: str) -> str:
-    """Why this kolla-ansible does not fit the site; empty when it does, or nobody knows."""
+    """Return why this kolla-ansible does not fit the site; empty when it does, or its release is unknown."""
     major = version.strip().split(" ")[-1].split(".")[0]
     deploys = RELEASE_OF.get(int(major)) if major.isdigit() else None
     if deploys is None or deploys == release:

@@ -1,4 +1,4 @@
-"""What is in the operator's Kolla folder, as far as it matters to gpuyard."""
+"""Reads the operator's Kolla folder: its variables, and the override files that matter to gpuyard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuyard.runtime.config_files import read_text
 
 OWN_VARIABLES = "globals.d/gpuyard.yml"
 OURS = "# Written by 'gpuyard site render --kolla'"
-"""How gpuyard's own file of variables begins."""
+"""Beginning of gpuyard's own file of variables."""
 OVERRIDES = (
     "global.conf",
     "nova.conf",
@@ -26,27 +26,27 @@ OVERRIDES = (
 
 @dataclass(frozen=True)
 class KollaFolder:
-    """Texts of the files that are there, and where they are."""
+    """The files of a Kolla folder: their texts and places."""
 
     path: Path
-    """globals.yml is here."""
+    """The folder of globals.yml."""
     custom: Path
-    """node_custom_config: the overrides are here."""
+    """node_custom_config: the folder of the overrides."""
     variables: Mapping[str, Variable]
-    """The operator's: what gpuyard's own file sets would hide what he sets too."""
+    """The operator's variables, without those of gpuyard's own file, which would hide them."""
     overrides: Mapping[str, str]
     """Path below `custom` -> text."""
     own_variables: str | None
-    """globals.d/gpuyard.yml."""
+    """Text of globals.d/gpuyard.yml."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names for which there are override files."""
+        """Names of hosts for which there are override files."""
         return tuple(sorted({path.split("/")[1] for path in self.overrides if path.count("/") == 2}))
 
 
 def read_folder(path: Path) -> KollaFolder:
-    """Raises UsageError when it is not a Kolla folder, or a file in it cannot be read."""
+    """Read a Kolla folder. Raises UsageError when it is none, or a file in it cannot be read."""
     path = path.absolute()
     if read_text(path / "globals.yml") is None:
         raise UsageError(f"{path} has no globals.yml; --kolla wants Kolla's configuration folder, usually /etc/kolla")
@@ -62,7 +62,8 @@ def read_folder(path: Path) -> KollaFolder:
 
 
 def variable_files(path: Path) -> Iterator[tuple[str, str]]:
-    """Name and text of each, as kolla-ansible passes them, but for what 'site render' wrote. Raises UsageError."""
+    """Yield name and text of each, as kolla-ansible passes them, but for the file that 'site render' wrote. Raises
+    UsageError."""
     more = (file for file in sorted((path / "globals.d").glob("*")) if file.suffix in (".yml", ".yaml", ".json"))
     for file in (path / "globals.yml", *more):
         text = read_text(file)

@@ -1,8 +1,9 @@
-"""Ini files with two owners: gpuyard's marked block on top, and below it what an operator wrote, which stays as it is.
+"""Splits and joins ini files with two owners: gpuyard's marked block on top, and the operator's part below it,
+unchanged.
 
-kolla-ansible templates these files with Jinja2 and then reads them with oslo.config's parser, where a section may come
-more than once. The block stands on top, because whatever somebody appends to the file then still lands in the section
-that he sees above it.
+kolla-ansible templates these files with Jinja2 and then reads them with oslo.config's parser, where a section may
+come more than once. The block is on top so that a line that somebody appends to the file still lands in the section
+that they see above it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ EATS_WHITESPACE = re.compile(r"\s*\{[{%#]-")
 
 @dataclass(frozen=True)
 class Halves:
-    """A file taken apart. `block` is gpuyard's, with its marks; empty when there is none."""
+    """The two parts of a file. `block` is gpuyard's, with its marks; empty when there is none."""
 
     block: str
     own: str
@@ -37,13 +38,13 @@ class Halves:
     """The block's lines: how many lines stand above it, and how many it has."""
 
     def line(self, number: int) -> int:
-        """The number of a line of `own` in the whole file."""
+        """Return the number of a line of `own` in the whole file."""
         above, block = self.offset
         return number if number <= above else number + block
 
 
 def split(text: str, source: str) -> Halves:
-    """Raises UsageError when the marks of the block do not pair up."""
+    """Split a file. Raises UsageError when the marks of the block do not pair up."""
     lines = re.findall(r"[^\n]*\n|[^\n]+", text)
     begins = [index for index, line in enumerate(lines) if line.startswith(BEGIN)]
     ends = [index for index, line in enumerate(lines) if line.startswith(END)]
@@ -61,12 +62,12 @@ def split(text: str, source: str) -> Halves:
 
 
 def join(block: str, own: str) -> str:
-    """The file again: the block on top."""
+    """Join the two parts: the block on top."""
     return block + own
 
 
 def settings(text: str) -> tuple[IniSetting, ...]:
-    """All assignments of a file that may hold Jinja2: those under a condition count too.
+    """Return all assignments of a file that may hold Jinja2: those under a condition count too.
 
     Names that Jinja2 makes up (``{{ name }} = 1``, includes, loops) cannot be seen.
     """
@@ -80,7 +81,8 @@ def _lines(text: str) -> list[str]:
 
 
 def trouble_below_a_block(own: str) -> tuple[int, str] | None:
-    """A line of an operator's part that would mean something else below a block, and why; None when none would."""
+    """Return a line of an operator's part that would mean something else below a block, and why; None when none
+    would."""
     if own.startswith("#jinja2:"):
         return 1, "'#jinja2:' works on the first line only, which is gpuyard's; leave it out"
     if EATS_WHITESPACE.match(own):
@@ -93,12 +95,14 @@ def trouble_below_a_block(own: str) -> tuple[int, str] | None:
 
 
 def literal(text: str) -> str:
-    """Text that Jinja2 renders as it stands. Not ``{% raw %}``: Ansible drops the end of the line behind a tag."""
+    """Return text that Jinja2 renders as it stands. Not ``{% raw %}``: Ansible drops the end of the line behind a
+    tag."""
     return JINJA_OPENING.sub(lambda match: f"{{{{ '{match[0]}' }}}}", text)
 
 
 def block(options: Iterable[Option], templates: Iterable[Option] = ()) -> str:
-    """The block for these options, as Jinja2; values of `templates` are Jinja2 already. Empty without options."""
+    """Return the block for these options, as Jinja2; values of `templates` are Jinja2 already. Empty without
+    options."""
     plain, dynamic = tuple(options), tuple(templates)
     if not plain and not dynamic:
         return ""

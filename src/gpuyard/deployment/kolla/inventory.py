@@ -1,4 +1,4 @@
-"""The operator's Ansible inventory, as ``ansible-inventory`` reads it."""
+"""Reads the operator's Ansible inventory by ``ansible-inventory``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ SECONDS = 120.0
 
 @dataclass(frozen=True)
 class KollaInventory:
-    """Hosts, and the variables that the inventory sets for them. They may hold secrets: never print one."""
+    """Hypervisors, and the variables that the inventory sets for hosts. They may hold secrets: never print one."""
 
     computes: tuple[str, ...]
     variables: Mapping[str, Mapping[str, Any]]
 
 
 def read_inventory(files: Sequence[Path], group: str, program: Path | None = None) -> KollaInventory:
-    """Ask ``ansible-inventory`` (`program`: that one). Raises UsageError or GpuyardError when it cannot answer."""
+    """Read an inventory by ``ansible-inventory`` (`program`: that one). Raises UsageError or GpuyardError when it
+    fails."""
     for path in files:
         if not path.exists():
             raise UsageError(f"{path}: there is no such inventory")
@@ -62,7 +63,7 @@ def read_inventory(files: Sequence[Path], group: str, program: Path | None = Non
 
 
 def parse_inventory(document: Mapping[str, Any], group: str) -> KollaInventory:
-    """What ``ansible-inventory --list`` printed."""
+    """Parse the output of ``ansible-inventory --list``."""
     return KollaInventory(tuple(_members(document, group)), document.get("_meta", {}).get("hostvars", {}))
 
 
@@ -81,9 +82,10 @@ def _members(document: Mapping[str, Any], group: str) -> list[str]:
 
 
 def inventory_names(hosts: Sequence[str], computes: Sequence[str], group: str) -> tuple[dict[str, str], list[str]]:
-    """Host of the site -> its name in the inventory, and what is wrong.
+    """Return host of the site -> its name in the inventory, and all problems.
 
-    The same name, or the only one that is the same up to the first dot: Nova may know a host by its full name.
+    That is the same name, or the only one that is the same up to the first dot: Nova may know a host by its full
+    name.
     """
     names: dict[str, str] = {}
     problems = []

@@ -1,4 +1,4 @@
-"""Which override files kolla-ansible merges into a service's configuration, and which of them hide a key of another.
+"""Table of the override files that kolla-ansible merges into each service's configuration, in their order.
 
 Each later file that exists replaces all values of the keys that it has. Read in kolla-ansible 20 to 22, whose roles
 have the same order; a test reads it again from the released roles.
@@ -52,11 +52,11 @@ OLD_NAMES = {
     **{option: names_of(option)[1:] for option in (DEVICE_SPEC, ALIAS)},
     ("DEFAULT", "executor_thread_pool_size"): (("DEFAULT", "rpc_thread_pool_size"),),
 }
-"""Names that Nova reads beside an option's own."""
+"""Option -> older names that Nova reads too."""
 
 
 def override(service: str, host: str | None) -> str:
-    """The file for the options of a service: the narrowest one that no other service reads."""
+    """Return the file for the options of a service: the narrowest one that no other service reads."""
     if service == "placement":
         return "placement.conf"
     name = f"{service}.conf"
@@ -66,7 +66,7 @@ def override(service: str, host: str | None) -> str:
 
 
 def chains(hosts: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """What is merged, in order, for each service on each of these hosts."""
+    """Yield the files that are merged, in order, for each service on each of these hosts."""
     for host in sorted(hosts):
         for role in ROLES:
             for service in role.services:
@@ -74,7 +74,7 @@ def chains(hosts: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 
 def neighbours(path: str, hosts: Iterable[str]) -> dict[str, bool]:
-    """Files that are merged with this one -> whether they come later, and so hide its keys."""
+    """Return files that are merged with this one -> whether they come later, and so hide its keys."""
     found: dict[str, bool] = {}
     for chain in chains({*hosts, ""}):
         if path in chain:

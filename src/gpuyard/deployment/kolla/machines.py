@@ -1,5 +1,4 @@
-"""What a site's machines mean for Kolla: its inventory, and its variables, as files of gpuyard's own beside the
-operator's. Pure.
+"""Generates Kolla's inventory and variables for a site's machines, as gpuyard's own files beside the operator's. Pure.
 
 Kolla's inventory names some hundred groups, other ones in each release; the operator fills five of them. So ours is
 the installed kolla-ansible's own example with these five filled.
@@ -25,7 +24,7 @@ OURS = "# Written by 'gpuyard deploy'"
 HEADER = f"{OURS}; what is changed in here is lost: change 'deploy' in the site file.\n"
 INVENTORY = "gpuyard-inventory"
 VARIABLES = "globals.d/gpuyard-deploy.yml"
-"""Read after globals.yml, and before the file of 'gpuyard site render'."""
+"""File that is read after globals.yml, and before the file of 'gpuyard site render'."""
 GLOBALS = "globals.yml"
 EMPTY_GLOBALS = """\
 ---
@@ -47,7 +46,8 @@ SECTION = re.compile(r"^\[([^\]\n]+)\]$")
 
 
 def render_inventory(example: str, deploy: SiteDeploy) -> str:
-    """Kolla's multinode inventory with the site's hosts. Raises GpuyardError when `example` lacks one of the groups."""
+    """Return Kolla's multinode inventory with the site's hosts. Raises GpuyardError when `example` lacks one of the
+    groups."""
     lines: list[str] = []
     section, filled = "", set()
     for line in example.splitlines():
@@ -83,7 +83,7 @@ def _host_line(name: str, deploy: SiteDeploy) -> str:
 
 
 def variables_of(site: Site) -> dict[str, object]:
-    """Kolla's variables that the site decides, but for the interfaces, which are in the inventory."""
+    """Return Kolla's variables that the site decides, but for the interfaces, which are in the inventory."""
     assert site.deploy is not None
     deploy = site.deploy
     found: dict[str, object] = {
@@ -98,7 +98,7 @@ def variables_of(site: Site) -> dict[str, object]:
 
 
 def render_variables(site: Site) -> str:
-    """globals.d/gpuyard-deploy.yml."""
+    """Return globals.d/gpuyard-deploy.yml."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
@@ -111,8 +111,8 @@ def render_variables(site: Site) -> str:
 def plan_machines(
     site: Site, folder: Path, example: str, files: Mapping[str, str | None], variables: Mapping[str, Variable]
 ) -> Rendering:
-    """What must change in a Kolla folder for the site's machines. `files`: the texts that INVENTORY, VARIABLES and
-    GLOBALS have there, None where there is none. `variables`: what the operator's own files say."""
+    """Plan the changes in a Kolla folder for the site's machines. `files`: the texts that INVENTORY, VARIABLES and
+    GLOBALS have there, None where there is none. `variables`: the operator's own."""
     assert site.deploy is not None
     wanted = {INVENTORY: render_inventory(example, site.deploy), VARIABLES: render_variables(site)}
     changes = [Change(folder / name, files[name], text) for name, text in wanted.items() if files[name] != text]
@@ -127,7 +127,8 @@ def plan_machines(
 
 
 def bridges_hypervisors(site: Site, variables: Mapping[str, Variable]) -> bool:
-    """Whether Kolla may put the external interface of hypervisors into a bridge. `variables`: the operator's own."""
+    """Return whether Kolla may put the external interface of hypervisors into a bridge. `variables`: the operator's
+    own."""
     values = {**variables_of(site), **{name: variable.value for name, variable in variables.items()}}
     return any(truth_of(values.get(name, False)) is not False for name in BRIDGES_HYPERVISORS)
 

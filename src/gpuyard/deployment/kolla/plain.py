@@ -1,4 +1,4 @@
-"""A tree of files for those who do not deploy with Kolla: what goes to which service and host, ready to be copied."""
+"""Generates a tree of configuration files for deployments without Kolla, by service and host, ready to be copied."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpuyard.site.provider_config import render_provider_config
 OURS = "# Written by 'gpuyard site render'"
 HEADER = f"{OURS}; what is changed in here is lost.\n"
 PATTERNS = ("placement.conf", "nova/*.conf", "nova/*/*.conf", "nova/*/provider_config/*.yaml")
-"""Where files of ours may be, below the folder."""
+"""Patterns of paths below the folder where files of ours may be."""
 
 
 def plain_files(compiled: CompiledSite) -> dict[str, str]:
-    """Path below the folder -> text."""
+    """Return path below the folder -> text."""
     files = {
         file_name(options): HEADER + render_ini(options.options) for options in compiled.options if options.options
     }
@@ -28,5 +28,5 @@ def plain_files(compiled: CompiledSite) -> dict[str, str]:
 
 
 def plan_plain(files: Mapping[str, str], folder: Path) -> tuple[Change, ...]:
-    """What must change in a folder. Raises BlockedError when a file there is not gpuyard's."""
+    """Plan the changes in a folder. Raises BlockedError when a file there is not gpuyard's."""
     return plan_tree(files, folder, OURS, PATTERNS)

@@ -1,7 +1,7 @@
-"""What must change in a Kolla folder so that Nova and Placement read what the site means. Pure.
+"""Plans the changes in a Kolla folder so that Nova and Placement read the site's options. Pure.
 
-Every override file has two owners: gpuyard writes its marked block, and no key that an operator sets in a file that is
-merged with it may be one of gpuyard's, because one of the two would be lost without a word. That is refused.
+Every override file has two owners: gpuyard writes its marked block, and no key that an operator sets in a file that
+is merged with it may be one of gpuyard's, because one of the two would silently be lost. That is refused.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ PROVIDER_CONFIGS = "gpuyard_provider_config"
 
 @dataclass(frozen=True)
 class Rendering:
-    """What would change. With refusals, nothing must be written."""
+    """Planned changes. With refusals, nothing must be written."""
 
     changes: tuple[Change, ...] = ()
     refusals: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ def plan_kolla(compiled: CompiledSite, folder: KollaFolder, inventory: KollaInve
 
 
 def compute_group(folder: KollaFolder) -> str:
-    """The inventory's group of hypervisors."""
+    """Return the inventory's group of hypervisors."""
     variable = folder.variables.get("nova_cell_compute_group")
     return "compute" if variable is None else str(variable.value)
 
@@ -282,7 +282,7 @@ def _provider_change(
 
 
 def render_variables(configs: Mapping[str, ProviderConfig]) -> str | None:
-    """globals.d/gpuyard.yml: inventory host -> provider configuration. None when no host has one.
+    """Return globals.d/gpuyard.yml: inventory host -> provider configuration. None when no host has one.
 
     Extra variables are the same for all hosts, so the one that Kolla reads looks up the host; for a host without an
     entry it is undefined, and Kolla leaves the file out.

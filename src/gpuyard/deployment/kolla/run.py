@@ -1,4 +1,4 @@
-"""Runs kolla-ansible: its output goes to a file, a signal goes on to it."""
+"""Runs kolla-ansible, writes its output to a file, and passes signals on to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OUTPUT = {
 
 @dataclass(frozen=True)
 class Finished:
-    """How a run ended. `signals` is how often somebody interrupted it."""
+    """The end of a run. `signals` is how often somebody interrupted it."""
 
     code: int
     failures: tuple[Failure, ...]
@@ -35,7 +35,7 @@ class Finished:
 
 
 def find_program(name: str) -> Path:
-    """Raises UsageError when there is no such program."""
+    """Return the program's path. Raises UsageError when there is no such program."""
     found = shutil.which(name)
     if found is None:
         raise UsageError(
@@ -45,13 +45,13 @@ def find_program(name: str) -> Path:
 
 
 def environment(program: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """kolla-ansible looks for ansible-playbook in PATH; it is beside it."""
+    """Return the environment for a run: kolla-ansible looks for ansible-playbook in PATH; it is beside it."""
     kept = {name: value for name, value in base.items() if name != "ANSIBLE_FORCE_COLOR"}
     return {**kept, **OUTPUT, "PATH": os.pathsep.join([str(program.parent), base.get("PATH", os.defpath)])}
 
 
 def version(program: Path) -> str:
-    """As it prints it. Raises GpuyardError when it does not run."""
+    """Return the version as the program prints it. Raises GpuyardError when it does not run."""
     try:
         done = subprocess.run(
             [str(program), "--version"],
@@ -82,10 +82,10 @@ def run_program(
     variables: Mapping[str, str] | None = None,
     held: Sequence[int] = (),
 ) -> Finished:
-    """Run it to its end. SIGINT and SIGTERM go on to it and what it started; a third one kills it.
+    """Run it to its end. SIGINT and SIGTERM are passed on to it and what it started; a third one kills it.
 
-    `variables` of the environment come before those of this process. `held`: descriptors that it shall have too, so
-    that a lock is held for as long as it lives, also when this process is killed.
+    `variables` of the environment override those of this process. `held`: descriptors that it inherits, so that a
+    lock is held for as long as it lives, also when this process is killed.
 
     Raises UsageError when the log cannot be written, GpuyardError when the program does not start.
     """

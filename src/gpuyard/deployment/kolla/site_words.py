@@ -1,4 +1,4 @@
-"""What an operator writes in the site file in place of an option of his own."""
+"""Tells an operator which key of the site file replaces an option of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ SITE_KEYS = {
 
 
 def in_the_site(section: str, key: str, host: str = "HOST") -> str:
-    """What to do about an option that the operator sets and gpuyard too, for an option of one host with its name."""
+    """Return what to do about an option that both the operator and gpuyard set; `host`: its name, for an option of
+    one host."""
     if (section, key) == ("pci", "alias"):
         return "delete the line, and write your alias under `extra_aliases` in the site file"
     if (section, key) == ("pci", "device_spec"):

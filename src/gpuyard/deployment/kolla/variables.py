@@ -1,7 +1,7 @@
-"""Kolla's variables as far as they are written down: globals.yml, globals.d, and what the inventory says of a host.
+"""Reads Kolla's variables where they are written down: globals.yml, globals.d, and the inventory's host variables.
 
-kolla-ansible passes globals.yml and then each file of globals.d, by name, as extra variables: a later one wins over an
-earlier one, and all of them over the inventory.
+kolla-ansible passes globals.yml and then each file of globals.d, by name, as extra variables: a later one wins over
+an earlier one, and all of them over the inventory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpuyard.site.deploy_rules import truth_of
 
 @dataclass(frozen=True)
 class Variable:
-    """A value, and the file and line that say so; line 0 where there is none."""
+    """A value, and the file and line that state it; line 0 where there is none."""
 
     name: str
     value: Any
@@ -34,19 +34,19 @@ class Variable:
 
     @property
     def truth(self) -> bool | None:
-        """As Ansible's ``bool``. None when only Ansible can tell, because it is Jinja2."""
+        """The value as Ansible's ``bool``. None when only Ansible can tell, because it is Jinja2."""
         return truth_of(self.value)
 
 
 @dataclass(frozen=True)
 class Variables:
     extra: Mapping[str, Variable] = field(default_factory=dict)
-    """What globals.yml and globals.d say."""
+    """Variables of globals.yml and globals.d."""
     of_hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Inventory host -> name -> value; empty without an inventory."""
 
     def all(self, name: str) -> tuple[Variable, ...]:
-        """What the variable is: for every host the same, or what the inventory says host by host."""
+        """Return the variable: one for every host, or those of the inventory host by host."""
         if name in self.extra:
             return (self.extra[name],)
         return tuple(
@@ -57,7 +57,8 @@ class Variables:
 
 
 def read_variables(files: Iterable[tuple[str, str]]) -> dict[str, Variable]:
-    """(name, text) of files in the order in which they are passed. Raises UsageError for what is not YAML."""
+    """Read variables from (name, text) of files in the order in which they are passed. Raises UsageError for invalid
+    YAML."""
     found: dict[str, Variable] = {}
     for source, text in files:
         document = _parse(source, text)
@@ -88,7 +89,8 @@ NODE_CONFIG = re.compile(r"\{\{\s*(node_config|CONFIG_DIR)\s*\}\}")
 
 
 def custom_config(variables: Mapping[str, Variable], folder: str) -> str:
-    """Kolla's node_custom_config: the folder with the overrides. Raises UsageError when only Ansible could tell."""
+    """Return Kolla's node_custom_config: the folder with the overrides. Raises UsageError when only Ansible could
+    tell."""
     config = _resolved(variables.get("node_config"), folder, folder)
     return _resolved(variables.get("node_custom_config"), f"{config}/config", config)
 
