@@ -1,1 +1,2 @@
-"""Images of servers: from a definition in the site file to a disk that boots, was checked, and is in Glance."""
+"""Builds, checks and publishes images of servers: from a definition in the site file to a disk that boots, was checked,
+and is in Glance."""

@@ -1,7 +1,7 @@
-"""What has become of a build since it was made: its driver's branch has ended, its packages have known holes. Pure.
+"""Judges the age of a build: whether its driver's branch has ended, and whether its packages have known holes. Pure.
 
 A hole is known when the distribution's archive of security updates has a newer version of an installed package: that
-is why there is one. Holes that no update mends are not in there.
+is why there is one. Holes that no update fixes are not in there.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ EPOCH, PART = re.compile(r"[0-9]{1,9}"), re.compile(r"([^0-9]*)([0-9]*)")
 END = (0,)
 NOTHING = (END, 0)
 MOST = 200
-"""Characters of a version that are looked at."""
+"""Characters of a version that are compared."""
 NAMED = 8
 """Packages that a finding's reason names; its payload has all."""
 BUILD_ANEW = "build it anew, check, upload and promote it, then: gpuyard image prune --aged"
 
 
 def driver_findings(stored: StoredImage, today: date) -> list[Finding]:
-    """Of the driver that a build has; [] without one, and while its branch has time."""
+    """Return findings about a build's driver; [] without one, and while its branch has time."""
     if not stored.driver:
         return []
     branch = end_of(stored.driver)
@@ -48,7 +48,7 @@ def driver_findings(stored: StoredImage, today: date) -> list[Finding]:
 
 
 def hole_findings(build: str, installed: Mapping[str, str], mended: Mapping[str, str]) -> list[Finding]:
-    """One finding, of the packages of a build. Both: name -> version."""
+    """Return one finding about the packages of a build. `installed` and `mended`: name -> version."""
     old = {
         name: (version, mended[name])
         for name, version in sorted(installed.items())
@@ -64,7 +64,7 @@ def hole_findings(build: str, installed: Mapping[str, str], mended: Mapping[str,
 
 
 def mended_versions(indexes: Iterable[str]) -> dict[str, str]:
-    """Of ``Packages`` files of an archive: package -> its newest version there."""
+    """Return package -> its newest version in an archive, from its ``Packages`` files."""
     found: dict[str, str] = {}
     for index in indexes:
         for paragraph in index.split("\n\n"):
@@ -76,7 +76,7 @@ def mended_versions(indexes: Iterable[str]) -> dict[str, str]:
 
 
 def newer(one: str, other: str) -> bool:
-    """Whether a version of dpkg's is above another, as Debian's policy has it (section 5.6.12)."""
+    """Return whether a version of dpkg's is above another, as Debian's policy has it (section 5.6.12)."""
     return _key(one) > _key(other)
 
 

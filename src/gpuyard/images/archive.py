@@ -1,4 +1,4 @@
-"""Which versions of packages a distribution's archive of security updates has. Asked with curl, as builds are."""
+"""Reads package versions from a distribution's archive of security updates. It is asked with curl, as builds are."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_PACKED, MOST, MEMORY = 32 << 20, 64 << 20, 128 << 20
 
 
 def indexes_of(base: ImageBase) -> list[str]:
-    """Addresses of what the archive has for a release."""
+    """Return the addresses of a release's indexes in the archive."""
     stated = base.security_mirror if base.distribution == "debian" else base.mirror
     archive = (stated or ARCHIVES[base.distribution, base.architecture]).rstrip("/")
     release = f"{archive}/dists/{base.release}-security"
@@ -32,7 +32,7 @@ def indexes_of(base: ImageBase) -> list[str]:
 
 
 def security_versions(base: ImageBase) -> dict[str, str]:
-    """Package -> version. Raises UsageError without curl, GpuyardError when the archive does not answer."""
+    """Return package -> version. Raises UsageError without curl, GpuyardError when the archive does not answer."""
     need_programs({"curl": "curl"})
     return mended_versions(_index(address) for address in indexes_of(base))
 

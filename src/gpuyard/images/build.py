@@ -1,7 +1,7 @@
-"""Builds an image: diskimage-builder makes the file system, disk.py a disk of it. Nothing of it is decided here.
+"""Builds an image: diskimage-builder makes the file system, disk.py a disk of it. It decides nothing of the definition.
 
-What was done stays where a build was interrupted: the file system is kept until the image is complete, and the manifest
-is written last.
+An interrupted build continues where it was: the file system is kept until the image is complete, and the manifest is
+written last.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def build_image(
     plan: BuildPlan, output: Path, cache: Path, report: Callable[[str], None], beside: Path = Path()
 ) -> Manifest:
     """Build into `output`, with what `cache` has of earlier builds. A build that is complete there is not done again.
-    `beside`: where the files are that the definition names.
 
-    `report` is called with what is begun. Raises BlockedError where this machine cannot, UsageError for folders that
-    cannot be written, GpuyardError when a step fails.
+    `beside`: the folder of files that the definition names. `report` is called when a part begins. Raises
+    BlockedError where this machine cannot build, UsageError for folders that cannot be written, GpuyardError when a
+    step fails.
     """
     output, cache = output.absolute(), cache.absolute()
     done = manifest_path(output, plan.name)
@@ -105,7 +105,8 @@ def _make_tree(plan: BuildPlan, folders: Folders, log: Path) -> None:
 
 
 def fetch_runner(plan: BuildPlan, archive: Path, beside: Path) -> None:
-    """Have the archive of actions/runner, compared with its digest."""
+    """Fetch the archive of actions/runner, unless it is there, and compare it with its digest. Raises UsageError,
+    GpuyardError, and BlockedError for another digest."""
     runner = plan.build.runner
     if runner is None or (archive.exists() and digest_of(archive) == runner.sha256):
         return
@@ -133,7 +134,7 @@ def _no_mounts(folder: Path) -> None:
 
 
 def mounts_below(folder: str, mounts: str) -> list[str]:
-    """Of ``/proc/mounts``, the deepest first. Pure."""
+    """Return the mounts below a folder in the text of ``/proc/mounts``, the deepest first. Pure."""
     places = [line.split(" ")[1] for line in mounts.splitlines() if line.count(" ") > 1]
     escaped = folder.replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011").replace("\n", "\\012")
     return sorted((place for place in places if place.startswith(f"{escaped}/")), reverse=True)
@@ -168,7 +169,7 @@ def _artifact(path: Path) -> Artifact:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     whole = hashlib.sha256()
     with path.open("rb") as file:
         while part := file.read(CHUNK):

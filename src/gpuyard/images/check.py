@@ -1,4 +1,4 @@
-"""Boots a built image in QEMU and says whether it is good for servers."""
+"""Checks a built image: boots it in QEMU and judges whether it is good for servers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gpuyard.model.finding import Finding, Severity
 from gpuyard.site.image_rules import ImageBuild
 
 GROWN = 2
-"""Times the size of the image: that of the disk, as a flavor's is larger."""
+"""Size of the disk in sizes of the image: a flavor's disk is larger, too."""
 Drive = Callable[[str, str, Path], None]
-"""Makes the config drive: user data, the server's id, the file."""
+"""Makes the config drive from user data, the server's id and the file."""
 
 
 def own_drive(user_data: str, uuid: str, drive: Path) -> None:
-    """As Nova's."""
+    """Make a config drive as Nova does."""
     make_drive(drive_files(HOST_NAME, uuid, user_data), drive)
 
 
@@ -42,9 +42,9 @@ def check_image(
     console: Path | None = None,
     make_drive: Drive = own_drive,
 ) -> list[Finding]:
-    """Boot `image` once, on a disk that is larger than it, and look from inside.
+    """Boot `image` once, on a disk that is larger than it, and return findings from inside.
 
-    `nonce` marks what the server says; `uuid` is its id. `console` is kept when it is named. Raises UsageError for
+    `nonce` marks the server's output; `uuid` is its id. `console` is kept when it is named. Raises UsageError for
     programs that are missing, GpuyardError when QEMU does not run.
     """
     architecture = build.base.architecture if build else "amd64"
@@ -60,6 +60,6 @@ def check_image(
 
 
 def keep_verdict(image: Path, findings: Sequence[Finding], checked: datetime) -> None:
-    """Write beside the image what a check of it said: ``image upload`` asks for that."""
+    """Write the result of a check beside the image: ``image upload`` requires it."""
     errors = tuple(finding.reason for finding in findings if finding.severity.rank <= Severity.ERROR.rank)
     check_path(image).write_text(CheckRecord(digest_of(image), checked, errors).text())

@@ -1,4 +1,8 @@
-"""What a server that has booted an image is asked, and what its answers mean. Pure; the console is anybody's."""
+"""User data that makes a server check its own image, and the judgement of its console output. Pure.
+
+Anybody in the server can write to the console, so only lines with the check's nonce count. A server that did not
+come to the end of its check has one finding; otherwise there is one for each thing that an image must do.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +21,21 @@ MARK = "gpuyard-image:"
 UNIT = "gpuyard-image-check.service"
 HOST_NAME = "gpuyard-check"
 WRITTEN = "of the config drive"
-"""A file that cloud-init is to write has this in it."""
+"""Content of the file that cloud-init is to write."""
 SECTOR = 512
 SLACK = 0.25
-"""Of the disk: what a file system keeps for itself, and more. One that has not grown has less than half of it."""
+"""Share of the disk that a file system keeps for itself, and more. One that has not grown has less than half of the
+disk."""
 LAST_LINES = 15
 NO_GPU = ("No such device", "No NVIDIA GPU found")
-"""What loading a driver ends with, or what it says to the kernel's log, when there is nothing for it to drive."""
+"""Messages of loading a driver, or of the kernel's log, when there is no GPU for it."""
 NEED_GPU = {"nvidia-persistenced.service", "systemd-modules-load.service"}
-"""Units of images with the driver, which fail where there is nothing for it to drive."""
+"""Units of images with the driver, which fail where there is no GPU."""
 
 
 def user_data(nonce: str) -> str:
-    """For the server that is booted: it looks at itself, says what it saw, and switches itself off."""
+    """Return the user data of the server that is booted: it checks itself, prints the results, and switches itself
+    off."""
     if not NONCE.fullmatch(nonce):
         raise ValueError(f"{nonce!r} is not 8 to 32 digits of hexadecimal")
     document = {
@@ -46,20 +52,20 @@ def user_data(nonce: str) -> str:
 
 @dataclass(frozen=True)
 class ImageCheckOutput:
-    """What the server said."""
+    """Parsed console output of the server."""
 
     words: Mapping[str, str]
     pci: frozenset[str]
     units: Mapping[str, tuple[str, ...]]
-    """Unit -> whether it is enabled, its state, how often it was started again."""
+    """Unit -> whether it is enabled, its state, how often it was restarted."""
     complete: bool
-    """It came to its end."""
+    """Whether the check came to its end."""
     tail: tuple[str, ...] = field(default=())
     """The last lines of the console."""
 
 
 def read_console(text: str, nonce: str) -> ImageCheckOutput:
-    """What is in a console. Of a word that comes twice the last one counts."""
+    """Parse a console. Of a word that comes twice the last one counts."""
     words: dict[str, str] = {}
     pci: set[str] = set()
     units: dict[str, tuple[str, ...]] = {}
@@ -83,10 +89,10 @@ def read_console(text: str, nonce: str) -> ImageCheckOutput:
 def judge(
     seen: ImageCheckOutput, build: ImageBuild | None, device: str, switched_off: bool, module: str = ""
 ) -> list[Finding]:
-    """One finding for each thing that an image must do. `build`: as it was made; None when nobody knows.
+    """Return one finding for each thing that an image must do. `build`: its definition; None when it is unknown.
 
-    `device`: the PCI id of one that the server was given. `module`: the kernel module of NVIDIA's driver that the image
-    was built with, open or proprietary.
+    `device`: the PCI id of one that the server was given. `module`: the kernel module of NVIDIA's driver that the
+    image was built with, open or proprietary.
     """
     if not seen.complete:
         return [_not_booted(seen)]
@@ -217,5 +223,5 @@ def _agent(seen: ImageCheckOutput) -> Finding:
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
-    """Worst first; else as they come."""
+    """Sort the worst first; findings of one severity keep their order."""
     return sorted(findings, key=lambda one: one.severity.rank)

@@ -1,7 +1,7 @@
-"""The config drive of a server that an image is checked with: what is on it, and the disk as nova-compute makes it.
+"""Makes the config drive of a server that an image is checked with, as nova-compute does.
 
-The drive is laid out as Nova's (nova/virt/configdrive.py, nova/api/metadata/base.py), and made with the same options; a
-test holds it against the drive that Nova's own code makes.
+The drive is laid out as Nova's (nova/virt/configdrive.py, nova/api/metadata/base.py), and made with the same
+options; a test holds it against the drive that Nova's own code makes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAC = "fa:16:3e:5c:01:02"
 
 
 def drive_files(name: str, uuid: str, user_data: str) -> dict[str, bytes]:
-    """Path -> content, for a server in a network with DHCP."""
+    """Return path -> content, for a server in a network with DHCP."""
     meta: dict[str, Any] = {
         "uuid": uuid,
         "hostname": name,

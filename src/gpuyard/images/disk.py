@@ -1,6 +1,6 @@
 """Makes a disk of a file system that diskimage-builder has made: in files, with no device and no privilege.
 
-diskimage-builder itself divides a disk by the kernel's device mapper, which containers and small machines do not
+diskimage-builder itself partitions a disk by the kernel's device mapper, which containers and small machines do not
 have. So nothing here differs between machines (ADR 40).
 """
 
@@ -23,17 +23,17 @@ PROGRAMS = {
 }
 """Program -> Debian package."""
 BOOT = "/boot/gpuyard"
-"""In the image: what the element gpuyard-base has made for the firmware."""
+"""Folder in the image with the firmware's files, which the element gpuyard-base has made."""
 MIB = 1 << 20
 
 
 def file_in(tree: Path, path: str) -> bytes:
-    """A file of a file system; empty when there is none. Raises GpuyardError."""
+    """Return a file of a file system; empty when there is none. Raises GpuyardError."""
     return run(["debugfs", "-R", f"cat {path}", str(tree)], f"{path} of {tree}")
 
 
 def names_in(tree: Path, path: str) -> list[str]:
-    """What a folder of a file system has."""
+    """Return the names in a folder of a file system."""
     listed = run(["debugfs", "-R", f"ls -p {path}", str(tree)], f"{path} of {tree}").decode(errors="replace")
     names = [line.split("/")[5] for line in listed.splitlines() if line.count("/") >= 6]
     return sorted(name for name in names if name not in (".", "..", ""))
@@ -53,7 +53,7 @@ def make_disk(tree: Path, disk: Path, name: str, architecture: str) -> Layout:
 
 
 def compress(disk: Path, image: Path) -> None:
-    """As qcow2, which Glance and QEMU take. Raises GpuyardError."""
+    """Convert a disk to compressed qcow2, which Glance and QEMU take. Raises GpuyardError."""
     command = ["qemu-img", "convert", "-c", "-W", "-m", "8", "-f", "raw", "-O", "qcow2", str(disk), str(image)]
     run(command, f"{image.name} of {disk.name}")
 

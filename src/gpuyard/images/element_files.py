@@ -1,7 +1,7 @@
-"""The elements that diskimage-builder is given: gpuyard's own, and those beside the site file.
+"""Collects the elements that diskimage-builder is given: gpuyard's own, and those beside the site file.
 
-They are read as text, so that a build's name can have their digest, and written anew for each build: files of a Python
-package have no reliable permissions, and what is run must be executable.
+They are read as text, so that a build's name can have their digest, and written anew for each build: files of a
+Python package have no reliable permissions, and scripts must be executable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AGENT_UNIT = "gpuyard-agent/static/etc/systemd/system/gpuyard-agent.service"
 
 
 def own_elements() -> dict[str, tuple[int, bytes]]:
-    """Those that come with gpuyard."""
+    """Return the elements that come with gpuyard."""
     found = _files(files("gpuyard.images") / "elements", "")
     agent = files("gpuyard.guest.agent")
     found[AGENT] = (0o644, (agent / "gpuyard_agent.py").read_bytes())
@@ -35,7 +35,7 @@ def own_elements() -> dict[str, tuple[int, bytes]]:
 
 
 def elements_beside(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Those of an operator; {} without the folder. Raises UsageError when one cannot be read."""
+    """Return an operator's elements; {} without the folder. Raises UsageError when one cannot be read."""
     if not folder.is_dir():
         return {}
     try:
@@ -51,7 +51,7 @@ def elements_beside(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def of_elements(found: ElementFiles, names: Iterable[str]) -> ElementFiles:
-    """The files of these elements, and of those that they name as needed and that are among `found`."""
+    """Return the files of these elements, and of those that they need and that are among `found`."""
     wanted: set[str] = set()
     waiting = list(names)
     while waiting:
@@ -64,7 +64,7 @@ def of_elements(found: ElementFiles, names: Iterable[str]) -> ElementFiles:
 
 
 def write_elements(found: ElementFiles, folder: Path) -> None:
-    """Below a folder that is made."""
+    """Write the elements below a folder, which is made."""
     for path, (mode, content) in found.items():
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Builds of images in Glance: seen, brought there, renamed and deleted. It decides nothing."""
+"""Lists, uploads, shares, renames and deletes builds of images in Glance. It decides nothing."""
 
 from __future__ import annotations
 
@@ -20,27 +20,25 @@ NOT_FOUND, CONFLICT = 404, 409
 PAGE = 1000
 UPLOAD_SECONDS = 3600.0
 HALF = frozenset({"queued", "saving", "killed"})
-"""What an upload that did not come to its end leaves."""
+"""Statuses of an upload that did not come to its end."""
 
 
 class GlanceShelf:
-    """Of one cloud, as the credentials see it."""
+    """The builds of one cloud, as the credentials see it."""
 
     def __init__(self, api: CloudApi) -> None:
         self._api = api
 
     def builds(self, image: str | None = None) -> list[StoredImage]:
-        """Of all images, or of one, in the project of the credentials: what anybody else calls a build is none.
-        Raises CloudError.
-        """
+        """Return the builds of all images, or of one, in the project of the credentials: others' images are no builds,
+        whatever their properties say. Raises CloudError."""
         only = {} if image is None else {IMAGE: image}
         found = (stored_image(row) for row in self._pages(**only) if self._own(row))
         return [one for one in found if one is not None]
 
     def others_named(self, name: str) -> set[str]:
-        """Ids of images that have this name and are no builds of it, but for those that only another project sees.
-        Raises CloudError.
-        """
+        """Return the ids of images that have this name and are no builds of it, without those that only another project
+        sees. Raises CloudError."""
         return {
             str(row["id"])
             for row in self._pages(name=name)
@@ -51,16 +49,17 @@ class GlanceShelf:
         return bool(row.get("owner") == self._api.project)
 
     def users(self) -> Counter[str]:
-        """Image's id -> servers of all projects that were made of it. Raises CloudError without the role admin."""
+        """Return image's id -> servers of all projects that were made of it. Raises CloudError without the role
+        admin."""
         rows = self._api.pages("compute", "/servers/detail", "servers", all_tenants=1, limit=PAGE)
         images = (row.get("image") for row in rows)  # "" for a server that was made of a volume
         return Counter(str(image["id"]) for image in images if isinstance(image, dict))
 
     def upload(self, record: Mapping[str, Any], disk: Path, report: Callable[[str], None]) -> str:
-        """Bring a build to Glance, as its `record` says; the image's id. One that is there is not brought again, and
-        what an earlier try has left half is gone first.
+        """Upload a build to Glance, as its `record` says; return the image's id. One that is there is not uploaded
+        again, and the rest of an interrupted upload is deleted first.
 
-        Raises CloudError, and GpuyardError when Glance has got something else than the file.
+        Raises CloudError, and GpuyardError when Glance has something else than the file.
         """
         for build in self.builds(record[IMAGE]):
             if build.build == record[BUILD] and build.status == ACTIVE:
@@ -90,7 +89,7 @@ class GlanceShelf:
         return identity
 
     def share(self, identity: str, projects: Sequence[str]) -> None:
-        """Let these projects, by name, see an image as if it were theirs. Who sees it already still does.
+        """Share an image with these projects, by name, as if it were theirs. Projects that see it already still do.
 
         Raises UsageError for a project that is not there, CloudError.
         """
@@ -106,12 +105,12 @@ class GlanceShelf:
             self._api.request("PUT", "image", f"{path}/{project}", {"status": "accepted"})
 
     def rename(self, step: Renaming) -> None:
-        """Raises CloudError."""
+        """Rename an image. Raises CloudError."""
         patch = [{"op": "replace", "path": "/name", "value": step.after}]
         self._api.request("PATCH", "image", f"/images/{quote(step.id)}", patch, headers=PATCH)
 
     def delete(self, stored: StoredImage) -> None:
-        """Gone already is what was wanted. Raises CloudError."""
+        """Delete a build; it may be gone already. Raises CloudError."""
         self._delete(stored.id)
 
     def _delete(self, identity: str) -> None:
@@ -133,7 +132,8 @@ class GlanceShelf:
 
 
 def project_id(api: CloudApi, name: str) -> str:
-    """Of a project of the default domain, as all that the site file names. Raises UsageError when there is none."""
+    """Return the id of a project of the default domain, as all that the site file names. Raises UsageError when
+    there is none."""
     rows = api.get("identity", "/projects", name=name, domain_id=DOMAIN)["projects"]
     found = [str(row["id"]) for row in rows if row["name"] == name]
     if not found:

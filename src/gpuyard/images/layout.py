@@ -1,7 +1,7 @@
-"""The disk that is made of a file system: partitions, and what a firmware reads before there are any. Pure.
+"""Lays out the disk of a file system: partitions, and the boot code that a BIOS reads before them. Pure.
 
 A BIOS starts GRUB's boot.img in the first sector, which knows the sector of core.img, which knows that of its rest.
-All of it is contiguous here, so that two numbers say it all and no device is needed to find them out. UEFI starts a
+All of it is contiguous here, so that two numbers are enough and no device is needed to find them out. UEFI starts a
 file of its partition. The root file system is the last partition, so that it can grow with the disk.
 """
 
@@ -27,17 +27,18 @@ LOADERS = {"amd64": "bootx64.efi", "arm64": "bootaa64.efi"}
 """Architecture -> the file that UEFI starts when it was told of no other."""
 
 KERNEL_SECTOR, DRIVE_CHECK = 0x5C, 0x66
-"""In boot.img (GRUB's include/grub/i386/pc/boot.h): where core.img is, and a jump that believes in floppy disks."""
+"""Offsets in boot.img (GRUB's include/grub/i386/pc/boot.h): the sector of core.img, and a jump that believes in floppy
+disks."""
 BLOCK_LIST = SECTOR - 12
-"""In the first sector of core.img: begin, number and segment of the sectors that follow."""
+"""Offset in the first sector of core.img: begin, number and segment of the sectors that follow."""
 CODE = slice(0x5A, 0x1B8)
-"""Of the first sector: what is code, and none of the partition table nor of what a BIOS keeps there."""
+"""Part of the first sector that is code, and neither the partition table nor the part that a BIOS keeps there."""
 SIGNATURE = slice(0x1FE, 0x200)
 
 
 @dataclass(frozen=True)
 class Partition:
-    """In sectors."""
+    """A partition, in sectors."""
 
     number: int
     start: int
@@ -45,32 +46,32 @@ class Partition:
 
     @property
     def offset(self) -> int:
-        """In bytes."""
+        """Its start in bytes."""
         return self.start * SECTOR
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Of a disk."""
+    """The partitions of a disk."""
 
     bios: Partition | None
-    """Only where there is a BIOS."""
+    """The partition of core.img, only where there is a BIOS."""
     efi: Partition
     root: Partition
 
     @property
     def bytes(self) -> int:
-        """Of the disk: whole MiB, and the last one has the second copy of the partition table."""
+        """Size of the disk: whole MiB, and the last one has the second copy of the partition table."""
         return (self.root.start + self.root.count) * SECTOR + MIB
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
-        """As they lie."""
+        """The partitions in their order on the disk."""
         return (*([self.bios] if self.bios else []), self.efi, self.root)
 
 
 def lay_out(root_bytes: int, architecture: str) -> Layout:
-    """`root_bytes`: of the root file system."""
+    """Return the layout of a disk. `root_bytes`: size of the root file system."""
     at, mib = MIB // SECTOR, MIB // SECTOR
     bios = Partition(BIOS, at, BIOS_MIB * mib) if architecture == "amd64" else None
     at += bios.count if bios else 0
@@ -80,7 +81,7 @@ def lay_out(root_bytes: int, architecture: str) -> Layout:
 
 
 def partition_table(layout: Layout, name: str) -> str:
-    """For sfdisk. Ids are made of the build's `name`: the same build has the same ones."""
+    """Return the partition table for sfdisk. Ids are made of the build's `name`: the same build has the same ones."""
     lines = ["label: gpt", f"label-id: {uuid5(NAMESPACE, name)}", "unit: sectors"]
     for partition in layout.partitions:
         id = uuid5(NAMESPACE, f"{name}/{partition.number}")
@@ -92,9 +93,9 @@ def partition_table(layout: Layout, name: str) -> str:
 
 
 def first_sector(there: bytes, boot_image: bytes, core_sector: int) -> bytes:
-    """The first sector with boot.img in it. `there`: it as the partitioning has left it.
+    """Return the first sector with boot.img in it. `there`: the sector as the partitioning has left it.
 
-    Raises ValueError for what is no boot.img.
+    Raises ValueError when it is no boot.img.
     """
     if len(boot_image) != SECTOR or boot_image[SIGNATURE] != b"\x55\xaa":
         raise ValueError("boot.img of the image's GRUB is not a boot sector")
@@ -105,7 +106,7 @@ def first_sector(there: bytes, boot_image: bytes, core_sector: int) -> bytes:
 
 
 def core_image(core: bytes, core_sector: int, most: int) -> bytes:
-    """core.img as it lies in `most` sectors from `core_sector` on: its first sector says where the others are.
+    """Return core.img as it lies in `most` sectors from `core_sector` on: its first sector says where the others are.
 
     Raises ValueError when it is not one, or too large.
     """

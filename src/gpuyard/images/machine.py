@@ -1,6 +1,6 @@
-"""A virtual machine that boots an image once: QEMU as Nova would have it, without a hypervisor's help.
+"""The QEMU machine that boots an image under test, as Nova would configure it, without a hypervisor.
 
-The image is not changed: what the machine writes goes into a disk of its own above it.
+The image is not changed: the machine writes to a disk of its own above it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ PACKAGES = {"amd64": "qemu-system-x86", "arm64": "qemu-system-arm"}
 FIRMWARES = (Path("/usr/share/OVMF/OVMF_CODE_4M.fd"), Path("/usr/share/OVMF/OVMF_CODE.fd"))
 ARM_FIRMWARE = Path("/usr/share/AAVMF/AAVMF_CODE.fd")
 DEVICE = "1234:11e8"
-"""Of QEMU's device for teaching, which stands for a GPU on the bus."""
+"""PCI id of QEMU's device for teaching, which stands for a GPU on the bus."""
 MOST_CONSOLE = 1 << 20
 
 
 @dataclass(frozen=True)
 class VirtualMachine:
-    """What boots."""
+    """The virtual machine: its image's disk, config drive, firmware and console."""
 
     architecture: str
     uefi: bool
     disk: Path
     drive: Path
     console: Path
-    """A file: what comes out of the serial port."""
+    """The file with the serial port's output."""
     kvm: bool = False
     memory_mib: int = 1024
 
     def command(self, firmware: Path | None) -> list[str]:
-        """Of QEMU. `firmware`: of UEFI."""
+        """Return QEMU's command. `firmware`: that of UEFI."""
         accelerator = ["-accel", "kvm", "-cpu", "host"] if self.kvm else ["-accel", "tcg,thread=multi"]
         return [
             EMULATORS[self.architecture],
@@ -62,14 +62,14 @@ class VirtualMachine:
 
 
 def disk_above(image: Path, disk: Path, mib: int) -> None:
-    """A disk of `mib` MiB that begins as `image`. Raises GpuyardError."""
+    """Create a disk of `mib` MiB above `image`. Raises GpuyardError."""
     base = str(image.absolute())
     command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", base, str(disk), f"{mib}M"]
     run(command, f"a disk of {image}")
 
 
 def boot(machine: VirtualMachine, within: float) -> tuple[str, bool]:
-    """Boot until it switches itself off: its console, and whether it did so `within` these seconds.
+    """Boot until it switches itself off; return its console, and whether it did so `within` these seconds.
 
     Raises GpuyardError when QEMU does not run, UsageError without a firmware that is needed.
     """

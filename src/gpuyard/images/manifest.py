@@ -1,4 +1,7 @@
-"""What is known of a built image, kept beside it: the file that says that a build is complete. Pure."""
+"""The manifest of a built image, and the record of its check; both are kept beside it.
+
+The manifest marks a build as complete.
+"""
 
 from __future__ import annotations
 
@@ -24,35 +27,35 @@ class Artifact:
     """A file of a build."""
 
     file: str
-    """Its name, in the folder of the manifest."""
+    """Its name in the folder of the manifest."""
     bytes: int
     sha256: str
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One build."""
+    """The record of one build."""
 
     format: int
     name: str
-    """Of the build: image, day, digest."""
+    """Name of the build: image, day, digest."""
     made: datetime
-    """With its time zone."""
+    """Time of the build, with its time zone."""
     gpuyard: str
     """Version of gpuyard."""
     elements: tuple[str, ...]
     build: ImageBuild
     module: str
-    """Of NVIDIA's driver, open or proprietary; empty without one."""
+    """The kernel module of NVIDIA's driver, open or proprietary; empty without one."""
     disk: Artifact
     virtual_bytes: int
-    """Of the disk that a server sees before it grows."""
+    """Size of the disk that a server sees before it grows."""
     bill: Artifact
-    """CycloneDX."""
+    """The bill of materials, CycloneDX."""
     kernels: tuple[str, ...]
     packages: int
     seconds: dict[str, float]
-    """Part of the build -> how long it took; a part that was done before is not there."""
+    """Part of the build -> its duration; a part that was done before is not there."""
 
     @property
     def built(self) -> BuiltName:
@@ -63,17 +66,17 @@ class Manifest:
 
     @property
     def min_disk_gib(self) -> int:
-        """What a flavor's disk must have."""
+        """The least disk of a flavor, in GiB."""
         return -(-self.virtual_bytes // GIB)
 
     def text(self) -> str:
-        """As it is written."""
+        """Return it as it is written."""
         shown = {**asdict(self), "build": self.build.model_dump(mode="json", exclude_defaults=True)}
         return json.dumps({**shown, "made": self.made.isoformat(timespec="seconds")}, indent=2) + "\n"
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Raises UsageError when it cannot be read, or is none."""
+    """Read a manifest. Raises UsageError when it cannot be read, or is none."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -85,7 +88,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def manifest_of(content: bytes, where: str) -> Manifest:
-    """Raises UsageError for what is none."""
+    """Parse a manifest. Raises UsageError when it is none."""
     try:
         found = TypeAdapter(Manifest).validate_json(content)
     except ValidationError as error:
@@ -103,33 +106,33 @@ def manifest_of(content: bytes, where: str) -> Manifest:
 
 
 def manifest_path(folder: Path, name: BuiltName | str) -> Path:
-    """Where the manifest of a build is."""
+    """Return the path of a build's manifest."""
     return folder / f"{name}.json"
 
 
 @dataclass(frozen=True)
 class CheckRecord:
-    """What a check of a build said, kept beside it."""
+    """The result of a check of a build, kept beside it."""
 
     sha256: str
-    """Of the disk that was checked."""
+    """Digest of the disk that was checked."""
     checked: datetime
-    """With its time zone."""
+    """Time of the check, with its time zone."""
     errors: tuple[str, ...]
     """Reasons; none when it is good."""
 
     def text(self) -> str:
-        """As it is written."""
+        """Return it as it is written."""
         return json.dumps({**asdict(self), "checked": self.checked.isoformat(timespec="seconds")}, indent=2) + "\n"
 
 
 def check_path(disk: Path) -> Path:
-    """Where the record of the last check of a disk is."""
+    """Return the path of the record of the last check of a disk."""
     return disk.with_suffix(".check.json")
 
 
 def read_check(path: Path) -> CheckRecord | None:
-    """None when there is none. Raises UsageError when it cannot be read."""
+    """Return the record; None when there is none. Raises UsageError when it cannot be read."""
     if not path.exists():
         return None
     try:
@@ -139,5 +142,5 @@ def read_check(path: Path) -> CheckRecord | None:
 
 
 def to_json(value: Any) -> bytes:
-    """For the bill of materials."""
+    """Return the bill of materials as JSON."""
     return (json.dumps(value, indent=1) + "\n").encode()

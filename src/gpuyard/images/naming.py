@@ -1,4 +1,4 @@
-"""What a built image is called: the same definition, elements and day make the same name. Pure."""
+"""Names built images: the same definition, elements and day make the same name. Pure."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from gpuyard.site.image_rules import ImageBuild
 BUILT = re.compile(r"(?P<image>.{1,200})-(?P<day>[0-9]{8})-(?P<digest>[0-9a-f]{10})", re.DOTALL)
 DIGITS = 10
 AFTERWARDS = {"visibility", "members", "keep", "pools"}
-"""What becomes of a build makes no other one of it; its GPUs count by the kernel module that they take."""
+"""Keys that say what becomes of a build, and do not change it; its GPUs count by the kernel module that they take."""
 
 
 @dataclass(frozen=True)
 class BuiltName:
-    """Of one build of an image."""
+    """The name of one build of an image."""
 
     image: str
-    """As the site file has it."""
+    """The image, as the site file has it."""
     day: date
-    """Of the packages, in UTC."""
+    """The day of the packages, in UTC."""
     digest: str
-    """Of the definition and of the elements."""
+    """Digest of the definition and of the elements."""
 
     def __str__(self) -> str:
         return f"{self.image}-{self.day:%Y%m%d}-{self.digest}"
 
 
 def definition_digest(build: ImageBuild, elements: ElementFiles, module: str = "") -> str:
-    """Of all that a build is made of, but for what the distribution has on its day."""
+    """Return the digest of everything that a build is made of, but for the distribution's packages on its day."""
     said = json.dumps(build.model_dump(mode="json", exclude_defaults=True, exclude=AFTERWARDS), sort_keys=True)
     whole = hashlib.sha256(f"{said}{module}".encode())
     for path, (mode, content) in sorted(elements.items()):
@@ -42,7 +42,7 @@ def definition_digest(build: ImageBuild, elements: ElementFiles, module: str = "
 
 
 def parse_built_name(text: str) -> BuiltName | None:
-    """None for what is not the name of a build."""
+    """Parse the name of a build; None for any other text."""
     found = BUILT.fullmatch(text)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Which packages an image has: dpkg's own list in, a software bill of materials (CycloneDX) out, and back."""
+"""Lists the packages of an image: reads dpkg's own list, and writes and reads a bill of materials (CycloneDX)."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from gpuyard.model.errors import UsageError
 
 INSTALLED = "installed"
 MOST_BYTES = 32 << 20
-"""Of a bill of materials."""
+"""Most bytes of a bill of materials."""
 
 
 @dataclass(frozen=True, order=True)
 class Package:
-    """One that is installed."""
+    """An installed package."""
 
     name: str
     version: str
     architecture: str
     source: str
-    """The source package that it was made of, by whose name distributions tell of holes."""
+    """The source package that it was made of, by whose name distributions announce holes."""
     held: bool
-    """An upgrade of the whole system leaves it as it is."""
+    """Whether an upgrade of the whole system leaves it as it is."""
 
 
 def installed_packages(status: str) -> list[Package]:
-    """Of ``/var/lib/dpkg/status``, sorted. What is not wholly installed is not there."""
+    """Return the packages in ``/var/lib/dpkg/status``, sorted, without those that are not fully installed."""
     found = []
     for paragraph in status.split("\n\n"):
         fields = dict(fields_of(paragraph))
@@ -47,7 +47,8 @@ def installed_packages(status: str) -> list[Package]:
 
 
 def fields_of(paragraph: str) -> Iterable[tuple[str, str]]:
-    """Of one package, in a file of dpkg's or of an archive's: name -> the first line of its value."""
+    """Yield the fields of one package, in a file of dpkg's or of an archive's: name, and the first line of its
+    value."""
     for line in paragraph.splitlines():
         name, colon, value = line.partition(":")
         if colon and not line.startswith((" ", "\t")):
@@ -57,7 +58,7 @@ def fields_of(paragraph: str) -> Iterable[tuple[str, str]]:
 def bill_of_materials(
     packages: Sequence[Package], name: BuiltName, distribution: str, release: str, made: datetime
 ) -> dict[str, Any]:
-    """CycloneDX 1.5, as JSON. `made`: with its time zone."""
+    """Return the bill of materials, CycloneDX 1.5, as JSON. `made`: with its time zone."""
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
@@ -85,7 +86,8 @@ def _component(package: Package, distribution: str, release: str) -> dict[str, A
 
 
 def read_bill(path: Path) -> dict[str, str]:
-    """Name -> version of the packages in a bill of materials. Raises UsageError when it cannot be read, or is none."""
+    """Return name -> version of the packages in a bill of materials. Raises UsageError when it cannot be read, or is
+    none."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)

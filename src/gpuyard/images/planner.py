@@ -1,4 +1,4 @@
-"""What diskimage-builder is told for a definition. Pure."""
+"""Plans a build: the elements, arguments and environment that diskimage-builder gets for a definition."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ COMPONENTS = {"debian": "main,contrib,non-free,non-free-firmware", "ubuntu": "ma
 """The parts of a distribution's archive that have NVIDIA's driver and Docker. Ubuntu: nvidia-dkms-* is in restricted,
 docker.io in universe."""
 OLD_COMPONENTS = {"bullseye": "main,contrib,non-free"}
-"""Of releases from before non-free-firmware: debootstrap stops at a component that is not there."""
+"""Components of releases from before non-free-firmware: debootstrap stops at a component that is not there."""
 DEBIAN_SECURITY = "http://deb.debian.org/debian-security"
-"""On the host that has the rest, too; diskimage-builder takes security.debian.org."""
+"""Debian's security archive on the host that has the rest, too; diskimage-builder would take security.debian.org."""
 ROOT_LABEL = "cloudimg-rootfs"
 PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 
 
 @dataclass(frozen=True)
 class Folders:
-    """Where a build works."""
+    """The folders and files of a build."""
 
     elements: Path
-    """The elements of gpuyard and of the site are written there."""
+    """Folder that the elements of gpuyard and of the site are written to."""
     cache: Path
-    """What may be used again by later builds: the unpacked distribution, packages."""
+    """Cache for later builds: the unpacked distribution, packages."""
     work: Path
-    """For diskimage-builder's own temporary files: several GB, on a disk."""
+    """Folder for diskimage-builder's own temporary files: several GB, on a disk."""
     tree: Path
     """The file system that it makes, without the suffix ``.raw``."""
     runner: Path
@@ -46,19 +46,19 @@ class Folders:
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """One build."""
+    """The plan of one build."""
 
     name: BuiltName
     build: ImageBuild
     elements: tuple[str, ...]
-    """As diskimage-builder is given them."""
+    """Elements in the order in which diskimage-builder is given them."""
     files: ElementFiles
-    """Of those that do not come with diskimage-builder."""
+    """Files of those elements that do not come with diskimage-builder."""
     module: str = ""
-    """Of NVIDIA's driver: open or proprietary."""
+    """The kernel module of NVIDIA's driver: open or proprietary."""
 
     def arguments(self, folders: Folders) -> list[str]:
-        """Of disk-image-create: one file system of the whole tree. A disk is made of it by disk.py."""
+        """Return the arguments of disk-image-create: one file system of the whole tree. disk.py makes a disk of it."""
         size = [] if self.build.size is None else ["--image-size", str(self.build.size)]
         packages = ["-p", ",".join(self.build.packages)] if self.build.packages else []
         return [
@@ -70,7 +70,8 @@ class BuildPlan:
         ]
 
     def environment(self, folders: Folders, base: Mapping[str, str]) -> dict[str, str]:
-        """All of it: nothing of the operator's shell comes in but where the programs, his home and his proxies are."""
+        """Return the whole environment: of the operator's shell only the paths of programs, the home and the proxies
+        are taken."""
         mirror, security = self.build.base.mirror, self.build.base.security_mirror or DEBIAN_SECURITY
         release = self.build.base.release
         found = {name: base[name] for name in ("HOME", *PROXIES) if name in base}
@@ -106,9 +107,8 @@ class BuildPlan:
 
 
 def plan_build(image: str, build: ImageBuild, known: ElementFiles, day: date, models: Iterable[str] = ()) -> BuildPlan:
-    """`known`: the elements of gpuyard and those beside the site file, of which those are taken that are wanted.
-    `models`: PCI ids of the GPUs that the image is for.
-    """
+    """Plan a build. `known`: the elements of gpuyard and those beside the site file, of which the needed ones are
+    taken. `models`: PCI ids of the GPUs that the image is for."""
     module = kernel_module(build, models, PciIds.of_this_machine()) if build.driver is not None else ""
     elements = [ROOT_ELEMENTS[build.base.distribution], "gpuyard-base"]
     elements += ["gpuyard-nvidia"] if build.driver is not None else []

@@ -1,6 +1,5 @@
-"""The programs that images are made and checked with: found, or named with what has them; run with a reason when they
-fail.
-"""
+"""Finds and runs the programs that images are made and checked with; errors name missing packages, and the reason of a
+failure."""
 
 from __future__ import annotations
 
@@ -15,17 +14,17 @@ from gpuyard.model.errors import GpuyardError, UsageError, how_to_install
 from gpuyard.model.text import printable
 
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-"""A user's PATH often has no sbin."""
+"""Debian's folders of system programs: a user's PATH often has no sbin."""
 LAST_LINES = 12
 
 
 def search_path(base: Mapping[str, str]) -> str:
-    """The user's, and where Debian has what administrators use."""
+    """Return the user's PATH with gpuyard's own folder before it, and Debian's folders of system programs behind it."""
     return os.pathsep.join(filter(None, [str(Path(sys.executable).parent), base.get("PATH", ""), SYSTEM_PATH]))
 
 
 def need_programs(needed: Mapping[str, str]) -> None:
-    """`needed`: program -> Debian package; the package ``""``: gpuyard's own part for images.
+    """Require programs. `needed`: program -> Debian package; the package ``""``: gpuyard's own part for images.
 
     Raises UsageError that names all that are missing.
     """
@@ -42,7 +41,8 @@ def need_programs(needed: Mapping[str, str]) -> None:
 
 
 def run(command: Sequence[str], what: str, given: bytes | None = None) -> bytes:
-    """Its standard output. `what`: what it is run for, for the error. Raises GpuyardError with its words."""
+    """Return a program's standard output. `what`: its purpose, for the error. Raises GpuyardError with the program's
+    words."""
     environment = {**os.environ, "PATH": search_path(os.environ), "LC_ALL": "C.UTF-8"}
     try:
         done = subprocess.run(command, input=given, capture_output=True, env=environment, check=False)
@@ -56,7 +56,7 @@ def run(command: Sequence[str], what: str, given: bytes | None = None) -> bytes:
 
 
 def run_logged(command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-    """All it says goes into `log`. Raises GpuyardError with the last lines of that when it fails."""
+    """Run a program with its output in `log`. Raises GpuyardError with the last lines of that when it fails."""
     with log.open("ab") as out:
         try:
             child = subprocess.Popen(

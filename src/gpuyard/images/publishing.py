@@ -1,7 +1,8 @@
-"""Which build of an image servers get, and which ones can go. Pure.
+"""Plans which build of an image servers get, and which builds can be deleted. Pure.
 
-A build is in Glance under its own name. The one that servers get has the image's name, by which they and people ask for
-it; a build that is replaced gets its own name back. What is whose is said by properties, which no rename changes.
+A build is in Glance under its own name. The one that servers get has the image's name, by which they and people ask
+for it; a build that is replaced gets its own name back. Properties, which no rename changes, say which build is of
+which image. A promotion renames the new build first, so that the name is never without a build.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class StoredImage:
     name: str
     image: str
     build: str
-    """Its own name."""
+    """The build's own name."""
     status: str
     visibility: str
     created: str
@@ -43,7 +44,7 @@ class StoredImage:
 
     @property
     def promoted(self) -> bool:
-        """Servers that ask for the image get this one."""
+        """Whether servers that ask for the image get this build."""
         return self.name == self.image
 
 
@@ -58,17 +59,16 @@ class Renaming:
 
 @dataclass(frozen=True)
 class PruneVerdict:
-    """Of a build that could be deleted."""
+    """The decision on a build that could be deleted."""
 
     stored: StoredImage
     kept: str
-    """Why; empty when it goes."""
+    """Why it is kept; empty when it is deleted."""
 
 
 def stored_image(row: Mapping[str, Any]) -> StoredImage | None:
-    """Of an image as Glance shows it; None of one that is no build: a snapshot of a server has the properties of the
-    build that the server was made of, and is its owner's work.
-    """
+    """Return the build that an image of Glance is; None when it is none: a snapshot of a server has the properties of
+    the build that the server was made of, and is its owner's work."""
     image, build = row.get(IMAGE), row.get(BUILD)
     parts = parse_built_name(str(build))
     if parts is None or parts.image != image or any(row.get(key) for key in OF_A_SERVER):
@@ -88,7 +88,7 @@ def stored_image(row: Mapping[str, Any]) -> StoredImage | None:
 
 
 def record_of(manifest: Manifest, properties: Mapping[str, str], visibility: str) -> dict[str, Any]:
-    """What Glance is told of a build. `properties`: those of the site file."""
+    """Return Glance's record of a build. `properties`: those of the site file."""
     base, driver = manifest.build.base, manifest.build.driver
     return {
         "name": manifest.name,
@@ -109,11 +109,10 @@ def record_of(manifest: Manifest, properties: Mapping[str, str], visibility: str
 
 
 def plan_promotion(build: str, ours: Sequence[StoredImage], others: Collection[str]) -> list[Renaming]:
-    """The steps after which servers get this build, in order; [] when they do. `ours`: all builds of its image;
+    """Return the steps after which servers get this build, in order; [] when they do. `ours`: all builds of its image;
     `others`: ids of images that have the image's name and are none of them.
 
     The name is never without a build: for the time of a request, two have it, and gpuyard's servers get the newer.
-
     Raises BlockedError.
     """
     found = [one for one in ours if one.build == build]
@@ -141,7 +140,7 @@ def plan_pruning(
     named: Collection[str],
     aged: Collection[str] = (),
 ) -> list[PruneVerdict]:
-    """What becomes of each build of one image, newest first: `keep` stay of those that nothing else keeps.
+    """Decide on each build of one image, newest first: `keep` stay of those that nothing else keeps.
 
     `used`: id -> servers that were made of it; `named`: names by which the site asks for images; `aged`: builds that
     are not kept for being new.

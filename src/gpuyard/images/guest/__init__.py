@@ -1,1 +1,1 @@
-"""What runs in servers of built images."""
+"""Programs that run in servers of built images."""
