@@ -1,1 +1,1 @@
-"""What command lines share: they ask a portal's API for bookings, and say what it answers."""
+"""The client of the portal's API for command lines: requests, errors, and rows for lists."""

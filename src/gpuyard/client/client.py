@@ -1,4 +1,8 @@
-"""Requests about bookings, health and runners to a portal's /v1, as plain rows; what is safe to repeat is repeated."""
+"""Requests about bookings, health and runners to a portal's /v1, as plain rows.
+
+A request that is safe, or that carries an idempotency key, is repeated after PAUSES when no answer came or a gateway
+answered for a portal that starts. Others are made once, since nobody knows whether they arrived.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +19,30 @@ from gpuyard.model.errors import BlockedError, UsageError
 
 Row = dict[str, Any]
 PAGE = 500
-"""Bookings asked for at once."""
+"""Bookings in one page."""
 BEGIN_OF_ID = re.compile(r"[0-9a-f][0-9a-f-]{0,34}")
-"""Of a UUID, which has 36 characters."""
+"""Beginning of a UUID, which has 36 characters."""
 BOOKING_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 JOB_ID = re.compile(r"[^/]{1,253}(?:/set(?:/[^/]{1,253}){1,3})?/[0-9]{1,20}")
-"""``github.com/123456``, or of a scale set ``github.com/set/acme/7/123456``; one repository's has ``acme/solver``."""
+"""Id of a job: ``github.com/123456``, or of a scale set ``github.com/set/acme/7/123456``; one repository's has
+``acme/solver``."""
 MOST_ROWS = 500
 """Jobs, and runners that have ended, in one answer."""
 PAUSES = (0.5, 1.0, 2.0)
-"""Seconds between them."""
+"""Seconds between repeated requests."""
 AGAIN = frozenset({502, 503, 504})
-"""Answers of a gateway or of a portal that starts."""
+"""Statuses of a gateway or of a portal that starts."""
 LOOK_EVERY = 1.0
-"""Seconds between looks at a booking that is waited for."""
+"""Seconds between requests about a booking that is waited for."""
 USED_UP = 30.0
-"""Seconds after which servers from before are taken to use a whole booking: where they use a part, the keeper says at
-one of its next looks that the rest is usable."""
+"""Seconds after which servers from before are taken to use a whole booking: where they use a part, one of the next runs
+of the portal's loop reports that the rest is usable."""
 PATIENCE = 5.0
-"""Seconds that a portal may ask to wait (Retry-After); for more the answer is given to the caller."""
+"""The longest Retry-After, in seconds, that is waited for; for a longer one the caller gets the answer."""
 
 
 class Client:
-    """Safe to use from several threads. Every method raises GpuyardError: see errors.py."""
+    """Client of one portal. Safe to use from several threads. Every method raises GpuyardError: see errors.py."""
 
     def __init__(
         self,
@@ -60,16 +65,16 @@ class Client:
         return self._row("GET", "/v1/me")
 
     def create(self, ask: Mapping[str, Any]) -> list[Row]:
-        """Book; several rows for a recurring ask. Asked again without harm: a key goes along."""
+        """Book; return several rows for a recurring request. It has a key, so that it can be repeated without harm."""
         body = self._row("POST", "/v1/bookings", ask, key=self._new_key())
         return list(body["bookings"]) if "bookings" in body else [body]
 
     def check(self, ask: Mapping[str, Any]) -> Row:
-        """``fits``, and ``reasons`` and ``alternatives`` when it does not."""
+        """Return ``fits``, and ``reasons`` and ``alternatives`` when it does not."""
         return self._row("POST", "/v1/bookings/check", ask, safe=True)
 
     def bookings(self, **query: object) -> Iterator[Row]:
-        """All that match, page by page, in order of start."""
+        """Yield all that match, page by page, in order of start."""
         marker = ""
         while True:
             page = self._row("GET", "/v1/bookings", query={**query, "limit": PAGE, "marker": marker})["bookings"]
@@ -79,28 +84,30 @@ class Client:
             marker = page[-1]["id"]
 
     def booking(self, id: str) -> tuple[Row, str]:
-        """The booking and its ETag. Here and below the first characters of an id do, when no other begins so."""
+        """Return the booking and its ETag. Here and below the first characters of an id are enough when no other
+        begins so."""
         reply = self._ask("GET", self._path(id), safe=True)
         return dict(reply.body), reply.headers.get("etag", "")
 
     def use(self, id: str) -> Row | None:
-        """What the GPUs of a booking (its whole id) do; None where it is not on, is somebody else's, or no server of
-        the site is asked."""
+        """Return what the GPUs of a booking (its whole id) do; None where it is not on, is somebody else's, or no
+        server of the site is asked."""
         found = self._row("GET", "/v1/uses", query={"booking": id})["uses"]
         return dict(found[0]) if found else None
 
     def edit(self, id: str, changes: Mapping[str, Any], etag: str) -> Row:
-        """Raises ChangedError when the booking is not the one with this ETag any more."""
+        """Change a booking. Raises ChangedError when it no longer has this ETag."""
         return self._row("PATCH", self._path(id), changes, headers={"If-Match": etag})
 
     def extend(self, id: str, body: Mapping[str, Any], etag: str) -> Row:
-        """Raises ChangedError, as `edit`."""
+        """Extend a booking. Raises ChangedError, as `edit`."""
         return self._row("POST", f"{self._path(id)}/extend", body, headers={"If-Match": etag})
 
     def wait_until_usable(self, row: Row) -> Row:
-        """The booking once its owner can start a server: some seconds after its start, which may be a long time off; or
-        when for USED_UP seconds it had servers, and none could be started: then those that its owner had before use
-        all of it. Raises BlockedError when that will not come by itself: it waits for somebody, or is over."""
+        """Return the booking once its owner can start a server: some seconds after its start, which may be a long time
+        off; or when for USED_UP seconds it had servers, and none could be started: then those that its owner had
+        before use all of it. Raises BlockedError when that will not come by itself: it waits for somebody, or is
+        over."""
         taken = 0.0
         while not row.get("usable_since") and taken < USED_UP:
             if row["state"] not in ("confirmed", "active"):
@@ -111,8 +118,8 @@ class Client:
         return row
 
     def act(self, id: str, verb: str, reason: str = "", series: bool = False, fault: str = "") -> Row:
-        """``cancel``, ``end``, ``approve``, ``decline``, ``accept``, ``open``. `series`: for ``cancel``. `fault`: for
-        ``end``, what was wrong with its GPUs."""
+        """Act on a booking: ``cancel``, ``end``, ``approve``, ``decline``, ``accept``, ``open``. `series`: for
+        ``cancel``. `fault`: for ``end``, what was wrong with its GPUs."""
         body = {**({"reason": reason} if reason else {}), **({"series": True} if series else {})}
         body |= {"fault": fault} if fault else {}
         return self._row("POST", f"{self._path(id)}/{verb}", body)
@@ -135,7 +142,7 @@ class Client:
         return self._row("GET", f"/v1/pools/{quote(pool, safe='')}/rules", query={"project": project})
 
     def check_rules(self, body: Mapping[str, Any]) -> list[Row]:
-        """What bookings would lose by changed rules."""
+        """Return what bookings would lose by changed rules."""
         return list(self._row("POST", "/v1/rules/check", body, safe=True)["findings"])
 
     # Holds, feeds, audit, GPUs
@@ -159,11 +166,11 @@ class Client:
         return list(self._row("GET", "/v1/sessions", query={"user": user})["sessions"])
 
     def end_sessions(self, user: str) -> int:
-        """How many there were."""
+        """End sessions; return how many there were."""
         return int(self._row("DELETE", "/v1/sessions", query={"user": user})["ended"])
 
     def create_feed(self, scope: str, target: str, days: int) -> Row:
-        """``url``, or ``path`` below the portal's address: it is told this once."""
+        """Create a feed: ``url``, or ``path`` below the portal's address, which is returned only this once."""
         return self._row("POST", "/v1/feeds", {"scope": scope, "target": target, "days": days})
 
     def delete_feed(self, id: str) -> None:
@@ -173,7 +180,7 @@ class Client:
         return list(self._row("GET", "/v1/gpus", query=query)["gpus"])
 
     def flavors(self, **query: object) -> Row:
-        """What a project could start now: ``flavors``, and when the cloud was looked at."""
+        """Return what a project could start now: ``flavors``, and when the cloud was observed."""
         return self._row("GET", "/v1/flavors", query=query)
 
     # The health of GPUs
@@ -182,11 +189,12 @@ class Client:
         return list(self._row("GET", "/v1/health", query=query)["gpus"])
 
     def gpu_health(self, gpu: str, limit: int = 100) -> Row:
-        """``gpu``, and ``events``, the newest first. `gpu` here and below: ``host/address``."""
+        """Return ``gpu``, and ``events``, the newest first. `gpu` here and below: ``host/address``."""
         return self._row("GET", _gpu_path(gpu), query={"limit": limit})
 
     def repairs(self, by: str = "card") -> Row:
-        """``out``: what is out of use; ``repeats``: what went bad how often, by ``card``, ``host`` or ``slot``."""
+        """Return ``out``: what is out of use; ``repeats``: what went bad how often, by ``card``, ``host`` or
+        ``slot``."""
         return self._row("GET", "/v1/repairs", query={"by": by})
 
     def report(self, gpu: str, words: str) -> Row:
@@ -196,55 +204,57 @@ class Client:
         return self._row("POST", f"{_gpu_path(gpu)}/quarantine", {"comment": comment})
 
     def accept(self, targets: Sequence[str], *, canary: bool = True, fresh: bool = False) -> Row:
-        """Have GPUs accepted by servers: what is tried now, and what is not and why. `fresh`: what they show becomes
-        their baseline."""
+        """Have GPUs accepted by servers; return what is tried now, and what is not and why. `fresh`: what they show
+        becomes their baseline."""
         body = {"targets": list(targets), "canary": canary}
         return self._row(
             "POST", "/v1/acceptances", body | ({"fresh": True} if fresh else {})
         )  # older portals refuse it
 
     def acceptances(self) -> list[Row]:
-        """The last try of every slot that ever had one."""
+        """Return the last try of every slot that ever had one."""
         return list(self._row("GET", "/v1/acceptances")["tries"])
 
     def acceptance(self, batch: str) -> Row:
         return self._row("GET", f"/v1/acceptances/{quote(batch, safe='')}")
 
     def repair(self, gpu: str, step: str, comment: str) -> Row:
-        """`step`: ``start``, ``note``, ``done``, ``abandon``, ``return``; or ``release``: back to use, not repaired."""
+        """Take a step of a repair: ``start``, ``note``, ``done``, ``abandon``, ``return``; or ``release``: back to use,
+        not repaired."""
         path = step if step == "release" else f"repair/{step}"
         return self._row("POST", f"{_gpu_path(gpu)}/{path}", {"comment": comment})
 
     def lend_gpu(self, gpu: str, minutes: int, comment: str) -> Row:
-        """``gpu``, and ``loan``, a booking with the ``command`` that starts a server there."""
+        """Return ``gpu``, and ``loan``, a booking with the ``command`` that starts a server there."""
         return self._row("POST", f"{_gpu_path(gpu)}/repair/lend", {"minutes": minutes, "comment": comment})
 
     def host_token(self, host: str, purpose: str) -> str:
-        """Of a host, for ``watch`` or ``scrub``: it is told this once."""
+        """Return a new token of a host, for ``watch`` or ``scrub``; it is returned only this once."""
         return str(self._row("POST", f"/v1/hosts/{quote(host, safe='')}/tokens", {"purpose": purpose})["token"])
 
     # Maintenances of hosts
 
     def maintenances(self, host: str = "", *, past: bool = False) -> list[Row]:
-        """Those that are not over, of a host or of all; `past`: then those that are, the newest first."""
+        """Return the maintenances that are not over, of a host or of all; `past`: then those that are, the newest
+        first."""
         query = {"host": host, "past": "true" if past else ""}
         return list(self._row("GET", "/v1/maintenances", query=query)["maintenances"])
 
     def check_maintenance(self, body: Mapping[str, Any]) -> Row:
-        """``servers``, ``moves`` and ``stays``: what it would mean."""
+        """Return ``servers``, ``moves`` and ``stays``: the effects of a maintenance."""
         return self._row("POST", "/v1/maintenances/check", body, safe=True)
 
     def plan_maintenance(self, body: Mapping[str, Any]) -> Row:
         return self._row("POST", "/v1/maintenances", body)
 
     def maintenance_step(self, id: str, step: str, body: Mapping[str, Any]) -> Row:
-        """`step`: ``start``, ``allow``, ``done``, ``extend``, ``cancel``."""
+        """Take a step of a maintenance: ``start``, ``allow``, ``done``, ``extend``, ``cancel``."""
         return self._row("POST", f"/v1/maintenances/{quote(id, safe='')}/{step}", body)
 
     # Runners for GitHub jobs
 
     def queue(self) -> list[Row]:
-        """Jobs that wait, those with a runner first, then in the order of their turns."""
+        """Return the jobs that wait, those with a runner first, then in the order of their turns."""
         found: list[Row] = []
         more = 1
         while more > 0:
@@ -254,35 +264,36 @@ class Client:
         return found
 
     def jobs(self, states: Sequence[str], repository: str = "", limit: int = MOST_ROWS) -> list[Row]:
-        """The newest first."""
+        """Return jobs, the newest first."""
         query = {"state": list(states), "repository": repository, "limit": limit}
         return list(self._row("GET", "/v1/jobs", query=query)["jobs"])
 
     def job(self, id: str) -> Row:
-        """With ``runners`` and ``events``."""
+        """Return a job with ``runners`` and ``events``."""
         return self._row("GET", _job_path(id))
 
     def job_log(self, id: str) -> str:
-        """The end of the log of the runner that a job was last given to, without what a terminal would act upon; ""
-        when there is none."""
+        """Return the end of the log of the runner that a job was last given to, without what a terminal would act upon;
+        "" when there is none."""
         return str(self._ask("GET", f"{_job_path(id)}/log", safe=True).body or "")
 
     def runners(self, ended: int = 0) -> Row:
-        """``runners``, with so many of those that have ended, and ``errors``: what is wrong with GitHub, for admins."""
+        """Return ``runners``, with so many of those that have ended, and ``errors``: what is wrong with GitHub, for
+        admins."""
         return self._row("GET", "/v1/runners", query={"ended": ended})
 
     # What GPUs were used for
 
     def usage(self, query: Mapping[str, object]) -> Row:
-        """``lines`` and ``total``; amounts are GPU-seconds. `query`: as of the API."""
+        """Return ``lines`` and ``total``; amounts are GPU-seconds. `query`: as of the API."""
         return self._row("GET", "/v1/usage", query=query)
 
     def usage_intervals(self, query: Mapping[str, object]) -> list[Row]:
-        """By start, cut to the days that are asked for."""
+        """Return intervals by start, cut to the days that are asked for."""
         return list(self._row("GET", "/v1/usage/intervals", query=query)["lines"])
 
     def budgets(self) -> list[Row]:
-        """Of one's projects; for admins of all."""
+        """Return the budgets of one's projects; for admins of all."""
         return list(self._row("GET", "/v1/budgets")["lines"])
 
     # The wire

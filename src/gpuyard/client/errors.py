@@ -1,4 +1,4 @@
-"""What a portal's problem documents (RFC 9457) become: errors that say every reason, and what would be possible."""
+"""Turns a portal's problem documents (RFC 9457) into errors with every reason, and with alternatives."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ if TYPE_CHECKING:  # portal.py brings OpenStack's client, and commands read this
 
 
 class PortalError(GpuyardError):
-    """The portal did not do it, and asking in another way does not help now."""
+    """Raised when the portal did not do it, and asking in another way does not help now."""
 
 
 class ApiRefusedError(BlockedError):
-    """The portal says no. `reasons` are for people, `codes` for programs; `alternatives` are asks that would do."""
+    """Raised when the portal says no. `reasons` are for people, `codes` for programs; `alternatives` are requests
+    that would do."""
 
     def __init__(
         self,
@@ -30,11 +31,11 @@ class ApiRefusedError(BlockedError):
 
 
 class ChangedError(ApiRefusedError):
-    """Somebody else has changed it since it was read."""
+    """Raised when somebody else has changed it since it was read."""
 
 
 def error_of(reply: Reply, url: str) -> GpuyardError:
-    """The error for an answer from 300 up."""
+    """Return the error for an answer from 300 up."""
     problem = reply.body if isinstance(reply.body, dict) else {}
     detail = str(problem.get("detail") or reply.text or f"status {reply.status}").strip()
     told = (str(reason) for reason in problem.get("reasons") or ())

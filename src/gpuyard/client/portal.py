@@ -1,4 +1,4 @@
-"""The way to a portal's API for command lines: a user's own Keystone session, and where the portal is.
+"""Finds a portal, and sends requests to it with a user's own Keystone session, for command lines.
 
 The token goes to one address only, which somebody has named: redirects are not followed, and nothing is guessed. It
 goes to another machine unencrypted only when a person has given the address.
@@ -26,23 +26,23 @@ from gpuyard.openstack.api import CloudError
 from gpuyard.openstack.config import find_cloud
 
 SERVICE_TYPE = "gpu"
-"""What the portal is in Keystone's catalogue."""
+"""Type of the portal in Keystone's catalogue."""
 NAME_IT = "--url, or GPUYARD_URL in the environment"
 TIMEOUT = 60
-"""Seconds for one answer."""
+"""Seconds to wait for one answer."""
 MOST_TEXT = 1 << 20
-"""Characters of plain text that are looked at: its end."""
+"""Characters at the end of plain text that are used."""
 
 LOG = logging.getLogger(__name__)
 logging.getLogger("keystoneauth.identity").setLevel(logging.ERROR)
 
 
 class NoPortalError(UsageError):
-    """Nobody has named a portal that a token may be sent to."""
+    """Raised when nobody has named a portal that a token may be sent to."""
 
 
 class PortalUnreachableError(GpuyardError):
-    """No answer came; whether the portal got the request is not known."""
+    """Raised when no answer came; whether the portal got the request is not known."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Reply:
 
     status: int
     body: Any = None
-    """What its JSON says, or its plain text, without what a terminal would act upon; None when it has neither."""
+    """Its JSON, or its plain text, without what a terminal would act upon; None when it has neither."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Names are in lower case."""
+    """Headers; names are in lower case."""
     text: str = ""
 
 
@@ -76,8 +76,8 @@ class PortalSession:
         query: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        """One request, once. Raises PortalUnreachableError, CloudError when Keystone gives no token, and UsageError
-        when it takes a token and there is nobody to have one."""
+        """Make one request, once. Raises PortalUnreachableError, CloudError when Keystone gives no token, and
+        UsageError when the portal requires a token and there is none."""
         keywords: dict[str, Any] = {"raise_exc": False, "timeout": TIMEOUT, "redirect": False}
         if body is not None:
             keywords["json"] = dict(body)
@@ -106,19 +106,21 @@ class PortalSession:
 
 
 class Nobody(BaseAuthPlugin):
-    """Without an account: requests have no token."""
+    """Authentication without an account: requests have no token."""
 
     def get_headers(self, session: Session) -> dict[str, str]:
         return {}
 
 
 def open_public_door(url: str, why: str) -> PortalSession:
-    """What a portal shows to everybody. `why`: what keeps you from a token, and what to do. Raises UsageError."""
+    """Return a session for what a portal shows to everybody. `why`: what keeps you from a token, and what to do. Raises
+    UsageError."""
     return PortalSession(Session(Nobody()), url, nobody=why)
 
 
 def open_door(cloud: str | None = None, url: str = "", clouds_file: Path | None = None) -> PortalSession:
-    """The portal as a user of clouds.yaml; None means OS_CLOUD or the OS_* variables, as for `openstack`.
+    """Return a session for the portal as a user of clouds.yaml; None means OS_CLOUD or the OS_* variables, as for
+    `openstack`.
 
     `url` goes before ``gpu_endpoint_override`` of clouds.yaml, and that before the catalogue. Raises UsageError.
     """
@@ -136,8 +138,8 @@ def open_door(cloud: str | None = None, url: str = "", clouds_file: Path | None 
 def door_of(
     session: Session, url: str = "", *, region: str | None = None, interface: str | list[str] = "public"
 ) -> PortalSession:
-    """The portal through a session that is there already: at `url`, or where the catalogue says. Raises UsageError,
-    which is a NoPortalError when neither will do."""
+    """Return a session for the portal through a Keystone session that is there already: at `url`, or where the
+    catalogue says. Raises UsageError, which is a NoPortalError when neither will do."""
     if url:
         if _is_plain(address(url)):
             LOG.warning("your token goes to %s unencrypted; https would keep it to yourself", address(url))
@@ -157,7 +159,8 @@ def door_of(
 
 
 def address(url: str) -> str:
-    """``http://host:8080/v1/`` -> ``http://host:8080``. Raises UsageError for what is no address of a portal."""
+    """Normalize ``http://host:8080/v1/`` to ``http://host:8080``. Raises UsageError when it is no address of a
+    portal."""
     found = url.strip().rstrip("/").removesuffix("/v1")
     if not found.startswith(("http://", "https://")) or not _host(found):
         raise UsageError(f"{url!r} is no address of a portal; write it as in 'https://gpus.example.org'")

@@ -1,4 +1,4 @@
-"""Rows of the API as rows of a list: which columns, and what stands in them. The same for every command line."""
+"""Turns rows of the API into rows of a list, with columns that are the same for every command line."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ NAMES = {
 
 
 def booking_row(row: Row, zone: ZoneInfo) -> dict[str, Any]:
-    """A booking as a row of a list; times in the zone, with its offset."""
+    """Return a booking as a row of a list; times in the zone, with its offset."""
     return {column: _value(row, name, zone) for column, name in NAMES.items()}
 
 
 def booking_fields(row: Row, zone: ZoneInfo, use: Row | None = None) -> dict[str, Any]:
-    """A booking by itself: its fields have the names of the API, as in every ``openstack ... show``. `use`: what its
-    GPUs do, where that may be told."""
+    """Return a booking by itself: its fields have the names of the API, as in every ``openstack ... show``. `use`: what
+    its GPUs do, where that may be shown."""
     fields = {name: _value(row, name, zone) for name in NAMES.values()}
     return fields if use is None else {**fields, "use": use_words(use, zone)}
 
 
 def use_words(use: Row, zone: ZoneInfo) -> str:
-    """What the GPUs of a booking do, in words; what is not known is said to be so."""
+    """Return what the GPUs of a booking do, in words; what is unknown is said to be so."""
     now = "not known now" if use["lately"] is None else f"{use['lately']} % in the last {use['minutes']} min"
     words = (
         [now] if use["whole"] is None else [now, f"{use['whole']} % since it has a server, of {use['hours']} h heard"]
@@ -73,7 +73,8 @@ def hold_row(row: Row, zone: ZoneInfo) -> dict[str, Any]:
 
 
 def waitlist_rows(rows: Sequence[Row], zone: ZoneInfo) -> list[dict[str, Any]]:
-    """Pool by pool: those with an offer, then those who wait, in their order as far as the API shows it.
+    """Return the waitlist pool by pool: those with an offer, then those who wait, in their order as far as the API
+    shows it.
 
     Those whose rules give them priority come earlier than their place here says.
     """
@@ -103,7 +104,7 @@ def audit_row(row: Row, zone: ZoneInfo) -> dict[str, Any]:
 
 
 def gpu_row(row: Row) -> dict[str, Any]:
-    """A GPU of /v1/gpus. Since is UTC."""
+    """Return a GPU of /v1/gpus as a row. Since is UTC."""
     server = row["server"]
     return {
         **{name: row[name.lower()] for name in GPUS if name.lower() in row},
@@ -116,8 +117,8 @@ def gpu_row(row: Row) -> dict[str, Any]:
 
 
 def keepings(rows: Iterable[Row]) -> LedgerWords:
-    """What keeps GPUs, out of rows of /v1/gpus; without what others hold. One that is held without a booking is out of
-    use for its health."""
+    """Return the ledger's records of GPUs, from rows of /v1/gpus; without what others hold. One that is held without a
+    booking is out of use for its health."""
     return {
         provider_name(row["host"], row["address"]): Keeping(GpuState(row["state"]), row["reason"], row["booking"] or "")
         for row in rows
@@ -130,7 +131,7 @@ RULE = ("Rule", "Value", "From")
 
 
 def rule_rows(rules: Row) -> list[dict[str, Any]]:
-    """Rules, one to a row, in words, and what states each."""
+    """Return rules, one to a row, in words, and what states each."""
     values = {key: rules[key] for key in rules if key != "origins"}
     return [
         dict(zip(RULE, (key, _rule(key, value), _origin(rules, key)), strict=True)) for key, value in values.items()

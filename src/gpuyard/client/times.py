@@ -1,7 +1,7 @@
-"""Times as people type them, made exact. Pure, but for `local_zone`, which asks the machine.
+"""Parses times as people type them. Pure, but for `local_zone`, which asks the machine.
 
 Accepted are ``now``, ``+3d`` or ``+4h`` from another time, and ISO 8601: ``2026-12-01T14:00+01:00``, or without an
-offset, ``2026-12-01 14:00``, in a time zone. A local time that clocks skip or show twice is an error that says the
+offset, ``2026-12-01 14:00``, in a time zone. A local time that clocks skip or show twice is an error that names the
 readings.
 """
 
@@ -30,7 +30,7 @@ HOW = "write it as in '2026-12-01 14:00', '2026-12-01T14:00+01:00', 'now' or '+4
 
 
 def parse_time(text: str, zone: ZoneInfo, now: datetime, base: datetime | None = None) -> datetime:
-    """A time in UTC, in whole seconds. ``+...`` counts from `base`, or from `now`. Raises UsageError."""
+    """Return a time in UTC, in whole seconds. ``+...`` counts from `base`, or from `now`. Raises UsageError."""
     words = text.strip()
     if words.lower() == "now":
         return now.astimezone(UTC).replace(microsecond=0)
@@ -51,7 +51,8 @@ def parse_time(text: str, zone: ZoneInfo, now: datetime, base: datetime | None =
 
 
 def later(base: datetime, number: int, unit: str, zone: ZoneInfo, text: str) -> datetime:
-    """Days and weeks keep the time of day in the zone, also when clocks change; hours and minutes are exact."""
+    """Add a length to a time: days and weeks keep the time of day in the zone, also when clocks change; hours and
+    minutes are exact. Raises UsageError."""
     if unit not in UNITS:
         raise UsageError(f"{text!r} is not a time: no unit {unit!r}; there are min, h, d and w, as in '+4h'")
     span = number * UNITS[unit]
@@ -65,7 +66,7 @@ def later(base: datetime, number: int, unit: str, zone: ZoneInfo, text: str) -> 
 
 
 def localize(naive: datetime, zone: ZoneInfo) -> datetime:
-    """A local time in UTC. Raises UsageError when clocks in the zone skip it, or show it twice."""
+    """Return a local time in UTC. Raises UsageError when clocks in the zone skip it, or show it twice."""
     first, second = (naive.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
     if first.utcoffset() == second.utcoffset():
         return first.astimezone(UTC)
@@ -76,17 +77,17 @@ def localize(naive: datetime, zone: ZoneInfo) -> datetime:
 
 
 def show_time(time: datetime, zone: ZoneInfo) -> str:
-    """``2026-12-01T14:00:00+01:00``, with Z for UTC."""
+    """Format as ``2026-12-01T14:00:00+01:00``, with Z for UTC."""
     return time.astimezone(zone).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def show_api_time(text: object, zone: ZoneInfo) -> str:
-    """A time of the API, in a zone; "" for none."""
+    """Format a time of the API, in a zone; "" for none."""
     return show_time(datetime.fromisoformat(str(text)), zone) if text else ""
 
 
 def find_zone(name: str) -> ZoneInfo:
-    """A time zone by its name. Raises UsageError."""
+    """Return a time zone by its name. Raises UsageError."""
     try:
         return ZoneInfo(name)
     except (ValueError, OSError):  # ZoneInfoNotFoundError is a KeyError
@@ -97,7 +98,8 @@ def find_zone(name: str) -> ZoneInfo:
 
 
 def local_zone(localtime: Path = Path("/etc/localtime")) -> ZoneInfo:
-    """The machine's: TZ, or where /etc/localtime points; UTC when neither says. Raises UsageError for another TZ."""
+    """Return the machine's time zone: TZ, or where /etc/localtime points; UTC when neither says. Raises UsageError for
+    an unknown TZ."""
     if named := os.environ.get("TZ", "").lstrip(":"):
         return find_zone(named)
     _, found, name = os.path.realpath(localtime).partition("/zoneinfo/")
