@@ -1,1 +1,1 @@
-"""What command lines share: options, tables in five formats, questions to a person, progress."""
+"""Building blocks of command lines: options, tables in five formats, questions to a person, progress."""

@@ -1,4 +1,4 @@
-"""Columns of lists: which ones somebody wants to see."""
+"""Selects the columns of a list that the user asked for."""
 
 from __future__ import annotations
 

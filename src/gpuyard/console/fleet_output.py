@@ -1,4 +1,4 @@
-"""Shows how it goes on many hosts: a line per host, and a table at the end."""
+"""Shows the progress of a run on many hosts: a line per host, and a table at the end."""
 
 from __future__ import annotations
 

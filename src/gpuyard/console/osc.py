@@ -1,4 +1,4 @@
-"""What the commands of the plugin share."""
+"""Base class for commands of the `openstack` plugin that ask the portal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns that do not exist are an error here too: `openstack` leaves them out without a word."""
+"""Refuses unknown columns in commands of the plugin; `openstack` itself silently leaves them out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists the way `openstack` prints them: ``-f table|json|yaml|csv|value`` and ``-c COLUMN``."""
+"""Prints lists the way `openstack` does: ``-f table|json|yaml|csv|value`` and ``-c COLUMN``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans as text, as the commands print them."""
+"""Formats plans as text, as the commands print them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands about bookings share: options, the way to the portal, and how one booking is printed."""
+"""Options of commands about bookings, their connection to the portal, and the output of one booking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpuyard host check|plan|apply|verify|undo``: on this machine, or over ssh on many."""
+"""The commands ``gpuyard host check|plan|apply|verify|undo``: on this machine, or over ssh on many."""
 
 from __future__ import annotations
 

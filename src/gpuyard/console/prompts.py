@@ -1,4 +1,4 @@
-"""Questions to a person, and what they are about."""
+"""Asks a person to confirm, and shows which site and cloud that is about."""
 
 from __future__ import annotations
 
