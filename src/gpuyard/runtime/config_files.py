@@ -1,4 +1,4 @@
-"""Files that shall be written, replaced or removed: shown as a diff, carried out one by one, each in one piece."""
+"""Changes of configuration files: planned, shown as a diff, and written one by one, each atomically."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
 
 @dataclass(frozen=True)
 class Change:
-    """What one file is, and what it shall be. None: it does not exist."""
+    """The present and the desired text of one file. None: it does not exist."""
 
     path: Path
     before: str | None
@@ -28,7 +28,8 @@ class Change:
 
 
 def read_text(path: Path) -> str | None:
-    """A file, line ends as they are; None when there is none. Raises UsageError when it cannot be read."""
+    """Return a file's text, line ends as they are; None when there is none. Raises UsageError when it cannot be
+    read."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:
@@ -40,8 +41,8 @@ def read_text(path: Path) -> str | None:
 
 
 def plan_tree(files: Mapping[str, str], folder: Path, ours: str, patterns: Sequence[str]) -> tuple[Change, ...]:
-    """What must change so that a folder has these files (path below it -> text), and none of ours besides. `ours`: how
-    they begin, `patterns`: where they may be. Raises BlockedError when a file in their place is not ours."""
+    """Plan the changes after which a folder has these files (path below it -> text), and none of ours besides. `ours`:
+    how they begin, `patterns`: where they may be. Raises BlockedError when a file in their place is not ours."""
     changes = []
     for name, text in files.items():
         before = read_text(folder / name)
@@ -59,7 +60,7 @@ def plan_tree(files: Mapping[str, str], folder: Path, ours: str, patterns: Seque
 
 
 def diff(changes: Iterable[Change]) -> Iterator[str]:
-    """A unified diff, line by line."""
+    """Yield a unified diff, line by line."""
     for change in changes:
         old = "/dev/null" if change.before is None else str(change.path)
         new = "/dev/null" if change.after is None else str(change.path)
@@ -68,7 +69,7 @@ def diff(changes: Iterable[Change]) -> Iterator[str]:
 
 
 def write(change: Change) -> None:
-    """Carry one change out. Raises GpuyardError when the file is no longer what it was, or cannot be written."""
+    """Write one change. Raises GpuyardError when the file is no longer what it was, or cannot be written."""
     path = change.path.resolve()  # a link stays a link
     if read_text(path) != change.before:
         raise GpuyardError(f"{change.path} was changed by somebody else just now; run the command again")

@@ -1,4 +1,4 @@
-"""Runs loops, each in a thread of its own, and shows how the last run of each went.
+"""Runs control loops, each in a thread of its own, and reports the outcome of each one's last run.
 
 A loop re-reads the world and converges; it keeps nothing that a later run would need to be right. It wakes by its
 period or early by a signal, and losing every signal costs time, never truth. A run that fails is reported and tried
@@ -19,35 +19,35 @@ from gpuyard.model.backoff import backoff
 
 LOG = logging.getLogger(__name__)
 JUMP = 5.0
-"""Seconds by which the clock must differ from one that only goes forward to have jumped. More than it is slewed."""
+"""Seconds by which the clock must differ from a steady one to have jumped. More than it is slewed."""
 STUCK = 15 * 60.0
 """Seconds after which a run is taken for one that never ends. Each call in it gives up after a minute or two."""
 BACKOFF_LIMIT = 30.0
-"""Seconds between tries of a loop that keeps failing."""
+"""The longest pause, in seconds, before a failed run is tried again."""
 
 
 @dataclass(frozen=True)
 class LoopStatus:
-    """What an operator sees of a loop."""
+    """The status of a loop, as an operator sees it."""
 
     name: str
     description: str
     period: float
     """Seconds between the starts of two runs that go well."""
     essential: bool = False
-    """Without it the portal cannot be relied on: what it shows or promises is not true any more."""
+    """Whether the portal cannot be relied on without it: what it shows or promises is not true any more."""
     iterations: int = 0
     failures: int = 0
     """Runs that failed since the last one that went well."""
     last_success: datetime | None = None
-    """UTC."""
+    """Time of the last good run, UTC."""
     last_seconds: float = 0.0
     last_reason: str = ""
-    """Why the last run began: ``timer``, or what the signal said."""
+    """Why the last run began: ``timer``, or the reason of the signal."""
     error: str = ""
-    """What the last run failed with; empty after one that went well."""
+    """Error of the last run; empty after one that went well."""
     age: float | None = None
-    """Seconds since the last good run, whatever became of the clock."""
+    """Seconds since the last good run by a steady clock."""
     jump: float = 0.0
     """Seconds by which the clock has jumped since the last good run; negative: back. What follows from the time is
     planned anew by the next run."""
@@ -89,7 +89,7 @@ class Loop:
 
     @property
     def running(self) -> float:
-        """Seconds since the run began that goes on; 0 between two."""
+        """Seconds since the present run began; 0 between two."""
         began = self._began
         return 0.0 if began is None else self._steady() - began
 
@@ -110,7 +110,7 @@ class Loop:
         self._wake.set()
 
     def run_once(self, reason: str) -> bool:
-        """One run, with its outcome in the status. False when it failed."""
+        """Run once, and record the outcome in the status. Return False when it failed."""
         self._began = self._steady()
         try:
             with working_for(RequestContext(new_request_id(), self._status.name)):
@@ -145,7 +145,8 @@ class Loop:
         return not error
 
     def delay(self) -> float:
-        """Seconds until the next run: what is left of the period, doubled for each failure in a row."""
+        """Return the seconds until the next run: what is left of the period; after failures the backoff, doubled for
+        each in a row."""
         status = self.status
         usual = max(0.0, status.period - status.last_seconds, status.last_seconds * self._rest)
         if self._again is not None and not status.failures:
@@ -165,7 +166,7 @@ class Loop:
 
 
 def jumped(seconds: float) -> str:
-    """``the clock went back by 2:00:00``."""
+    """Return the words for a jump of the clock: ``the clock went back by 2:00:00``."""
     return f"the clock went {'back' if seconds < 0 else 'forward'} by {timedelta(seconds=round(abs(seconds)))}"
 
 
@@ -191,15 +192,16 @@ class Driver:
             self._threads.append(thread)
 
     def stuck(self, longest: float = STUCK) -> list[str]:
-        """Names of the loops that do not go on any more: a run of theirs lasts for longer than `longest` seconds, or
-        their thread has ended."""
+        """Return the names of the loops that do not go on any more: a run of theirs lasts for longer than `longest`
+        seconds, or their thread has ended."""
         if self._stop.is_set():
             return []
         ended = {thread.name for thread in self._threads if not thread.is_alive()}
         return [loop.status.name for loop in self.loops if loop.status.name in ended or loop.running > longest]
 
     def stop(self, timeout: float = 10.0) -> list[str]:
-        """Let running loops finish their run, for at most `timeout` seconds in all; names of those that have not."""
+        """Let running loops finish their run, for at most `timeout` seconds in all; return the names of those that
+        have not."""
         self._stop.set()
         for loop in self.loops:
             loop.wake("stop")

@@ -1,7 +1,8 @@
-"""One HTTP request and its answer, with bounds on all that the other side decides: time, size, where it goes.
+"""HTTP client for single requests, with bounds on everything that the other side decides: time, size, target.
 
-No redirect is followed, no credentials are taken from files of the environment, no cookie is kept, nothing is unpacked.
-Proxies are those of the environment (``HTTPS_PROXY``, ``NO_PROXY``), authorities the system's (``SSL_CERT_FILE``).
+No redirect is followed, no credentials are taken from files of the environment, no cookie is kept, nothing is
+unpacked. Proxies are those of the environment (``HTTPS_PROXY``, ``NO_PROXY``), authorities the system's
+(``SSL_CERT_FILE``).
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ POOLED = 8
 class WireAnswer:
     status: int
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Headers; names in lower case."""
     body: bytes
 
 
 class HttpClientError(Exception):
-    """No whole answer; the message says why, without addresses or secrets."""
+    """Raised when no whole answer came; the message says why, without addresses or secrets."""
 
     def __init__(self, message: str, *, sent: bool = True, too_big: bool = False) -> None:
         super().__init__(message)
@@ -115,7 +116,7 @@ class HttpClient:
         most: int = MOST_BYTES,
         stop: WireStop | None = None,
     ) -> WireAnswer:
-        """The answer, whatever its status. `read` and `total` are seconds, `most` bytes of its body. Raises
+        """Return the answer, whatever its status. `read` and `total` are seconds, `most` bytes of its body. Raises
         HttpClientError, also when `stop` or `close` call it off."""
         watch = _Watch()
         timer = threading.Timer(total, watch.cut, (f"no whole answer in {total:.0f} s",))
@@ -134,7 +135,7 @@ class HttpClient:
             _HERE.watch = None
 
     def close(self) -> None:
-        """For good: what is under way ends with an error."""
+        """Close for good: exchanges under way end with an error."""
         self._stop.stop()
         self._direct.clear()
         for one in self._by_proxy.values():

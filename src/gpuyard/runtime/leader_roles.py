@@ -1,5 +1,5 @@
-"""Turns of loops: of several processes on one database the one that has it does the work."""
+"""Names of the turns of the leader election: the process that has one does its loops' work."""
 
 BOOKINGS = "bookings"
-"""Who keeps the bookings keeps GPUs' health, scrubs and agents, too."""
+"""The leader for bookings also runs GPUs' health, scrubs and agents."""
 RUNNERS = "runners"

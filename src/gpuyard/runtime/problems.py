@@ -1,4 +1,4 @@
-"""What goes wrong in one run of a loop: each part apart, so that the others are looked at all the same."""
+"""Collects the problems of one run of a loop: each part is isolated, so that the others are done all the same."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class RunProblems:
-    """Of one run."""
+    """The problems of one run."""
 
     known: Collection[str] = ()
-    """What `odd` was in the run before."""
+    """`odd` of the run before."""
     texts: list[str] = field(default_factory=list)
     odd: set[str] = field(default_factory=set)
-    """Those that nobody has thought of."""
+    """Texts of unexpected errors."""
 
     @contextmanager
     def apart(self, what: str, *passes: type[Exception]) -> Iterator[None]:
-        """An error in here is written down, and what comes after it is done all the same; but one that `passes`."""
+        """Record an error of the block, and go on with what comes after it; but let an error that `passes` through."""
         try:
             yield
         except passes:

@@ -1,4 +1,4 @@
-"""Work of one process that is done beside the loops: each thing by one worker at a time, so many at once."""
+"""Worker pool: runs calls by name beside the loops, each name in one worker at a time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ LOG = logging.getLogger(__name__)
 
 
 class WorkerPool:
-    """Runs calls by name. A name that is at work is busy: whatever it stands for is the worker's alone."""
+    """Runs calls by name. While a name is busy, its object belongs to the worker alone."""
 
     def __init__(self, executor: Executor, done: Callable[[], None] = lambda: None) -> None:
-        """`done` is called after each call, to wake whoever plans."""
+        """`done` is called after each call, to wake the planner."""
         self._executor = executor
         self._done = done
         self._busy: set[str] = set()
@@ -27,8 +27,8 @@ class WorkerPool:
             return frozenset(self._busy)
 
     def start(self, name: str, work: Callable[[], None]) -> bool:
-        """False when the name is at work already. What the call raises is logged: it must leave things so that it can
-        be done again."""
+        """Start a call; return False when the name is busy. An error of the call is logged: it must leave things so
+        that it can be done again."""
         with self._lock:
             if name in self._busy:
                 return False
@@ -55,5 +55,5 @@ class WorkerPool:
             self._busy.discard(name)
 
     def close(self) -> None:
-        """Wait for what is at work; nothing new is taken."""
+        """Wait for the calls under way; no new ones are taken."""
         self._executor.shutdown(wait=True, cancel_futures=True)
