@@ -1,1 +1,1 @@
-"""Log lines: what each belongs to, and how it is written."""
+"""Log lines: their format, and the request or loop run that each belongs to."""

@@ -1,4 +1,4 @@
-"""How log lines are written: one record is one line, whatever others have put into its words."""
+"""Formats log records as text or JSON: a message is always one line, even when others have put line ends into it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gpuyard.logs.request_context import current
 from gpuyard.model.text import printable
 
 LONGEST = 8000
-"""Characters of a message, and of what is said of an exception."""
+"""Most characters of a message, and of an exception."""
 FIELDS = "fields"
-"""Attribute of a record: more than its message says, as a mapping of plain values. JSON has them beside the message."""
+"""Attribute of a record with further data, as a mapping of plain values. JSON has them beside the message."""
 
 
 class LogFormat(StrEnum):
@@ -33,7 +33,7 @@ class LogLevel(StrEnum):
 
 
 class TextLines(logging.Formatter):
-    """``TIME LEVEL logger [loop id] message``, and lines of a traceback indented below."""
+    """Formats as ``TIME LEVEL logger [loop id] message``, with lines of a traceback indented below."""
 
     def format(self, record: logging.LogRecord) -> str:
         errand = current()
@@ -44,8 +44,8 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """An object: ``time`` (UTC), ``level``, ``logger``, ``message``, and where there are such ``request_id``, ``loop``,
-    ``exception`` and the record's `FIELDS`."""
+    """Formats as an object: ``time`` (UTC), ``level``, ``logger``, ``message``, and where there are such
+    ``request_id``, ``loop``, ``exception`` and the record's `FIELDS`."""
 
     def format(self, record: logging.LogRecord) -> str:
         errand = current()
@@ -66,8 +66,8 @@ class JsonLines(logging.Formatter):
 
 
 def set_up(form: LogFormat, level: LogLevel, stream: IO[str] | None = None) -> None:
-    """Have the process write its log to `stream`, stderr by default. Libraries are heard from warnings on only: what
-    they say below that may have tokens in it."""
+    """Have the process write its log to `stream`, stderr by default. Libraries log from warnings on only: their lines
+    below that may have tokens in them."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if form is LogFormat.JSON else TextLines())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

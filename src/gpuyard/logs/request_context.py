@@ -1,5 +1,7 @@
-"""What a log line and a call to OpenStack are for: a request to the portal, or a run of a loop. Each has an id in the
-form of OpenStack's, which goes with its calls, so that lines of Nova's log are found by it."""
+"""Request context: the request to the portal, or the run of a loop, that a log line and a call to OpenStack belong to.
+
+Each has an id in the form of OpenStack's, which goes with its calls, so that lines of Nova's log are found by it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from typing import ParamSpec, TypeVar
 from uuid import UUID, uuid4
 
 HEADER = "X-Openstack-Request-Id"
-"""Of requests, which carry the id on, and of answers."""
+"""Header of requests, which carry the id on, and of answers."""
 ID = re.compile(r"(?:req-)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-fA-F]{32})")
 Given = ParamSpec("Given")
 Something = TypeVar("Something")
@@ -21,7 +23,7 @@ Something = TypeVar("Something")
 @dataclass(frozen=True)
 class RequestContext:
     request_id: str = ""
-    """``req-`` and a UUID; empty outside of requests and loops."""
+    """The id: ``req-`` and a UUID; empty outside of requests and loops."""
     loop: str = ""
     """Name of the loop; empty in a request."""
 
@@ -36,7 +38,7 @@ def current() -> RequestContext:
 
 @contextmanager
 def working_for(errand: RequestContext) -> Iterator[None]:
-    """What this task, or this thread, does meanwhile is for that."""
+    """Set the context of this task, or this thread, for the block."""
     token = _NOW.set(errand)
     try:
         yield
@@ -45,12 +47,12 @@ def working_for(errand: RequestContext) -> Iterator[None]:
 
 
 def work_for(errand: RequestContext) -> None:
-    """The same for the rest of this task, and for what is said of it when it has failed."""
+    """Set the context for the rest of this task, also for the log lines about its failure."""
     _NOW.set(errand)
 
 
 def carried(call: Callable[Given, Something]) -> Callable[Given, Something]:
-    """The call, to be made by other threads, for what this one works for."""
+    """Return the call, to be made by other threads, with the context of this one."""
     context = copy_context()
 
     def in_context(*given: Given.args, **named: Given.kwargs) -> Something:
@@ -64,7 +66,7 @@ def new_request_id() -> str:
 
 
 def request_id_of(sent: str) -> str:
-    """The id that a client or a gateway has sent, in OpenStack's form: what is no UUID, with ``req-`` or without, may
-    be anything and is not taken. Empty then."""
+    """Return the id that a client or a gateway has sent, in OpenStack's form; empty when it is no UUID, with ``req-``
+    or without: then it may be anything and is not taken."""
     found = ID.fullmatch(sent)
     return f"req-{UUID(found[1])}" if found else ""
