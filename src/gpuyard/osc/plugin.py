@@ -1,4 +1,4 @@
-"""What `openstack` asks a plugin for: its options, its versions, and its client."""
+"""Entry points of the `openstack` plugin: its options, its versions, and its client."""
 
 from __future__ import annotations
 
