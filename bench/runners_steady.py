@@ -135,7 +135,7 @@ def latency(world: SimulatedRunners) -> None:
         began = perf_counter()
         world._deliver()
         world.runners.take_in()
-        world.runners.keeper.run()
+        world.runners.controller.run()
         if len(world.nova.posts) > asked:
             times.append((perf_counter() - began) * 1000)
     assert times, world.ledger.find(Query())

@@ -1,4 +1,4 @@
-"""Three portals on one PostgreSQL, on a lab of its own: how soon another one keeps bookings when the keeper is gone.
+"""Three portals on one PostgreSQL, on a lab of its own: how soon another one keeps bookings when the leader is gone.
 
 python -m bench.takeover
 
@@ -19,7 +19,7 @@ from time import monotonic, sleep
 import psycopg
 from tests.integration.booked_lab import BookedLab, open_booked_lab
 from tests.integration.conftest import RunningLab
-from tests.support.portal_processes import Portal, keeper_of, portals, until
+from tests.support.portal_processes import Portal, leader_of, portals, until
 from tests.support.postgres import Server, server
 
 from bench.lab import running_lab
@@ -46,12 +46,12 @@ def measure(lab: RunningLab, postgres: Server, folder: Path) -> None:
     booked = open_booked_lab(lab, operator, folder, RULES, {}, database=url)
     try:
         with portals(PORTALS, folder, lab.status.clouds_file, url) as serving:
-            keeper_of(serving)
+            leader_of(serving)
             load = transactions(postgres)
             killed = [taken_over(booked, serving, signal.SIGKILL) for _ in range(KILLS)]
             stopped = [taken_over(booked, serving, signal.SIGSTOP) for _ in range(STOPS)]
         show(
-            f"The keeper of {PORTALS} portals is gone",
+            f"The leader of {PORTALS} portals is gone",
             [
                 Measured("kill -9, until another has the turn", "s", [turn for turn, _ in killed], LIMIT_S),
                 Measured("kill -9, until a booking lets in", "s", [limit for _, limit in killed], LIMIT_S),
@@ -81,15 +81,15 @@ def transactions(postgres: Server) -> float:
 
 def taken_over(booked: BookedLab, serving: Sequence[Portal], how: signal.Signals) -> tuple[float, float]:
     """Seconds until the turn is taken, and until the booking lets in. All are well at the end."""
-    keeper = keeper_of(serving)
-    others = [one for one in serving if one is not keeper]
+    leader = leader_of(serving)
+    others = [one for one in serving if one is not leader]
     sleep(random.uniform(0, 5))
     booking = booked.book("ada", start=0)
-    keeper.signal(how)
+    leader.signal(how)
     began = monotonic()
     turn = seconds(began, lambda: any(one.keeps() for one in others))
     let_in = seconds(began, lambda: booked.limits() == {"physics": 1})
-    keeper.signal(signal.SIGCONT) if how is signal.SIGSTOP else keeper.start()
+    leader.signal(signal.SIGCONT) if how is signal.SIGSTOP else leader.start()
     booked.ledger.end(booking.id, booked.people["ada"])
     until(lambda: booked.limits() == {} and all(one.is_ready() for one in serving))
     return turn, let_in

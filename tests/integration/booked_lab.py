@@ -1,4 +1,4 @@
-"""A lab whose GPUs can be booked: people with projects, a ledger, a keeper, and a clock that tests set."""
+"""A lab whose GPUs can be booked: people with projects, a ledger, a controller, and a clock that tests set."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BookedLab:
     apis: Mapping[str, CloudApi]
     made: Sequence[str]
     """Paths of accounts in Keystone that were made for it."""
-    keeper: BookingController = field(init=False)
+    controller: BookingController = field(init=False)
     health: Watched | None = field(init=False)
     """Of a site with `health`."""
 
@@ -51,7 +51,7 @@ class BookedLab:
         self.restart()
 
     def restart(self, api: CloudApi | None = None) -> None:
-        """A keeper that remembers nothing, as after a kill."""
+        """A controller that remembers nothing, as after a kill."""
         taker = SnapshotTaker(self.operator, self.compiled.gpus, self.compiled.flavors)
         api, rules = api or self.operator, self.compiled.site.health
         self.health = None
@@ -59,7 +59,7 @@ class BookedLab:
             self.health = open_health(
                 self.compiled, rules, api, self.ledger, taker, self.clock, lambda: self.clock().timestamp()
             )
-        self.keeper = (
+        self.controller = (
             self.health.bookings
             if self.health
             else BookingController(api, self.compiled, self.ledger, taker, self.clock)
@@ -97,7 +97,7 @@ class BookedLab:
 
     def statuses(self, pool: str | None = POOL) -> list[GpuStatus]:
         """Of a pool, or of all."""
-        found = gpu_statuses(self.compiled.gpus, self.snapshot(), self.keeper.words)
+        found = gpu_statuses(self.compiled.gpus, self.snapshot(), self.controller.words)
         return [status for status in found if pool in (None, status.gpu.pool)]
 
     def claim_on(self, lane: Lane) -> Claim | None:

@@ -107,14 +107,14 @@ def test_a_gpu_that_was_repaired_is_accepted_by_a_server_on_it_and_no_thief_gets
     assert booked.health is not None
     service, sight = booked.health.service, booked.health.bookings
     driver = Driver()
-    bookings = driver.register(bookings_loop(booked.keeper, 2.0))
+    bookings = driver.register(bookings_loop(booked.controller, 2.0))
     booked.ledger.upkeep.on_change(lambda: bookings.wake("a booking changed"))
     driver.register(booked.health.loop(2.0, bookings))
 
-    def keeper() -> Any:
+    def controller() -> Any:
         return open_acceptance(booked.compiled, operator, service, booked.ledger, lambda: sight.sight, booked.clock)
 
-    loop = driver.register(acceptance_loop(keeper(), 2.0))
+    loop = driver.register(acceptance_loop(controller(), 2.0))
     acceptance = service.acceptance
     assert acceptance is not None
     acceptance.wake = loop.wake

@@ -131,20 +131,20 @@ def test_two_people_want_the_same_gpus(
         assert bob.booking().state is BookingState.WAITING
 
         booked.clock.until(start - timedelta(minutes=2))
-        booked.keeper.run()
+        booked.controller.run()
         booked.clock.until(start)
         _run_until_let_in(booked, ada.booking())
         assert booked.refused("bob"), "Nova says 403"
         boot = booked.boot("ada")
         assert boot.status == "ACTIVE", boot.fault
-        booked.keeper.run()
+        booked.controller.run()
         ada.go("bookings")
         expect(ada.page.locator("#upcoming")).to_contain_text("active")
         ada.picture("3-active-with-a-server")
         assert booked.refused("bob")
 
         booked.clock.until(end)
-        booked.keeper.run()
+        booked.controller.run()
         assert ada.booking().state is BookingState.ENDED
         assert booked.refused("ada"), "its time is over"
         assert "gpuyard" in booked.server(boot.server_id)["metadata"], "the server is warned"
@@ -158,14 +158,14 @@ def test_two_people_want_the_same_gpus(
         assert case.due is not None
         booked.clock.until(case.due)
         for _ in range(60):
-            booked.keeper.run()
+            booked.controller.run()
             if booked.server(boot.server_id)["status"] == "SHELVED_OFFLOADED":
                 break
         assert booked.server(boot.server_id)["status"] == "SHELVED_OFFLOADED"
         _run_until_let_in(booked, bob.booking())
         assert booked.boot("bob").status == "ACTIVE"
         assert booked.refused("ada")
-        booked.keeper.run()
+        booked.controller.run()
         bob.go("calendar")
         bob.picture("5-the-calendar-in-the-end")
         for person in (ada, bob):
@@ -175,8 +175,8 @@ def test_two_people_want_the_same_gpus(
 def _run_until_let_in(booked: BookedLab, booking: Booking) -> None:
     """Runs of the loop until its project's limit is up. Where unbooked use is allowed, that takes some seconds."""
     for _ in range(30):
-        booked.keeper.run()
+        booked.controller.run()
         if booked.limits().get(booking.project, 0) > 0:
             return
         booked.clock.forward(seconds=2)
-    raise AssertionError(f"{booking.project} was not let in: {booked.keeper.waits}")
+    raise AssertionError(f"{booking.project} was not let in: {booked.controller.waits}")

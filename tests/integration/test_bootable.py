@@ -96,9 +96,9 @@ class Booked:
     """Id of the aggregate that keeps a host for a project."""
 
     def settle(self) -> None:
-        """The keeper does what there is to do."""
+        """The controller does what there is to do."""
         for _ in range(2):
-            self.lab.keeper.run()
+            self.lab.controller.run()
             self.lab.clock.forward(seconds=6)
 
     def book(self) -> None:

@@ -223,7 +223,7 @@ def test_servers_of_others_are_stopped_and_deleted(granted: Granted, kept: Booke
 def test_a_server_that_is_deleted_takes_its_port_with_it(granted: Granted, kept: BookedLab) -> None:
     """Nova asks Neutron on our behalf, which must show it ports of others."""
     kept.book("ada", start=0)
-    kept.keeper.run()
+    kept.controller.run()
     ada = kept.apis["ada"]
     network = ada.request("POST", "network", "/networks", {"network": {"name": "granted"}})["network"]["id"]
     subnet = {"network_id": network, "ip_version": 4, "cidr": "10.7.0.0/24"}
@@ -278,7 +278,7 @@ def test_the_portal_is_served_with_them(granted: Granted, lab: RunningLab, opene
 
 def test_a_host_is_closed_for_its_maintenance_and_opened_again(granted: Granted, kept: BookedLab) -> None:
     kept.book("ada", start=0)
-    kept.keeper.run()
+    kept.controller.run()
     boot = kept.boot("ada")
     row = kept.server(boot.server_id)
     host, cloud = row["OS-EXT-SRV-ATTR:host"], MaintenanceCloud(granted.api)
@@ -383,7 +383,7 @@ def test_what_it_may_not_it_cannot(granted: Granted, kept: BookedLab) -> None:
     """With its credentials, and as the same user without their access rules, when policies stand alone."""
     operator = kept.operator
     kept.book("ada", start=0)
-    kept.keeper.run()
+    kept.controller.run()
     boot = kept.boot("ada")
     words = some_of_everything(operator) | {
         "ada": kept.people["ada"].user_id, "physics": kept.people["ada"].project_id, "server": boot.server_id,

@@ -57,7 +57,7 @@ def opened(
 def start(booked: BookedLab, booking: Booking, early: float = 0) -> None:
     """Until a booking's start, and its GPUs are released. All of the waiting that matters is real."""
     booked.clock.until(booking.ask.start - PREPARE)
-    booked.keeper.run()
+    booked.controller.run()
     threading.Event().wait(early or SETTLE.total_seconds() + 1.5)
     booked.clock.until(booking.ask.start)
     settle(booked)
@@ -66,11 +66,11 @@ def start(booked: BookedLab, booking: Booking, early: float = 0) -> None:
 def settle(booked: BookedLab) -> None:
     """Look as the loop does, until there is nothing to look again for: on a busy machine Nova takes its time."""
     for _ in range(30):
-        again = booked.keeper.run()
+        again = booked.controller.run()
         if again is None:
             return
         threading.Event().wait(again)
-    raise AssertionError(f"not released: {booked.keeper.waits}")
+    raise AssertionError(f"not released: {booked.controller.waits}")
 
 
 def states(booked: BookedLab) -> list[GpuState]:
@@ -79,33 +79,33 @@ def states(booked: BookedLab) -> list[GpuState]:
 
 def test_a_booking_lets_its_owner_in_and_nobody_else_and_ends(opened: Open) -> None:
     booked = opened(MUST)
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.refused("ada"), "nothing is booked"
     booking = booked.book("ada")
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.refused("ada"), "it has not begun"
     assert states(booked) == [GpuState.FREE] * 4
     booked.clock.until(booking.ask.start - 1.5 * PREPARE)
-    booked.keeper.run()
+    booked.controller.run()
     assert states(booked) == [GpuState.BOOKED, *[GpuState.FREE] * 3]
     (kept,) = [status for status in booked.statuses() if status.state is GpuState.BOOKED]
     assert kept.reason.startswith("booked by ada (physics) from 20")
     assert booked.refused("ada")
     booked.clock.until(booking.ask.start)
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.limits() == {"physics": 1}
     assert not booked.reserved()
     boot = booked.boot("ada")
     assert boot.status == "ACTIVE", boot.fault
     assert booked.refused("bob")
     assert booked.refused("ada"), "one was booked"
-    booked.keeper.run()
+    booked.controller.run()
     holding = booked.now(booking)
     assert holding.claimed is not None
     (claim,) = [s for s in booked.statuses() if s.claim and s.claim.server_id == boot.server_id]
     assert f"{claim.gpu.host}/{claim.gpu.address}" == booked.lanes()[holding.lanes[0]].name
     booked.clock.until(booking.ask.end)
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.now(booking).state is BookingState.ENDED
     assert booked.limits() == {}
     assert booked.refused("ada")
@@ -119,33 +119,33 @@ def lease(booked: BookedLab, server: str, *, yields: bool = False) -> Booking:
 
 def test_a_server_on_a_lease_starts_at_once_and_makes_way_for_a_booking(opened: Open) -> None:
     booked = opened(MUST, runners=RUNNERS)
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.limits() == {"booked-ci": 4}
     mine = lease(booked, f"{PREFIX}{RUNNER}-1", yields=True)
     boot = booked.boot(RUNNER)
     assert (boot.status, boot.name) == ("ACTIVE", mine.server), "nobody has looked since the lease was taken"
     assert booked.refused("ada"), "whoever has not booked stays out"
-    booked.keeper.run()
+    booked.controller.run()
     claim = booked.claim_on(booked.lanes()[booked.now(mine).lanes[0]])
     assert claim is not None
     assert claim.server_id == boot.server_id, "Nova's choice is the ledger's"
     assert not booked.ledger.upkeep.records.open_cases()
     booking = booked.book("bob", start=0, gpus=4)
     assert (booked.now(mine).state, booked.now(mine).reason) == (BookingState.ENDED, MADE_WAY)
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.limits() == {"booked-ci": 4, "art": 3}, "nobody is let in who would find somebody there"
-    assert any(boot.name in wait for wait in booked.keeper.waits)
+    assert any(boot.name in wait for wait in booked.controller.waits)
     booked.exercises[RUNNER].delete([boot.server_id])
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.limits() == {"booked-ci": 4, "art": 4}
-    assert not booked.keeper.waits
+    assert not booked.controller.waits
     assert booked.now(booking).state is BookingState.ACTIVE
 
 
 def test_no_server_on_a_lease_starts_while_a_bookings_gpus_are_released(opened: Open) -> None:
     booked = opened(FREE, ART, runners=RUNNERS)
     booking = booked.book("ada")
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.limits() == {"booked-ci": 4, "art": 4}
     start(booked, booking)
     assert booked.ledger.leases.rooms()[POOL].blocked.startswith(f"GPUs of pool {POOL} are released for booking")
@@ -154,7 +154,7 @@ def test_no_server_on_a_lease_starts_while_a_bookings_gpus_are_released(opened: 
     assert booked.refused(RUNNER), "Nova refuses it, too, should a lease have been taken just before"
     boot = booked.boot("ada")
     assert boot.status == "ACTIVE", boot.fault
-    booked.keeper.run()
+    booked.controller.run()
     lease(booked, f"{PREFIX}{RUNNER}-2")
     assert booked.boot(RUNNER).status == "ACTIVE"
 
@@ -171,7 +171,7 @@ def test_a_plan_lets_the_runners_project_see_flavors_and_have_servers(opened: Op
         pages = {who: api.pages("compute", "/flavors", "flavors", limit=1000) for who, api in booked.apis.items()}
         seers = {who for who, rows in pages.items() if FLAVOR in {row["name"] for row in rows}}
         assert seers == {"bob", RUNNER}
-        booked.keeper.run()
+        booked.controller.run()
         assert [booked.boot(RUNNER).status for _ in range(2)] == ["ACTIVE"] * 2, "everybody else has one server at most"
     finally:
         for row in booked.operator.get("identity", "/limits")["limits"]:
@@ -182,14 +182,14 @@ def test_a_plan_lets_the_runners_project_see_flavors_and_have_servers(opened: Op
 def test_limits_of_others_on_these_gpus_do_not_stand_and_plans_leave_ours_alone(opened: Open) -> None:
     booked = opened(MUST)
     booking = booked.book("ada", start=0)
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.limits() == {"physics": 1}
     seen = read_objects(booked.operator, booked.compiled)
     assert {i.limit.value for i in seen.limits if i.limit.project == "demo" and "GPU_T4" in i.limit.resource} == set()
     plan = plan_site(booked.compiled, seen, prune=True)
     assert not [step for step in plan.steps if step.kind == "project limit" and "GPU" in step.name]
     booked.ledger.end(booking.id, booked.people["ada"])
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.limits() == {}
 
 
@@ -200,7 +200,7 @@ def test_holds_of_an_operator_and_of_bookings_do_not_touch_each_other(opened: Op
     providers = booked.snapshot_providers()
     by_hand = sorted(gpu.provider_name for gpu in booked.compiled.gpus if gpu.pool == "t4")[0]
     set_reserved(booked.operator, providers[by_hand], 1)
-    booked.keeper.run()
+    booked.controller.run()
     assert len(booked.reserved()) == 4
     remembered = read_memory(booked.ledger._store.values("t4")).holds
     assert remembered == {
@@ -208,11 +208,11 @@ def test_holds_of_an_operator_and_of_bookings_do_not_touch_each_other(opened: Op
         for name in booked.reserved() - {by_hand}
     }, "the generation that a hold was to give is the one that it gave"
     booked.clock.until(booking.ask.start)
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.reserved() == {by_hand}
     assert booked.limits() == {"physics": 3}, "so many there are"
     booked.ledger.end(booking.id, booked.people["ada"])
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.reserved() == {by_hand}
 
 
@@ -279,25 +279,25 @@ def test_a_thief_who_posts_all_the_time_never_gets_the_booked_gpu(opened: Open, 
             # The run that sees the end of the one before sees this one as well: its GPU goes from hold to hold. A run
             # in between would give the GPU to the thief, and rightly so: nobody has booked it then.
             booking = booked.book("ada", start=9 * 60)
-            booked.keeper.run()
+            booked.controller.run()
             held, lanes = booked.reserved(), booked.now(booking).lanes
             mine = booked.lanes()[lanes[0]]
             assert len(held) == 1
             assert booked.claim_on(mine) is None, "it was free when it was held"
-            booked.keeper.run()
+            booked.controller.run()
             assert (booked.reserved(), booked.now(booking).lanes) == (held, lanes), "a hold of ours is no trouble"
             # Else another one is free when the booking starts, and Nova may choose that.
             wait_until(lambda: sum(status.claim is not None for status in booked.statuses()) == 3, "the thief has 3")
             start(booked, booking)
             boot = booked.boot("ada")
             assert boot.status == "ACTIVE", boot.fault
-            booked.keeper.run()
+            booked.controller.run()
             assert booked.now(booking).lanes == lanes, "it is the GPU that was held"
             claim = booked.claim_on(mine)
             assert claim is not None
             assert claim.server_id == boot.server_id
             booked.exercises["ada"].delete([boot.server_id])
-            booked.keeper.run()
+            booked.controller.run()
             assert booked.claim_on(mine) is None, "it stays booked when its server is deleted"
             booked.ledger.end(booking.id, booked.people["ada"])
     assert thief.accepted > 3
@@ -308,26 +308,26 @@ def test_a_thief_who_posts_all_the_time_never_gets_the_booked_gpu(opened: Open, 
 @pytest.mark.slow
 def test_outside_its_window_the_gpu_is_held_and_opens_again_on_request(opened: Open) -> None:
     booked = opened(FREE, ART)
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.limits() == {"art": 4}
     booking = booked.book("ada", start=9 * 60, gpus=4)
-    booked.keeper.run()
+    booked.controller.run()
     start(booked, booking)
     assert booked.limits() == {"physics": 4}
     assert not booked.reserved()
     booked.clock.until(booked.now(booking).open_until or booking.ask.end)
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.limits() == {"art": 4}
     assert len(booked.reserved()) == 4
     assert booked.refused("ada")
     booked.ledger.open(booking.id, booked.people["ada"])
-    booked.keeper.run()
-    assert "are not released again before" in booked.keeper.waits[0], "the others' turn is as long"
+    booked.controller.run()
+    assert "are not released again before" in booked.controller.waits[0], "the others' turn is as long"
     booked.clock.forward(minutes=16)
-    booked.keeper.run()
+    booked.controller.run()
     booked.ledger.open(booking.id, booked.people["ada"])
-    booked.keeper.run()
-    assert "are not released yet" in booked.keeper.waits[0]
+    booked.controller.run()
+    assert "are not released yet" in booked.controller.waits[0]
     settle(booked)
     assert booked.now(booking).usable_since is not None
     boot = booked.boot("ada")
@@ -339,7 +339,7 @@ def test_a_whole_slot_is_booked_and_no_single_server_gets_half_of_it(opened: Ope
     booked = opened(MUST)
     whole = booked.book("ada", start=9 * 60, pool="v100", gpus=2, same_group=True)
     single = booked.book("bob", start=9 * 60, pool="v100", gpus=2, same_host=False)
-    booked.keeper.run()
+    booked.controller.run()
     start(booked, whole)
     assert booked.refused("bob", "gpu_tiny"), "as long as the slot is released"
     (lane,) = booked.now(whole).lanes
@@ -347,11 +347,11 @@ def test_a_whole_slot_is_booked_and_no_single_server_gets_half_of_it(opened: Ope
     letter = letters[booked.lanes()[lane].host, booked.lanes()[lane].addresses[0]]
     boot = booked.boot("ada", f"gpu_pair-{str(letter).lower()}")
     assert boot.status == "ACTIVE", boot.fault
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.now(whole).lanes == (lane,)
     for _ in range(2):
         assert booked.boot("bob", "gpu_tiny").status == "ACTIVE"
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.refused("bob", "gpu_tiny")
     assert len(booked.now(single).lanes) == 2
     assert not {lane} & set(booked.now(single).lanes)
@@ -393,7 +393,7 @@ def run_until_killed(booked: BookedLab, monkeypatch: pytest.MonkeyPatch, at: int
         patch.setattr(booked.ledger._store, "swap_value", killer.around(booked.ledger._store.swap_value))
         try:
             booked.restart()
-            booked.keeper.run()
+            booked.controller.run()
         except Killed:
             return True
         finally:
@@ -408,7 +408,7 @@ def test_killed_at_any_change_of_a_start_or_an_end_it_goes_on(
 ) -> None:
     """The nth run is killed at its nth change; the next one brings everything to where it must be."""
     booked = opened({**FREE, "most_active": 99}, ART)
-    booked.keeper.run()
+    booked.controller.run()
     at, kills = 1, 1
     while kills:
         kills = 0
@@ -417,17 +417,17 @@ def test_killed_at_any_change_of_a_start_or_an_end_it_goes_on(
         assert len(booked.reserved()) <= 1
         booked.clock.until(booking.ask.start - PREPARE)
         kills += run_until_killed(booked, monkeypatch, at, after)
-        booked.keeper.run()
+        booked.controller.run()
         assert len(booked.reserved()) == 1, "held"
         assert booked.limits() == {}, "and everybody else is out"
         booked.clock.until(booking.ask.start)
         kills += run_until_killed(booked, monkeypatch, at, after)
         assert "art" not in booked.limits()
-        booked.keeper.run()
+        booked.controller.run()
         assert (booked.limits(), booked.reserved()) == ({"physics": 1}, set())
         booked.ledger.end(booking.id, booked.people["ada"])
         kills += run_until_killed(booked, monkeypatch, at, after)
-        booked.keeper.run()
+        booked.controller.run()
         assert (booked.limits(), booked.reserved()) == ({"art": 4}, set())
         assert booked.ledger._store.values("t4") == {}, "nothing is left behind"
         at += 1
@@ -451,12 +451,12 @@ def test_while_the_cloud_is_away_bookings_go_on_and_enforcement_catches_up(
         with monkeypatch.context() as patch:
             patch.setattr(booked.operator, "request", away)
             with pytest.raises((CloudError, BookingsError), match=f"{service} cannot be reached"):
-                booked.keeper.run()
+                booked.controller.run()
             made = booked.book("bob", start=7200)
             booked.ledger.cancel(made.id, booked.people["bob"])
     booked.clock.until(booking.ask.start)
     assert booked.now(booking).state is BookingState.CONFIRMED
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.now(booking).state is BookingState.ACTIVE
     assert booked.boot("ada").status == "ACTIVE"
 
@@ -466,5 +466,5 @@ def test_a_project_that_is_gone_keeps_nobody_else_from_theirs(opened: Open) -> N
     booked.people = {**booked.people, "ghost": replace(booked.people["bob"], project_id="0" * 32, user_id="1" * 32)}
     booked.book("ghost", start=0)
     booked.book("ada", start=0)
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.limits() == {"physics": 1}

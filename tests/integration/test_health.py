@@ -79,7 +79,7 @@ def test_a_gpu_that_does_not_answer_is_out_of_use_at_once_and_back_by_a_person(
     booked = opened(MUST, health={})
     assert booked.health is not None
     service, driver = booked.health.service, Driver()
-    holding = driver.register(bookings_loop(booked.keeper, 5.0))
+    holding = driver.register(bookings_loop(booked.controller, 5.0))
     driver.register(booked.health.loop(5.0, holding))
     driver.start()
     try:
@@ -110,13 +110,13 @@ def test_a_gpu_that_goes_bad_below_a_server_is_kept_when_that_ends(opened: Open)
     """Nobody gets it in between: it is reserved below the server."""
     booked = opened(MUST, health={})
     assert booked.health is not None
-    service, keeper = booked.health.service, booked.health.keeper
+    service, controller = booked.health.service, booked.health.controller
     booking = booked.book("ada", start=0)
-    booked.keeper.run()
+    booked.controller.run()
     boot = booked.boot("ada")
     assert boot.status == "ACTIVE", boot.fault
-    booked.keeper.run()
-    keeper.run()
+    booked.controller.run()
+    controller.run()
     (gpu,) = [gpu for gpu in service.store.gpus() if gpu.state is HealthState.IN_USE]
     assert boot.server_id in gpu.cause
     check = open_hold_check(booked.compiled, booked.ledger, service, booked.operator)
@@ -124,11 +124,11 @@ def test_a_gpu_that_goes_bad_below_a_server_is_kept_when_that_ends(opened: Open)
     other = next(one for one in service.store.gpus() if one.pool == gpu.pool and one.state is HealthState.FINE)
     service.quarantine(other.name, "it is on fire", booked.people["bob"])
     assert check.unheld(gpu.pool).startswith(f"GPU {other.name} is not held in Placement yet: ")
-    booked.keeper.run()
+    booked.controller.run()
     assert check.unheld(gpu.pool) == ""
     service.observe([Observation(gpu.host, gpu.address, "aer-fatal", booked.clock(), "fatal: 1")])
-    keeper.run()
-    booked.keeper.run()
+    controller.run()
+    booked.controller.run()
     status = status_of(booked, gpu.host, gpu.address)
     assert status.state is GpuState.CLAIMED
     assert status.reason.startswith("quarantined: a fatal or non-fatal AER error more (aer-fatal); it is kept back")
@@ -136,9 +136,9 @@ def test_a_gpu_that_goes_bad_below_a_server_is_kept_when_that_ends(opened: Open)
     assert is_reserved(booked, booked.snapshot_providers()[name])
     booked.exercises["ada"].delete([boot.server_id])
     booked.restart()  # all that it knows is in the store
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.health is not None
-    booked.health.keeper.run()
+    booked.health.controller.run()
     assert status_of(booked, gpu.host, gpu.address).state is GpuState.HELD
     assert booked.health.service.gpu(gpu.name).state is HealthState.QUARANTINED
     assert booked.now(booking).lanes != (), "its booking goes on"
@@ -154,11 +154,17 @@ def test_a_gpu_that_nova_does_not_reserve_after_its_server_is_not_given_on(opene
 
     def look() -> None:
         assert booked.health is not None
-        for loop in (booked.keeper, booked.health.keeper, booked.health.scrubs, booked.health.keeper, booked.keeper):
+        for loop in (
+            booked.controller,
+            booked.health.controller,
+            booked.health.scrubs,
+            booked.health.controller,
+            booked.controller,
+        ):
             loop.run()
 
     booked.book("ada", start=0)
-    booked.keeper.run()
+    booked.controller.run()
     boot = booked.boot("ada")
     assert boot.status == "ACTIVE", boot.fault
     look()

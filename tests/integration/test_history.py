@@ -19,30 +19,30 @@ __all__ = ["opened"]
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
 
-def keeper_of(booked: BookedLab) -> HistoryController:
+def controller_of(booked: BookedLab) -> HistoryController:
     """One that remembers nothing, as after a start."""
     booked.restart()
-    booked.keeper.run()
-    return open_history(booked.compiled, booked.operator, booked.ledger, booked.keeper, booked.clock)
+    booked.controller.run()
+    return open_history(booked.compiled, booked.operator, booked.ledger, booked.controller, booked.clock)
 
 
-def look(booked: BookedLab, keeper: HistoryController) -> Extent:
+def look(booked: BookedLab, controller: HistoryController) -> Extent:
     """A look of a later second than the last one."""
-    extent = keeper.history.extent()
+    extent = controller.history.extent()
     until = extent.until if extent else datetime.min.replace(tzinfo=UTC)
     for _ in range(600):
-        booked.keeper.run()
-        keeper.run()
-        extent = keeper.history.extent()
+        booked.controller.run()
+        controller.run()
+        extent = controller.history.extent()
         if extent is not None and extent.until > until:
             return extent
     raise AssertionError("no look was written")
 
 
-def used(keeper: HistoryController, server: str) -> int:
-    extent = keeper.history.extent()
+def used(controller: HistoryController, server: str) -> int:
+    extent = controller.history.extent()
     assert extent is not None
-    found = keeper.history.intervals(extent.first, extent.until, Which(server=server, states=[TrackState.CLAIMED]))
+    found = controller.history.intervals(extent.first, extent.until, Which(server=server, states=[TrackState.CLAIMED]))
     return sum(one.seconds(extent.first, extent.until) for one in found)
 
 
@@ -68,9 +68,9 @@ def act(booked: BookedLab, server: str, action: str, status: str) -> None:
     booked.exercises["ada"].wait_for_status(server, status)
 
 
-def partition(keeper: HistoryController, extent: Extent) -> None:
+def partition(controller: HistoryController, extent: Extent) -> None:
     """Of every GPU, without a hole or an overlap; all of it adds up to the time that there was."""
-    found = keeper.history.intervals(extent.first, extent.until + timedelta(seconds=1))  # also what has just begun
+    found = controller.history.intervals(extent.first, extent.until + timedelta(seconds=1))  # also what has just begun
     by_gpu: dict[tuple[str, str], list[Interval]] = {}
     for one in found:
         if one.address:
@@ -85,16 +85,16 @@ def partition(keeper: HistoryController, extent: Extent) -> None:
 
 def test_history_is_what_nova_remembers(opened: Open) -> None:
     booked = opened(FREE, {"physics": {"gpus": {"t4": 4}}, "art": {"gpus": {"t4": 4}}})
-    keeper = keeper_of(booked)
-    look(booked, keeper)
-    snapshot = booked.keeper.sight.snapshot if booked.keeper.sight else None
+    controller = controller_of(booked)
+    look(booked, controller)
+    snapshot = booked.controller.sight.snapshot if booked.controller.sight else None
     assert snapshot is not None
     assert snapshot.clock is not None, "its answers say what time it is"
     assert abs(snapshot.clock - snapshot.taken_at) < timedelta(minutes=1)
     seen, shelved = booked.boot("ada"), booked.boot("ada")
     assert (seen.status, shelved.status) == ("ACTIVE", "ACTIVE"), (seen.fault, shelved.fault)
     launched = launch_of(booked, shelved.server_id)
-    look(booked, keeper)
+    look(booked, controller)
     # Nobody looks: one ends, one comes and goes, one gives its GPU back and gets one again.
     booked.exercises["ada"].delete([seen.server_id])
     short = booked.boot("bob")
@@ -104,29 +104,31 @@ def test_history_is_what_nova_remembers(opened: Open) -> None:
     booked.exercises["bob"].delete([short.server_id])
     act(booked, shelved.server_id, "shelve", "SHELVED_OFFLOADED")
     act(booked, shelved.server_id, "unshelve", "ACTIVE")
-    keeper = keeper_of(booked)
-    extent = look(booked, keeper)
-    partition(keeper, extent)
-    assert used(keeper, seen.server_id) == by_nova(booked, seen.server_id, "ada")
-    assert used(keeper, short.server_id) == by_nova(booked, short.server_id, "bob")
-    (one,) = keeper.history.intervals(extent.first, extent.until, Which(server=short.server_id))
+    controller = controller_of(booked)
+    extent = look(booked, controller)
+    partition(controller, extent)
+    assert used(controller, seen.server_id) == by_nova(booked, seen.server_id, "ada")
+    assert used(controller, short.server_id) == by_nova(booked, short.server_id, "bob")
+    (one,) = controller.history.intervals(extent.first, extent.until, Which(server=short.server_id))
     assert (one.address, one.pool, one.tenure.user, one.exact_start, one.exact_end) == ("", "t4", "bob", True, True)
     # It is deleted, and its life is told by Nova alone.
     booked.exercises["ada"].delete([shelved.server_id])
-    look(booked, keeper)
-    extent = look(booked, keeper)  # what ended in the second of a look is for the next one
-    life: ServerLife = keeper._lives.read(extent.first, extent.until, ())[shelved.server_id]
+    look(booked, controller)
+    extent = look(booked, controller)  # what ended in the second of a look is for the next one
+    life: ServerLife = controller._lives.read(extent.first, extent.until, ())[shelved.server_id]
     spans = use_spans(life)
     assert len(spans) == 2, life.deeds
     # Nova has overwritten when it was first launched. The look before knows it; of the action is left when it ended.
     assert timedelta(0) <= spans[0][0] - launched < timedelta(seconds=5)
     spans[0] = launched, spans[0][1]
-    mine = keeper.history.intervals(
+    mine = controller.history.intervals(
         extent.first, extent.until, Which(server=shelved.server_id, states=[TrackState.CLAIMED])
     )
     told = sum(int((b - a).total_seconds()) for a, b in spans if b is not None)
-    assert used(keeper, shelved.server_id) == told, f"{mine} {life}"
-    assert used(keeper, shelved.server_id) > by_nova(booked, shelved.server_id, "ada"), "Nova forgets what was before"
-    partition(keeper, extent)
-    now = keeper.history.intervals(extent.until - timedelta(seconds=1), extent.until)
+    assert used(controller, shelved.server_id) == told, f"{mine} {life}"
+    assert used(controller, shelved.server_id) > by_nova(booked, shelved.server_id, "ada"), (
+        "Nova forgets what was before"
+    )
+    partition(controller, extent)
+    now = controller.history.intervals(extent.until - timedelta(seconds=1), extent.until)
     assert TrackState.CLAIMED not in {one.state for one in now if one.end is None}

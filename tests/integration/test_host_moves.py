@@ -113,7 +113,7 @@ class Harness:
             if booked is None:
                 return (), {}
             found = booked.ledger.find(Query())
-            return kept_of(found, booked.ledger.lanes()), booked.keeper.words
+            return kept_of(found, booked.ledger.lanes()), booked.controller.words
 
         reader = MovesReader(door, self.loaded, host, keepings)
         now = booked.clock if booked else lambda: datetime.now(UTC)
@@ -272,7 +272,7 @@ def test_what_somebody_has_booked_is_no_target_and_the_booking_moves_along(
         mine = booked.book("ada", start=600, hours=5, pool="titan-xp")
         start(booked, mine)
         server = boot_on(inventory, booked.exercises["ada"], XP, SOURCE)
-        booked.keeper.run()
+        booked.controller.run()
         taken = [booked.book("bob", start=7200, pool="titan-xp") for _ in range(2)]
         assert hosts_of(booked, taken) == {TARGET}
         (waits,) = inventory.mover(SOURCE, MoveRules(), booked).plan(SOURCE).verdicts
@@ -284,7 +284,7 @@ def test_what_somebody_has_booked_is_no_target_and_the_booking_moves_along(
         assert not plan.verdicts
         assert inventory.where(server) == ("ACTIVE", TARGET)
         count_again(inventory, TARGET)
-        booked.keeper.run()
+        booked.controller.run()
         assert hosts_of(booked, [mine, taken[1]]) == {TARGET}, "its booking is where it is"
         assert set(booked.now(mine).lanes).isdisjoint(booked.now(taken[1]).lanes), "and bob has the other GPU"
         inventory.give_back(SOURCE)

@@ -105,16 +105,16 @@ def lost(operator: CloudApi, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_place_says_the_same_of_every_gpu(
     booked: BookedLab, migrated: None, lost: None, operator: CloudApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.boot("bob").status == "ACTIVE"
     by_hand, held = [status.gpu for status in booked.statuses() if status.state is GpuState.FREE][-2:]
     set_reserved(operator, booked.snapshot_providers()[by_hand.provider_name], 1)
     now = booked.clock()
     (hold,) = booked.ledger.hold([f"{held.host}/{held.address}"], now, now + timedelta(days=1), ROOT, "fan")
     booking = booked.book("ada")
-    booked.keeper.run()
+    booked.controller.run()
     booked.clock.until(booking.ask.start - 1.5 * PREPARE)
-    booked.keeper.run()
+    booked.controller.run()
     seen = booked.statuses(None)
     states = {status.gpu.provider_name: status for status in seen}
     # What is there to be compared is there.
@@ -169,7 +169,7 @@ def compare_processes(booked: BookedLab, folder: Path, seen: list[GpuStatus]) ->
         second = BookingController(booked.operator, booked.compiled, ledger, taker, booked.clock)
         second.run()
         assert second.waits == ("another process on this database keeps the bookings",)
-        assert second.words == booked.keeper.words
+        assert second.words == booked.controller.words
         assert gpu_statuses(booked.compiled.gpus, taker.take(booked.clock()), second.words) == seen
 
 

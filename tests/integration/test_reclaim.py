@@ -29,12 +29,12 @@ FORMATS = {"disk": "raw", "container": "bare"}
 def overstay(booked: BookedLab, who: str = "ada") -> Boot:
     """A server whose booking is over."""
     booking = booked.book(who, start=0)
-    booked.keeper.run()
+    booked.controller.run()
     boot = booked.boot(who)
     assert boot.status == "ACTIVE", boot.fault
-    booked.keeper.run()
+    booked.controller.run()
     booked.clock.until(booking.ask.end)
-    booked.keeper.run()
+    booked.controller.run()
     return boot
 
 
@@ -49,7 +49,7 @@ def run_until_gone(
     """Runs of the loop until the server has a status, or is gone, and its case is closed."""
     found = None
     for _ in range(60):
-        booked.keeper.run()
+        booked.controller.run()
         between()
         rows = booked.operator.get("compute", "/servers/detail", all_tenants=1)["servers"]
         found = {row["id"]: row["status"] for row in rows}.get(boot.server_id)
@@ -78,7 +78,7 @@ def test_past_the_end_a_server_is_warned_and_shelved_and_keeps_its_disk(opened: 
     assert warned.due is not None
     text = booked.server(boot.server_id)["metadata"]["gpuyard"]
     assert text.startswith(f"{warned.due:%Y-%m-%d %H:%M} UTC: this server is shelved")
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.server(boot.server_id)["status"] == "ACTIVE", "there is time left"
     booked.clock.until(warned.due)
     run_until_gone(booked, boot, "SHELVED_OFFLOADED")
@@ -95,7 +95,7 @@ def test_past_the_end_a_server_is_warned_and_shelved_and_keeps_its_disk(opened: 
     assert booked.server(boot.server_id)["status"] == "SHELVED_OFFLOADED", "Nova's conductor refuses it"
     assert all(status.claim is None for status in booked.statuses())
     booked.book("ada", start=0)
-    booked.keeper.run()
+    booked.controller.run()
     booked.apis["ada"].request("POST", "compute", path, {"unshelve": None})
     booked.exercises["ada"].wait_for_status(boot.server_id, "ACTIVE")
     left = booked.operator.get("image", "/images", instance_uuid=boot.server_id)["images"]
@@ -109,8 +109,8 @@ def test_a_dry_run_says_everything_and_does_nothing(opened: Open) -> None:
     due = case(booked, boot).due
     assert due is not None
     booked.clock.until(due)
-    booked.keeper.run()
-    booked.keeper.run()
+    booked.controller.run()
+    booked.controller.run()
     server = booked.server(boot.server_id)
     assert (server["status"], server["metadata"]) == ("ACTIVE", {})
     assert case(booked, boot).done is not None
@@ -124,11 +124,11 @@ def test_a_booking_in_time_clears_the_case_and_takes_the_warning_off(opened: Ope
     boot = overstay(booked)
     assert "gpuyard" in booked.server(boot.server_id)["metadata"]
     booked.book("ada", start=0)
-    booked.keeper.run()
+    booked.controller.run()
     assert case(booked, boot).cleared is not None
     assert booked.server(boot.server_id)["metadata"] == {}
     booked.clock.forward(minutes=45)
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.server(boot.server_id)["status"] == "ACTIVE"
     booked.exercises["ada"].delete([boot.server_id])
 
@@ -183,7 +183,7 @@ def test_stop_shuts_off_and_says_that_it_frees_nothing(opened: Open) -> None:
     assert "this frees nothing" in audit(booked, boot)[-1][2]
     assert any(status.claim for status in booked.statuses())
     said = audit(booked, boot)
-    booked.keeper.run()
+    booked.controller.run()
     assert audit(booked, boot) == said, "and it is said once"
 
 
@@ -192,9 +192,9 @@ def test_a_colleague_without_a_booking_is_reclaimed_and_the_owner_is_told_of_the
     booked = opened(MUST)
     booking = booked.book("ada", start=0, gpus=4)
     other = booked.book("bob", start=7200)
-    booked.keeper.run()
+    booked.controller.run()
     boots = [booked.boot("eve") for _ in range(4)]
-    booked.keeper.run()
+    booked.controller.run()
     assert {case(booked, boot).rule for boot in boots} == {MUST_BOOK}
     assert booked.limits() == {}, "no room for more of this project"
     assert booked.now(other).lanes
@@ -205,16 +205,16 @@ def test_a_colleague_without_a_booking_is_reclaimed_and_the_owner_is_told_of_the
 @pytest.mark.slow
 def test_servers_without_a_booking_make_room_the_newest_first(opened: Open) -> None:
     booked = opened({**FREE, "grace": "20 min"}, ART)
-    booked.keeper.run()
+    booked.controller.run()
     old = [booked.boot("bob") for _ in range(3)]
     new = booked.boot("bob")
     assert [boot.status for boot in (*old, new)] == ["ACTIVE"] * 4, [boot.fault for boot in (*old, new)]
     assert booked.refused("bob")
     booking = booked.book("ada", start=40 * 60)
-    booked.keeper.run()
+    booked.controller.run()
     assert not booked.ledger._store.open_cases(), "too early to bother anybody"
     booked.clock.forward(minutes=11)
-    booked.keeper.run()
+    booked.controller.run()
     assert [(overstay.server_id, overstay.rule) for overstay in booked.ledger._store.open_cases()] == [
         (new.server_id, YIELDS)
     ]
@@ -279,20 +279,20 @@ def test_a_process_that_gets_kill_9_leaves_nothing_that_the_next_one_does_not_me
     lab: RunningLab, opened: Open, tmp_path: Path
 ) -> None:
     booked = opened({**MUST, "most_active": 99})
-    booked.keeper.run()
+    booked.controller.run()
     for at in (1, 2, 3):
         booking = booked.book("ada", start=9 * 60)
         assert keep(lab, booked, tmp_path, at) in ((-signal.SIGKILL,) if at == 1 else (-signal.SIGKILL, 0))
         booked.clock.until(booking.ask.start)
         assert keep(lab, booked, tmp_path, at) == -signal.SIGKILL
-        booked.keeper.run()
+        booked.controller.run()
         assert (booked.limits(), booked.reserved()) == ({"physics": 1}, set())
         boot = booked.boot("ada")
         assert boot.status == "ACTIVE", boot.fault
-        booked.keeper.run()
+        booked.controller.run()
         booked.clock.until(booking.ask.end)
         assert keep(lab, booked, tmp_path, at) in (-signal.SIGKILL, 0)
-        booked.keeper.run()
+        booked.controller.run()
         booked.clock.forward(minutes=31)
         assert keep(lab, booked, tmp_path, 1) in (-signal.SIGKILL, 0)
         run_until_gone(booked, boot, "SHELVED_OFFLOADED")

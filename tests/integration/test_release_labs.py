@@ -90,7 +90,7 @@ def test_all_gpus_are_used_and_no_group_is_split(lab_of: ReleaseLab) -> None:
 def test_a_booking_lets_its_owner_in_and_nobody_else_and_ends(lab_of: ReleaseLab, tmp_path: Path) -> None:
     booked: BookedLab = open_booked_lab(lab_of.running, lab_of.operator, tmp_path, MUST, {}, release=lab_of.name)
     try:
-        booked.keeper.run()
+        booked.controller.run()
         assert booked.refused("ada"), "nothing is booked"
         booking = booked.book("ada")
         start(booked, booking)
@@ -98,12 +98,12 @@ def test_a_booking_lets_its_owner_in_and_nobody_else_and_ends(lab_of: ReleaseLab
         assert boot.status == "ACTIVE", boot.fault
         assert booked.refused("bob")
         assert booked.refused("ada"), "one was booked"
-        booked.keeper.run()
+        booked.controller.run()
         holding = booked.now(booking)
         (claim,) = [status for status in booked.statuses() if status.claim]
         assert f"{claim.gpu.host}/{claim.gpu.address}" == booked.lanes()[holding.lanes[0]].name
         booked.clock.until(booking.ask.end)
-        booked.keeper.run()
+        booked.controller.run()
         assert booked.now(booking).state is BookingState.ENDED
         assert booked.refused("ada")
     finally:

@@ -50,7 +50,7 @@ class Once:
     def look(self) -> None:
         """What the loops do, one after the other."""
         self.watched.bookings.run()
-        self.watched.keeper.run()
+        self.watched.controller.run()
         self.watched.scrubs.run()
 
     def look_until(self, gpu: GpuHealth, state: HealthState) -> None:

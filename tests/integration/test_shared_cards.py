@@ -198,11 +198,11 @@ def test_a_server_of_two_vgpus_has_one_of_each_card(opened: Any) -> None:
 def test_a_booking_of_a_unit_lets_its_owner_in_and_nobody_else(opened: Any, pool: str) -> None:
     lab = opened(BOOKED)
     booked = lab.booked
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.refused("ada", pool), "nothing is booked"
     booking = booked.book("ada", pool=pool, gpus=2)
     booked.clock.until(booking.ask.start - 1.5 * PREPARE)
-    booked.keeper.run()
+    booked.controller.run()
     assert lab.states(pool) == {GpuState.BOOKED: 2, GpuState.FREE: 2}
     start(booked, booking)
     assert lab.limits(RESOURCES[pool]) == {"physics": 2}
@@ -210,11 +210,11 @@ def test_a_booking_of_a_unit_lets_its_owner_in_and_nobody_else(opened: Any, pool
     assert [boot.status for boot in boots] == ["ACTIVE", "ACTIVE"], [boot.fault for boot in boots]
     assert booked.refused("ada", pool), "two were booked"
     assert booked.refused("bob", pool)
-    booked.keeper.run()
+    booked.controller.run()
     assert {claim.server_id for lane in booked.now(booking).lanes
             if (claim := booked.claim_on(booked.lanes()[lane]))} == {boot.server_id for boot in boots}  # fmt: skip
     booked.clock.until(booking.ask.end)
-    booked.keeper.run()
+    booked.controller.run()
     assert booked.now(booking).state is BookingState.ENDED
     assert lab.limits(RESOURCES[pool]) == {}
 
@@ -227,7 +227,7 @@ def test_a_unit_that_is_held_is_nobody_s_until_it_is_let_go(opened: Any, pool: s
     booked = lab.booked
     booking = booked.book("ada", pool=pool, gpus=3)
     booked.clock.until(booking.ask.start - timedelta(minutes=5))
-    booked.keeper.run()
+    booked.controller.run()
     assert len(lab.held(pool)) == 3
     assert lab.states(pool) == {GpuState.BOOKED: 3, GpuState.FREE: 1}
     boot = booked.boot("bob", pool)
@@ -236,14 +236,14 @@ def test_a_unit_that_is_held_is_nobody_s_until_it_is_let_go(opened: Any, pool: s
     assert none_left.status == "ERROR", "its limit lets it in, and there is none"
     booked.exercises["bob"].delete([none_left.server_id])
     booked.restart()
-    booked.keeper.run()
+    booked.controller.run()
     assert len(lab.held(pool)) == 3, "as before the kill"
     start(booked, booking)
     assert not lab.held(pool)
     assert lab.limits(RESOURCES[pool]).get("physics") == 3
     mine = [booked.boot("ada", pool) for _ in range(3)]
     assert [one.status for one in mine] == ["ACTIVE"] * 3, [one.fault for one in mine]
-    booked.keeper.run()
+    booked.controller.run()
     assert lab.states(pool) == {GpuState.CLAIMED: 4}
 
 
@@ -255,7 +255,7 @@ def test_an_operator_s_hold_of_one_unit_keeps_that_and_no_other(opened: Any, poo
     lane = next(lane for lane in booked.lanes().values() if lane.pool == pool)
     begin = booked.clock().replace(microsecond=0)
     (hold,) = booked.ledger.hold([lane.name], begin, begin + timedelta(hours=1), OPERATOR, "fan is loud")
-    booked.keeper.run()
+    booked.controller.run()
     (held,) = [status for status in lab.statuses(pool) if status.state is GpuState.HELD]
     assert f"{held.gpu.host}/{held.gpu.address}" == lane.name
     assert "fan is loud" in held.reason
@@ -263,7 +263,7 @@ def test_an_operator_s_hold_of_one_unit_keeps_that_and_no_other(opened: Any, poo
     boots = [booked.boot("bob", pool) for _ in range(UNITS)]
     assert [boot.status for boot in boots] == [*["ACTIVE"] * 3, "ERROR"]
     booked.ledger.end(hold.id, OPERATOR)
-    booked.keeper.run()
+    booked.controller.run()
     assert not lab.held(pool)
 
 

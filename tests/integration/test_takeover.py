@@ -27,7 +27,7 @@ from gpuyard.model.moments import iso_text
 from tests.integration.booked_lab import PASSWORD, BookedLab, Open
 from tests.integration.conftest import RunningLab
 from tests.integration.test_enforcement import MUST, opened
-from tests.support.portal_processes import PATIENCE, Portal, keeper_of, portals, token_of, until
+from tests.support.portal_processes import PATIENCE, Portal, leader_of, portals, token_of, until
 from tests.support.postgres import Server, server, standby
 
 __all__ = ["opened"]
@@ -67,7 +67,7 @@ def said(serving: Sequence[Portal]) -> str:
     return "".join(one.log.read_text() for one in serving)
 
 
-def test_a_keeper_that_is_killed_is_followed_by_another_and_nothing_is_done_twice(
+def test_a_leader_that_is_killed_is_followed_by_another_and_nothing_is_done_twice(
     lab: RunningLab, opened: Open, postgres: Server, tmp_path: Path
 ) -> None:
     url = postgres.database()
@@ -75,11 +75,11 @@ def test_a_keeper_that_is_killed_is_followed_by_another_and_nothing_is_done_twic
     chance = random.Random()
 
     def kill_soon(serving: Sequence[Portal]) -> None:
-        keeper = keeper_of(serving)
+        leader = leader_of(serving)
         sleep(chance.uniform(0, 2))
-        keeper.signal(signal.SIGKILL)
-        keeper_of(serving)
-        keeper.start()
+        leader.signal(signal.SIGKILL)
+        leader_of(serving)
+        leader.start()
 
     with portals(3, tmp_path, lab.status.clouds_file, url) as serving:
         booking = booked.book("ada", start=0)
@@ -101,16 +101,16 @@ def test_a_keeper_that_is_killed_is_followed_by_another_and_nothing_is_done_twic
     assert "Traceback" not in said(serving)
 
 
-def test_a_keeper_that_was_stopped_does_nothing_when_it_wakes(
+def test_a_leader_that_was_stopped_does_nothing_when_it_wakes(
     lab: RunningLab, opened: Open, postgres: Server, tmp_path: Path
 ) -> None:
     """As one whose network was away: another one has taken over meanwhile."""
     url = postgres.database()
     booked = opened(RULES, database=url)
     with portals(2, tmp_path, lab.status.clouds_file, url) as serving:
-        old = keeper_of(serving)
+        old = leader_of(serving)
         old.signal(signal.SIGSTOP)
-        new = keeper_of([one for one in serving if one is not old])
+        new = leader_of([one for one in serving if one is not old])
         booked.book("ada", start=0)
         until(lambda: booked.limits() == {"physics": 1})
         old.signal(signal.SIGCONT)
@@ -183,7 +183,7 @@ def booking_all_the_time(booked: BookedLab, lab: RunningLab, serving: Sequence[P
         assert one.ask("GET", "/healthz")[2] == b"ok\n"
         until(one.is_ready)
         until(partial(all_loops_go, one))
-    keeper_of(serving)
+    leader_of(serving)
     kept = [one.id for one in booked.ledger.find(Query(states=frozenset({BookingState.CONFIRMED})), 1000)]
     assert sorted(kept) == sorted(booker.booked.values())
 
@@ -207,7 +207,7 @@ def test_restarts_of_the_database_are_survived(lab: RunningLab, opened: Open, tm
     url = postgres.database()
     booked = opened(RULES, database=url)
     with portals(2, tmp_path, lab.status.clouds_file, url) as serving:
-        keeper_of(serving)
+        leader_of(serving)
         with booking_all_the_time(booked, lab, serving) as booker:
             for how in (signal.SIGINT, signal.SIGQUIT):  # a fast one, an immediate one
                 before = booker.refused
@@ -218,7 +218,7 @@ def test_restarts_of_the_database_are_survived(lab: RunningLab, opened: Open, tm
                     status, _, text = one.ask("GET", "/v1/status")
                     assert (status, json.loads(text)["known"]) == (200, False)
                 postgres.start()
-                keeper_of(serving)
+                leader_of(serving)
     assert "Traceback" not in said(serving)
 
 
@@ -234,7 +234,7 @@ def test_a_standby_takes_over_from_a_database_that_is_killed(lab: RunningLab, op
         url = f"{primary.database()},{other.socket}&target_session_attrs=read-write"
         booked = opened(RULES, database=url)
         with portals(2, tmp_path, lab.status.clouds_file, url) as serving:
-            keeper_of(serving)
+            leader_of(serving)
             with booking_all_the_time(booked, lab, serving) as booker:
                 primary.end(signal.SIGKILL)
                 until(lambda: booker.refused > 1)

@@ -97,17 +97,17 @@ def test_those_who_read_much_cost_nobody_the_turn(postgres: Server, monkeypatch:
     monkeypatch.setattr(turns, "BEAT", 0.3)
     database = Database(postgres.database())
     with closing(database), ExitStack() as busy:
-        keeper, other = LeaderElection(database, silence=2), LeaderElection(database)
+        leader, other = LeaderElection(database, silence=2), LeaderElection(database)
         try:
             assert other.take_turn("runners")
             for _ in range(engine.CONNECTIONS):
                 busy.enter_context(database.engine.connect())
-            assert keeper.take_turn("bookings")
-            assert not keeper.take_turn("runners"), "it asks for this one all the time"
+            assert leader.take_turn("bookings")
+            assert not leader.take_turn("runners"), "it asks for this one all the time"
             threading.Event().wait(4)
-            assert keeper.has_turn("bookings")
+            assert leader.has_turn("bookings")
         finally:
-            keeper.end_turns()
+            leader.end_turns()
             other.end_turns()
 
 

@@ -39,7 +39,7 @@ RULES = {"agent": {"projects": ["physics", "p-biology"], "period": 10}, "idle": 
 
 @dataclass
 class Cloud:
-    """Servers with their GPUs and what their metadata says. It is the AgentWords of the keeper, too."""
+    """Servers with their GPUs and what their metadata says. It is the AgentWords of the controller, too."""
 
     clock: Clock
     has: dict[str, Sequence[Gpu]] = field(default_factory=lambda: dict(SERVERS))
@@ -85,7 +85,7 @@ class Cloud:
 class AgentPortal(BookingPortal):
     cloud: Cloud
     service: AgentService
-    keeper: AgentController
+    controller: AgentController
     health: HealthService
 
     def code(self, server: str) -> str:
@@ -111,7 +111,7 @@ def agent_portal(folder: Path, *, url: str = "", rules: Mapping[str, Any] = RULE
     health = HealthService(HealthStore(ledger.database), ledger, SiteHealth.model_validate(rules), clock)
     cloud = Cloud(clock)
     service = AgentService(health, GuestStore(ledger.database), gpus, cloud.snapshot, health.rules, clock)
-    keeper = AgentController(service, cloud, PORTAL, clock)
+    controller = AgentController(service, cloud, PORTAL, clock)
     store, who = PortalStore(ledger.database), people()
     app = create_app(
         Sources(
@@ -128,7 +128,7 @@ def agent_portal(folder: Path, *, url: str = "", rules: Mapping[str, Any] = RULE
         ),
         ["testserver", "127.0.0.1"],
     )
-    return AgentPortal(app, ledger, store, who, clock, cloud, service, keeper, health)
+    return AgentPortal(app, ledger, store, who, clock, cloud, service, controller, health)
 
 
 def report(

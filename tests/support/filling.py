@@ -216,7 +216,7 @@ class Walk:
         """Of one project on one resource, to about what it uses, or away."""
         project = self.rng.choice(sorted(self.users))
         asker = self.reader.asker(project, sorted(self.look().resources))
-        of_gpus = ("GPU",) if self.loaded.site.booking else ()  # which the keeper sets
+        of_gpus = ("GPU",) if self.loaded.site.booking else ()  # which the controller sets
         item = self.rng.choice([limit for limit in asker.limits if not any(word in limit.resource for word in of_gpus)])
         rows = self.operator.get("identity", "/limits", project_id=asker.id, resource_name=item.resource)["limits"]
         registered = self.operator.get("identity", "/registered_limits", resource_name=item.resource)

@@ -112,7 +112,7 @@ def portals(
             one.end()
 
 
-def keeper_of(portals: Sequence[Portal]) -> Portal:
+def leader_of(portals: Sequence[Portal]) -> Portal:
     """The one that has the turn, as soon as one has it."""
     found: list[Portal] = []
 

@@ -1,6 +1,6 @@
 """A world for runners with a clock that tests set: the stand-in GitHub without sockets, a Nova in memory with the
 contract of the real one (of which tests/integration/test_runner_servers.py is), guests that know only their user data,
-and the keeper's own code, which may be killed at any call that it makes.
+and the controller's own code, which may be killed at any call that it makes.
 """
 
 from __future__ import annotations
@@ -461,18 +461,18 @@ class SimulatedRunners:
             self.kill()
 
     def _loops(self) -> Iterable[tuple[str, float, Callable[[], object]]]:
-        runners, keeper = self.runners, self.runners.keeper
+        runners, controller = self.runners, self.runners.controller
         for listener in runners.listeners:
             yield f"set {id(listener)}", 5, listener.run
         yield "intake", 5, runners.take_in
-        yield "nova", 5, keeper.look_at_nova
-        yield "consoles", 5, keeper.look_at_consoles
+        yield "nova", 5, controller.look_at_nova
+        yield "consoles", 5, controller.look_at_consoles
         yield "github", 60, runners.look_at_github
         yield "recover", 120, runners.recover
         yield "unclaimed", 15, runners.ask_of_unclaimed
-        yield "main", 5, keeper.run
+        yield "main", 5, controller.run
         yield "intake again", 5, runners.take_in
-        yield "main again", 5, keeper.run
+        yield "main again", 5, controller.run
 
     def _run(self, name: str, run: Callable[[], object]) -> None:
         try:

@@ -19,7 +19,7 @@ from tests.support.sysfs import Sysfs, epyc
 @cache
 def plain_site(release: str = NEWEST) -> Path:
     """The lab's example site without bookings, and without what needs them: limits on GPUs are what its plan says, and
-    no keeper is needed."""
+    no controller is needed."""
     lines = EXAMPLE_SITE.read_text(encoding="utf-8").splitlines(keepends=True)
     text = "".join(line for line in lines if not line.startswith(("booking:", "health:", "accounting:")))
     text = text.replace(f'release: "{NEWEST}"', f'release: "{release}"')

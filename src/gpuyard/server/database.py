@@ -136,7 +136,7 @@ def restore(plan: Restoration, now: datetime) -> Path | None:
 
 @contextmanager
 def _nobody_serves(url: str) -> Iterator[None]:
-    """As long as the block lasts no portal becomes the keeper. Raises BlockedError when one is, or is there."""
+    """As long as the block lasts no portal becomes the leader. Raises BlockedError when one is, or is there."""
     if not is_there(url):
         yield
         return

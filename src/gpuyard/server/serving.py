@@ -120,13 +120,13 @@ class Process:
         self._tallies = Tallies(cloud=api.counted)
         self._seated = Seated()
         try:
-            keeper = self._keep_bookings() if booked else None
+            controller = self._keep_bookings() if booked else None
             self._keep_runners()
         except BaseException:
             self.close()
             raise
         taker = SnapshotTaker(api, loaded.compiled.gpus, loaded.compiled.flavors, self._seated)
-        words = (lambda: keeper.words) if keeper else None
+        words = (lambda: controller.words) if controller else None
         self._driver.register(sync_loop(taker, loaded.compiled, inventory, options.period, _now, words))
         self._watch = SiteWatch(loaded, self._left_to_apply, self._take_over)
         self._watching = self._driver.register(
@@ -143,11 +143,11 @@ class Process:
         taker = SnapshotTaker(self._api, compiled.gpus, compiled.flavors, self._seated)
         rules = compiled.site.health
         health = self._health = open_health(compiled, rules, self._api, ledger, taker, _now) if rules else None
-        keeper = health.bookings if health else BookingController(self._api, compiled, ledger, taker, _now)
-        loop = self._driver.register(bookings_loop(keeper, BOOKINGS_PERIOD))
+        controller = health.bookings if health else BookingController(self._api, compiled, ledger, taker, _now)
+        loop = self._driver.register(bookings_loop(controller, BOOKINGS_PERIOD))
         ledger.upkeep.on_change(lambda: loop.wake("a booking changed"))
         ledger.upkeep.turns.on_free(BOOKINGS, lambda: loop.wake("nobody keeps the bookings"))
-        past = open_history(compiled, self._api, ledger, keeper, _now)
+        past = open_history(compiled, self._api, ledger, controller, _now)
         self._seated.holders = past.seats()
         self._driver.register(history_loop(past, HISTORY_PERIOD))
         if health is not None:
@@ -156,7 +156,7 @@ class Process:
             self._driver.register(health.maintenance_loop(HEALTH_PERIOD))
             self._keep_agents(health, ledger)
             self._keep_acceptance(health, ledger)
-        self._tallies = tallies = Tallies(cloud=self._api.counted, reclaims=keeper.cases.counted)
+        self._tallies = tallies = Tallies(cloud=self._api.counted, reclaims=controller.cases.counted)
         self._accounting = AccountingService(compiled.site, ledger, past.history, _now)
         self._driver.register(accounting_loop(self._accounting))
         outside = open_enforcement(compiled, ledger, self._api.auth_url, os.environ, _now)
@@ -167,7 +167,7 @@ class Process:
             more=[outside.channel] if outside else [],
         ):  # fmt: skip
             self._driver.register(messages)
-        return keeper
+        return controller
 
     def _keep_agents(self, health: Watched, ledger: Ledger) -> None:
         """Guests say how their GPUs are, where the site asks them."""
@@ -182,9 +182,11 @@ class Process:
     def _keep_acceptance(self, health: Watched, ledger: Ledger) -> None:
         """Servers are started on GPUs that are to be accepted, where the site has a project for them."""
         sight = health.bookings
-        keeper = open_acceptance(self._loaded.compiled, self._api, health.service, ledger, lambda: sight.sight, _now)
-        if keeper is not None and health.service.acceptance is not None:
-            health.service.acceptance.wake = self._driver.register(acceptance_loop(keeper, ACCEPTANCE_PERIOD)).wake
+        controller = open_acceptance(
+            self._loaded.compiled, self._api, health.service, ledger, lambda: sight.sight, _now
+        )
+        if controller is not None and health.service.acceptance is not None:
+            health.service.acceptance.wake = self._driver.register(acceptance_loop(controller, ACCEPTANCE_PERIOD)).wake
 
     def _keep_runners(self) -> None:
         """GitHub's jobs get servers, where the site has runners."""
@@ -213,7 +215,7 @@ class Process:
             sessions=PortalStore(ledger.database) if ledger else None,
             people=KeystonePeople(self._api) if ledger else None,
             runners=RunnerSources(
-                runners.site.runners, runners.doors.store, runners.keeper.overview, lambda: runners.wake_intake()
+                runners.site.runners, runners.doors.store, runners.controller.overview, lambda: runners.wake_intake()
             ) if runners else None,
             health=self._health.service if self._health else None,
             agents=self._agents.service if self._agents else None,

@@ -45,12 +45,12 @@ def free_now(one: Harness) -> int:
 
 def test_the_runners_project_has_its_limit_before_anybody_asks(inventory: Callable[..., Harness]) -> None:
     one = inventory()
-    one.keeper.run()
+    one.controller.run()
     assert one.limits() == {"p-ci": 4}
     assert one.limits("V100") == {"p-ci": 6}
     asked = len(one.cloud.asked)
     lease(one)
-    one.keeper.run()
+    one.controller.run()
     assert one.cloud.asked[asked:] == [], "a lease is no reason to ask the cloud for anything"
 
 
@@ -66,7 +66,7 @@ def test_it_is_as_many_as_the_site_lets_runners_have(
     inventory: Callable[..., Harness], more: dict[str, Any], limits: dict[str, dict[str, int]]
 ) -> None:
     one = inventory({**RUNNERS, **more})
-    one.keeper.run()
+    one.controller.run()
     assert {pool: one.limits(pool) for pool in limits} == limits
 
 
@@ -76,10 +76,10 @@ def test_a_lease_has_the_gpu_that_nova_chose_and_its_server_is_no_case(inventory
     lanes = [lane.id for lane in one.ledger.lanes("t4")]
     assert mine.lanes != (lanes[place],)
     one.boot("s1", GPUYARD, place, name="r1")
-    one.keeper.run()
+    one.controller.run()
     now = one.ledger.get(mine.id)
     assert (now.lanes, now.claimed) == ((lanes[place],), NOW)
-    assert (one.audit("s1"), one.ledger._store.open_cases(), one.keeper.waits) == ([], [], ())
+    assert (one.audit("s1"), one.ledger._store.open_cases(), one.controller.waits) == ([], [], ())
 
 
 def test_what_is_there_without_a_lease_is_told_and_left_alone_and_its_gpu_is_not_leased(
@@ -89,13 +89,13 @@ def test_what_is_there_without_a_lease_is_told_and_left_alone_and_its_gpu_is_not
     one.boot("s1", GPUYARD, 0, name="r9")
     one.boot("s2", BOB, 1)
     for _ in range(3):
-        one.keeper.run()
+        one.controller.run()
         one.forward(minutes=1)
-    assert [wait.split(": ")[1] for wait in one.keeper.waits] == [
+    assert [wait.split(": ")[1] for wait in one.controller.waits] == [
         "server r9 is in the runners' project without a lease"
     ]
     assert [case.server_id for case in one.ledger._store.open_cases()] == ["s2"]
-    one.keeper.run()
+    one.controller.run()
     taken = {lane.id for lane in one.ledger.lanes("t4")[:2]}
     assert free_now(one) == 2
     assert {*lease(one, "r1").lanes, *lease(one, "r2").lanes} & taken == set()
@@ -107,19 +107,19 @@ def test_what_is_there_without_a_lease_is_told_and_left_alone_and_its_gpu_is_not
 
 def test_while_a_bookings_gpus_are_released_no_runner_is_started(inventory: Callable[..., Harness]) -> None:
     one = inventory(must_book=False)
-    one.keeper.run()
+    one.controller.run()
     assert one.limits() == {"p-ci": 4, "p-art": 4}
     assert one.ledger.leases.rooms()["t4"].blocked == ""
     made = one.book(ADA)
-    one.keeper.run()
+    one.controller.run()
     assert one.limits() == {}
     assert one.ledger.leases.rooms()["t4"].blocked.startswith(f"GPUs of pool t4 are released for booking {made.id}")
     assert one.ledger.leases.rooms()["v100"].blocked == "", "only there"
     one.forward(seconds=6)
-    one.keeper.run()
+    one.controller.run()
     assert one.limits() == {"p-physics": 1}
     one.boot("s1", ADA, 0)
-    one.keeper.run()
+    one.controller.run()
     assert one.limits() == {"p-ci": 4, "p-art": 4, "p-physics": 1}
     assert one.ledger.leases.rooms()["t4"].blocked == ""
 
@@ -129,7 +129,7 @@ def test_leases_are_told_that_limits_go_down_before_they_do(
 ) -> None:
     """Else a server would be asked for that Nova refuses."""
     one = inventory(must_book=False)
-    one.keeper.run()
+    one.controller.run()
     one.book(ADA)
     told: list[str] = []
     request = one.cloud.request
@@ -140,7 +140,7 @@ def test_leases_are_told_that_limits_go_down_before_they_do(
         return request(method, service, path, *args, **more)
 
     monkeypatch.setattr(one.cloud, "request", changing)
-    one.keeper.run()
+    one.controller.run()
     assert told
     assert all("are released" in words for words in told)
     with pytest.raises(RefusedError, match="no server can be started in pool t4 now"):
@@ -159,21 +159,21 @@ def test_a_lease_ends_when_its_server_keeps_a_booking_from_its_gpu(inventory: Ca
     mine = lease(one)
     assert mine.lanes != (lanes[place].id,)
     one.boot("s1", GPUYARD, place, name="r1")
-    one.keeper.run()
+    one.controller.run()
     one.forward(minutes=109)
-    one.keeper.run()
+    one.controller.run()
     assert one.ledger.get(mine.id).state is BookingState.ACTIVE, "nobody needs it yet"
     one.forward(minutes=2)
-    one.keeper.run()
+    one.controller.run()
     assert (one.ledger.get(mine.id).state, one.ledger.get(mine.id).reason) == (BookingState.ENDED, MADE_WAY)
     one.forward(minutes=10)
-    one.keeper.run()
+    one.controller.run()
     assert not [entry for entry in one.ledger.audit() if entry.action == "booking.delayed"], "gpuyard deletes it"
 
 
 def test_the_map_says_whose_a_lease_is(inventory: Callable[..., Harness]) -> None:
     one = inventory()
     mine = lease(one)
-    one.keeper.run()
-    (words,) = [word for word in one.keeper.words.values() if word.booking == mine.id]
+    one.controller.run()
+    (words,) = [word for word in one.controller.words.values() if word.booking == mine.id]
     assert (words.state, words.reason) == (GpuState.BOOKED, "runner r1 of o/r until 2026-11-23 17:00 UTC")

@@ -34,7 +34,7 @@ BOB = Person("u-bob", "bob", "p-art", "art", frozenset({"member"}))
 
 @dataclass
 class Harness:
-    """One keeper with its ledger and cloud; the time is what tests set."""
+    """One controller with its ledger and cloud; the time is what tests set."""
 
     folder: Path
     booking: dict[str, Any]
@@ -55,7 +55,7 @@ class Harness:
         self.store.sync_lanes(site_lanes(self.compiled.gpus))
         self.ledger = Ledger(self.store, book_of(self.compiled), lambda: self.now, lambda: f"b{next(self.ids)}")
         api: Any = self.cloud
-        self.keeper = BookingController(api, self.compiled, self.ledger, api, lambda: self.now)
+        self.controller = BookingController(api, self.compiled, self.ledger, api, lambda: self.now)
 
     def book(self, who: Person, hours: float = 8, pool: str = "t4", gpus: int = 1, **more: Any) -> Booking:
         """From now on."""
@@ -79,7 +79,7 @@ class Harness:
     def run_for(self, hours: float) -> None:
         for _ in range(round(hours * 15)):
             self.forward(minutes=4)
-            self.keeper.run()
+            self.controller.run()
 
     def state(self, booking: Booking) -> BookingState:
         return self.ledger.get(booking.id).state
@@ -130,7 +130,7 @@ def test_an_error_of_one_pool_that_nobody_has_thought_of_keeps_no_other_from_its
     one.book(ADA, pool="v100")
     for _ in range(2):
         with pytest.raises(BookingsError, match=r"^pool t4: ValueError: invalid literal"):
-            one.keeper.run()
+            one.controller.run()
     assert (one.limits("V100"), one.limits()) == ({"p-physics": 1}, {})
     told = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert [record.message for record in told] == [
@@ -138,7 +138,7 @@ def test_an_error_of_one_pool_that_nobody_has_thought_of_keeps_no_other_from_its
     ]
     assert told[0].exc_info, "with where it came from"
     one.store.set_value("t4", "holds", None)
-    one.keeper.run()
+    one.controller.run()
     assert (one.limits("V100"), one.limits()) == ({"p-physics": 1}, {"p-physics": 1})
 
 
@@ -150,7 +150,7 @@ def test_what_was_wrong_with_gpus_of_a_pool_that_cannot_be_looked_at_is_not_forg
     one.ledger.upkeep.set_troubles({bad.id: "it fell off the bus"})
     one.store.set_value("t4", "holds", "what=ever")
     with pytest.raises(BookingsError, match=r"^pool t4: "):
-        one.keeper.run()
+        one.controller.run()
     assert one.ledger.lanes("t4")[0].trouble == "it fell off the bus"
 
 
@@ -166,7 +166,7 @@ def test_an_error_while_the_ledger_is_told_is_named_and_the_rest_goes_on(
     monkeypatch.setattr(one.ledger.upkeep, "set_troubles", broken)
     monkeypatch.setattr(one.ledger.upkeep, "record_claims", broken)
     with pytest.raises(BookingsError, match=r"^what is wrong with GPUs: KeyError: 'lane'; who is let in: KeyError"):
-        one.keeper.run()
+        one.controller.run()
     assert one.limits() == {"p-physics": 1}
 
 
@@ -176,7 +176,7 @@ def test_a_site_that_was_never_applied_is_told_what_to_do(inventory: Callable[..
     one.cloud.registered = False
     one.book(ADA)
     with pytest.raises(BookingsError, match=r"no registered limit on class:CUSTOM_GPU_T4.*gpuyard site apply"):
-        one.keeper.run()
+        one.controller.run()
 
 
 # The clock of no-shows.
@@ -189,20 +189,20 @@ def test_who_was_never_let_in_is_no_no_show(inventory: Callable[..., Harness]) -
         one.boot(f"s{place}", BOB, place)
     booking = one.book(ADA, hours=12)
     for _ in range(20):
-        one.keeper.run()
+        one.controller.run()
         one.forward(minutes=15)
     assert one.state(booking) is BookingState.ACTIVE
     assert one.limits() == {}
     one.cloud.holders = {name: id for name, id in one.cloud.holders.items() if id != "s0"}
     for _ in range(15):
         for _ in range(4):
-            one.keeper.run()
+            one.controller.run()
             one.forward(minutes=4)
     assert one.state(booking) is BookingState.ACTIVE, "the four hours begin now"
     assert one.limits() == {"p-physics": 1}
-    one.keeper.run()
+    one.controller.run()
     one.forward(minutes=4)
-    one.keeper.run()
+    one.controller.run()
     assert one.state(booking) is BookingState.NO_SHOW
 
 
@@ -216,26 +216,26 @@ def test_who_deletes_his_server_and_starts_none_gives_the_gpus_back(
     booking = one.book(ADA, hours=24)
     one.boot("s1", ADA, 0)
     for _ in range(90):  # six hours with a server
-        one.keeper.run()
+        one.controller.run()
         one.forward(minutes=4)
     one.cloud.holders = {}
-    one.keeper.run()
+    one.controller.run()
     for _ in range(45):
         one.forward(minutes=4)
-        one.keeper.run()
+        one.controller.run()
     if returns:
         one.boot("s2", ADA, 0)
-        one.keeper.run()
+        one.controller.run()
         one.forward(minutes=4)
-        one.keeper.run()
+        one.controller.run()
         one.cloud.holders = {}
-        one.keeper.run()
+        one.controller.run()
     for _ in range(14):
         assert one.state(booking) is BookingState.ACTIVE
         one.forward(minutes=4)
-        one.keeper.run()
+        one.controller.run()
     one.forward(minutes=4)
-    one.keeper.run()
+    one.controller.run()
     assert one.state(booking) is (BookingState.ACTIVE if returns else BookingState.NO_SHOW)
     if not returns:
         assert one.ledger.get(booking.id).reason.startswith("its server is gone, and no other one came in time")
@@ -249,16 +249,16 @@ def test_who_used_a_part_of_a_booking_has_as_long_as_everybody_for_another_serve
     one = inventory()
     booking = one.book(ADA, hours=24, gpus=2)
     one.boot("s1", ADA, 0)
-    one.keeper.run()
+    one.controller.run()
     one.run_for(hours=6)
     assert one.ledger.get(booking.id).usable_since is not None
     one.cloud.holders = {}
-    one.keeper.run()
+    one.controller.run()
     assert one.state(booking) is BookingState.ACTIVE
     one.boot("s2", ADA, 1)
     one.run_for(hours=6)
     one.cloud.holders = {}
-    one.keeper.run()
+    one.controller.run()
     one.run_for(hours=3.9)
     assert one.state(booking) is BookingState.ACTIVE
     one.run_for(hours=0.2)
@@ -272,21 +272,21 @@ def test_after_a_window_the_clock_begins_when_the_server_goes(inventory: Callabl
     one = inventory(must_book=False)
     if first == "the server":
         one.boot("s1", ADA, 0)
-        one.keeper.run()
+        one.controller.run()
     booking = one.book(ADA, hours=24)
     for _ in range(2):
-        one.keeper.run()
+        one.controller.run()
         one.forward(seconds=6)
     if first == "the window":
         one.boot("s1", ADA, 0)
     one.run_for(hours=6)
     one.cloud.holders = {}
-    one.keeper.run()
+    one.controller.run()
     one.run_for(hours=2)
     one.ledger.open(booking.id, ADA)
     one.store.close()
     one.start()
-    one.keeper.run()
+    one.controller.run()
     one.run_for(hours=1.9)
     assert one.state(booking) is BookingState.ACTIVE
     one.run_for(hours=0.2)
@@ -298,14 +298,14 @@ def test_where_a_window_is_had_the_clock_goes_on_after_it(inventory: Callable[..
     one = inventory(must_book=False)
     booking = one.book(ADA, hours=12)
     for _ in range(3):
-        one.keeper.run()
+        one.controller.run()
         one.forward(seconds=6)
     for _ in range(60):
         assert one.state(booking) is BookingState.ACTIVE
         one.forward(minutes=4)
-        one.keeper.run()
+        one.controller.run()
     one.forward(minutes=1)
-    one.keeper.run()
+    one.controller.run()
     assert one.state(booking) is BookingState.NO_SHOW
 
 
@@ -317,7 +317,7 @@ def test_who_never_booked_is_told_at_the_address_that_keystone_has(inventory: Ca
     one.cloud.emails = {"u-bob": "bob@example.org"}
     one.boot("s1", BOB, 0)
     one.boot("s2", BOB, 1)
-    one.keeper.run()
+    one.controller.run()
     assert one.told() == [("reclaim.warned", "bob@example.org")] * 2
     assert one.cloud.asked.count("GET identity /users/u-bob") == 1
 
@@ -326,8 +326,8 @@ def test_who_has_no_address_is_in_the_audit_log(inventory: Callable[..., Harness
     one = inventory()
     one.cloud.emails = {"u-bob": None}
     one.boot("s1", BOB, 0)
-    one.keeper.run()
-    one.keeper.run()
+    one.controller.run()
+    one.controller.run()
     assert one.told() == [("reclaim.warned", "")]
     action, text = one.audit("s1")[-1]
     assert action == "message.no_address"
@@ -339,9 +339,9 @@ def test_the_address_of_a_booking_helps_when_keystone_has_none(inventory: Callab
     one = inventory()
     booking = one.book(ADA, hours=1)
     one.boot("s1", ADA, 0)
-    one.keeper.run()
+    one.controller.run()
     one.ledger.end(booking.id, ADA)
-    one.keeper.run()
+    one.controller.run()
     assert one.told() == [("reclaim.warned", "ada@example.org")]
 
 
@@ -352,7 +352,7 @@ def idle_yard(folder: Path, **rules: str) -> Harness:
     health = {"agent": {"projects": ["physics"]}, "idle": {"after": "1 h", **rules}}
     one = Harness(folder, {**MUST, "reclaim": "shelve"}, more={"health": health})
     one.store.take_undelivered("test", NOW, 1)
-    one.keeper.cases.idle = lambda: {"s1"}
+    one.controller.cases.idle = lambda: {"s1"}
     return one
 
 
@@ -362,7 +362,7 @@ def test_who_does_nothing_with_a_booked_gpu_is_asked_to_give_it_back(tmp_path: P
         booking = one.book(ADA)
         one.boot("s1", ADA, 0)
         for _ in range(3):
-            one.keeper.run()
+            one.controller.run()
             one.forward(minutes=40)
         (told,) = [two.event for two in one.store.take_undelivered("test", one.now, 99) if "idle" in two.event.kind]
         assert (told.kind, told.user_id, told.email) == ("server.idle", "u-ada", "ada@example.org")
@@ -373,8 +373,8 @@ def test_who_does_nothing_with_a_booked_gpu_is_asked_to_give_it_back(tmp_path: P
         words = "nothing has run on its GPUs for long: use it, or delete or shelve this server, please, "
         assert [warning(case) for case in one.store.open_cases()] == [f"{words}and end its booking"]
         assert [asked for asked in one.cloud.asked if "compute" in asked] == ["POST compute /servers/s1/metadata"]
-        one.keeper.cases.idle = frozenset
-        one.keeper.run()
+        one.controller.cases.idle = frozenset
+        one.controller.run()
         assert one.store.open_cases() == []
         assert one.cloud.asked[-1] == "DELETE compute /servers/s1/metadata/gpuyard"
 
@@ -384,29 +384,29 @@ def test_where_the_site_says_so_an_idle_server_is_reclaimed_after_its_grace(tmp_
     with closing(one.store):
         one.book(ADA)
         one.boot("s1", ADA, 0)
-        one.keeper.run()
+        one.controller.run()
         (case,) = one.store.cases()
         assert "at 2026-11-23 09:30 UTC this server is shelved" in warning(case)
         one.forward(minutes=29)
-        one.keeper.run()
+        one.controller.run()
         assert one.cloud.holders
         one.forward(minutes=2)
-        one.keeper.run()
+        one.controller.run()
         assert not one.cloud.holders
 
 
-# Servers on several bookings, and bookings that change under the keeper's eyes.
+# Servers on several bookings, and bookings that change under the controller's eyes.
 
 
 def test_a_server_on_two_bookings_of_one_gpu_each_stays(inventory: Callable[..., Harness]) -> None:
     one = inventory()
     first, second = one.book(ADA), one.book(ADA)
-    one.keeper.run()
+    one.controller.run()
     assert one.limits() == {"p-physics": 2}
     # Both GPUs of one host, wherever the bookings have theirs.
     lanes = one.ledger.lanes("t4")
     one.boot("s1", ADA, 2, 3)
-    one.keeper.run()
+    one.controller.run()
     assert one.store.cases() == []
     taken = [one.ledger.get(booking.id).lanes for booking in (first, second)]
     assert sorted(taken) == [(lanes[2].id,), (lanes[3].id,)]
@@ -418,30 +418,30 @@ def overdue(one: Harness) -> Booking:
     """A booking that was over half an hour ago, whose server is to be shelved at the next run."""
     booking = one.book(ADA, hours=1)
     one.boot("s1", ADA, 0)
-    one.keeper.run()
+    one.controller.run()
     one.ledger.end(booking.id, ADA)
-    one.keeper.run()
+    one.controller.run()
     one.forward(minutes=31)
     return booking
 
 
 @pytest.mark.parametrize("moment", ["GET identity /limits", "GET compute /servers/s1"])
-def test_who_books_while_the_keeper_waits_for_an_answer_keeps_the_server(
+def test_who_books_while_the_controller_waits_for_an_answer_keeps_the_server(
     inventory: Callable[..., Harness], moment: str
 ) -> None:
     one = inventory()
     overdue(one)
     one.cloud.between = at(moment, lambda: one.book(ADA))
-    one.keeper.run()
+    one.controller.run()
     assert "POST compute /servers/s1/action" not in one.cloud.asked
-    one.keeper.run()
+    one.controller.run()
     assert [case.cleared for case in one.store.cases()] == [one.now]
 
 
 def test_without_a_booking_it_is_shelved(inventory: Callable[..., Harness]) -> None:
     one = inventory()
     overdue(one)
-    one.keeper.run()
+    one.controller.run()
     assert "POST compute /servers/s1/action" in one.cloud.asked
 
 
@@ -451,7 +451,7 @@ def test_an_error_with_one_server_keeps_no_other_case_waiting(inventory: Callabl
     one = inventory()
     one.boot("s1", BOB, 0)
     one.boot("s2", BOB, 1)
-    one.keeper.run()
+    one.controller.run()
     one.forward(minutes=31)
 
     def refuse(asked: str) -> None:
@@ -460,7 +460,7 @@ def test_an_error_with_one_server_keeps_no_other_case_waiting(inventory: Callabl
 
     one.cloud.between = refuse
     with pytest.raises(BookingsError, match=r"^pool t4: server s1 \(s1\): 500"):
-        one.keeper.run()
+        one.controller.run()
     assert "POST compute /servers/s2/action" in one.cloud.asked
 
 
@@ -479,12 +479,12 @@ def test_who_has_lost_the_turn_does_not_finish_its_run(inventory: Callable[..., 
 
         one.cloud.between = at("PUT placement", fail_over)
         with pytest.raises(TurnLostError, match="lost its turn"):
-            one.keeper.run()
+            one.controller.run()
         changes = [asked for asked in one.cloud.asked if not asked.startswith("GET")]
         assert len(changes) == 1, "the one that was on its way"
-        one.keeper.run()
-        assert one.keeper.waits == ("another process on this database keeps the bookings",)
-    one.keeper.run()
+        one.controller.run()
+        assert one.controller.waits == ("another process on this database keeps the bookings",)
+    one.controller.run()
     assert len(one.cloud.reserved) == 4
     assert one.limits() == {"p-art": 4}
 
@@ -500,7 +500,7 @@ def test_what_another_process_has_written_down_is_not_lost(inventory: Callable[.
         one.cloud.reserved[other], one.cloud.generations[other] = 1, 2
 
     one.cloud.between = at("GET placement", hold)
-    one.keeper.run()
+    one.controller.run()
     (held,) = one.cloud.reserved
     assert held != other, "nobody needs that one"
     assert one.store.value("t4", "holds") == f"{held}=2"
@@ -509,7 +509,7 @@ def test_what_another_process_has_written_down_is_not_lost(inventory: Callable[.
 def test_a_new_database_takes_nobody_s_gpus_away(tmp_path: Path, inventory: Callable[..., Harness]) -> None:
     one = inventory()
     one.book(ADA)
-    one.keeper.run()
+    one.controller.run()
     assert one.limits() == {"p-physics": 1}
     with closing(Store.open(f"sqlite:///{tmp_path / 'misspelt.db'}")) as store:
         store.sync_lanes(site_lanes(one.compiled.gpus))
@@ -520,4 +520,4 @@ def test_a_new_database_takes_nobody_s_gpus_away(tmp_path: Path, inventory: Call
             with pytest.raises(BookingsError, match=r"is new, and the cloud has . limits of its bookings"):
                 other.run()
     assert one.limits() == {"p-physics": 1}
-    one.keeper.run()
+    one.controller.run()

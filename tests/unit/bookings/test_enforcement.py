@@ -596,7 +596,7 @@ class Pool:
     gpuyard with runners' servers, each on a lease. The model of
     Nova is the worst that it can be: a request that passed the limit looks for a GPU at any later time, and nothing is
     checked again then. Only of one project's requests that come together no more than its limit get through: Nova's
-    conductor checks that, docs/adr/0014. The keeper dies after any step."""
+    conductor checks that, docs/adr/0014. The controller dies after any step."""
 
     PROJECTS: tuple[str, ...] = ("physics", "art", "maths")
 
@@ -604,7 +604,7 @@ class Pool:
         self.random = random
         self.now = START - 2 * MINUTE
         self.reserved: dict[int, int] = {}
-        """Lane -> 1 (the keeper's) or 2 (an operator's)."""
+        """Lane -> 1 (the controller's) or 2 (an operator's)."""
         lanes = random.choice((1, 2, 2, 3, 4, 5))
         self.generation = dict.fromkeys(range(1, lanes + 1), 1)
         self.limits = {("art", COUNT): 3, ("physics", COUNT): 1}
@@ -631,8 +631,8 @@ class Pool:
             self.nova_schedules,
             self.somebody_deletes,
             self.somebody_sets_a_limit_by_hand,
-            self.the_keeper_looks,
-            self.the_keeper_is_killed,
+            self.the_controller_runs,
+            self.the_controller_is_killed,
             self.in_its_window_the_owner_gets_in,
             self.a_runner_is_started,
         ]
@@ -704,7 +704,7 @@ class Pool:
         if "opened" not in self.memory:
             self.limits["art", COUNT] = 3
 
-    # The keeper.
+    # The controller.
 
     def _view(self) -> Scene:
         holders = [
@@ -737,10 +737,10 @@ class Pool:
         }
         return replace(base, seen=seen)
 
-    def the_keeper_looks(self) -> None:
+    def the_controller_runs(self) -> None:
         self._look(None)
 
-    def the_keeper_is_killed(self) -> None:
+    def the_controller_is_killed(self) -> None:
         self._look(self.random.randint(0, 6))
 
     def _look(self, steps: int | None) -> None:
@@ -798,7 +798,7 @@ class Pool:
         self.bookings = [replace(booking, **more) if booking.id == id else booking for booking in self.bookings]
 
     def _secure(self) -> None:
-        """From here on its GPU must not be lost: it was free, and the keeper had seen it so."""
+        """From here on its GPU must not be lost: it was free, and the controller had seen it so."""
         taken = {lane for _, lane in self.servers.values()}
         for booking in self.bookings:
             held = all(self.reserved.get(lane) == 1 and lane not in taken for lane in booking.lanes)

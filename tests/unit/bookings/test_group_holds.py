@@ -61,7 +61,7 @@ class Groups(Harness):
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Groups]:
     one = Groups(tmp_path, MUST, more={"runners": RUNNERS})
-    one.keeper.run()
+    one.controller.run()
     yield one
     one.store.close()
 
@@ -89,15 +89,15 @@ def test_a_leased_group_is_held_until_nova_is_asked(made: Groups) -> None:
     made.holds.place(lease.id)
     assert set(made.cloud.reserved) == made.group(lease) == made.remembered()
     changes = list(made.cloud.asked)
-    made.keeper.run()
+    made.controller.run()
     assert made.cloud.asked == changes, "the loop would do just that"
     assert not [lane.trouble for lane in made.ledger.lanes(POOL) if lane.trouble]
     assert made.holds.lift(lease.id) == ""
     assert not made.cloud.reserved
-    made.keeper.run()
+    made.controller.run()
     assert (made.cloud.reserved, made.remembered()) == ({}, set())
     made.boot_pair(lease)
-    made.keeper.run()
+    made.controller.run()
     assert made.ledger.get(lease.id).claimed is not None
     assert not made.cloud.reserved
 
@@ -109,10 +109,10 @@ def test_a_look_that_began_before_a_hold_came_off_takes_it_for_ours(made: Groups
     seen = made.cloud.take(made.now)
     made.holds.lift(lease.id)
     take, made.cloud.take = made.cloud.take, lambda now: seen  # type: ignore[method-assign]
-    made.keeper.run()
+    made.controller.run()
     assert not [lane.trouble for lane in made.ledger.lanes(POOL) if lane.trouble]
     made.cloud.take = take  # type: ignore[method-assign]
-    made.keeper.run()
+    made.controller.run()
     assert (made.cloud.reserved, made.remembered()) == ({}, set())
 
 
@@ -120,7 +120,7 @@ def test_single_gpus_are_not_held(made: Groups) -> None:
     lease, changes = made.lease(gpus=1), list(made.cloud.asked)
     made.holds.place(lease.id)
     assert made.holds.lift(lease.id) == ""
-    made.keeper.run()
+    made.controller.run()
     assert (made.cloud.asked, made.cloud.reserved) == (changes, {})
 
 
@@ -139,7 +139,7 @@ def test_a_group_that_somebody_has_meanwhile_is_not_held_and_the_runner_goes_on(
     calls(made.cloud, 3, lambda: made.cloud.generations.update({leader: 99}))
     made.holds.place(lease.id)
     assert made.holds.lift(lease.id) == ""
-    made.keeper.run()
+    made.controller.run()
     assert (made.cloud.reserved, made.remembered()) == ({}, set())
 
 
@@ -149,7 +149,7 @@ def test_killed_at_any_call_the_loop_ends_what_was_begun(tmp_path: Path, lifting
         folder = tmp_path / str(number)
         folder.mkdir()
         made = Groups(folder, MUST, more={"runners": RUNNERS})
-        made.keeper.run()
+        made.controller.run()
         lease = made.lease()
         if lifting:
             made.holds.place(lease.id)
@@ -165,10 +165,10 @@ def test_killed_at_any_call_the_loop_ends_what_was_begun(tmp_path: Path, lifting
             died = True
         made.cloud.between = lambda asked: None
         lifted = lease.id in read_memory(made.ledger.upkeep.records.values(POOL)).lifted
-        made.keeper.run()
+        made.controller.run()
         assert set(made.cloud.reserved) == (set() if lifted else made.group(lease))
         made.ledger.leases.end(lease.id, "nobody works on it any more")
-        made.keeper.run()
+        made.controller.run()
         assert (made.cloud.reserved, made.remembered()) == ({}, set())
         made.store.close()
         if not died:
@@ -184,23 +184,23 @@ def test_nothing_holds_a_group_once_it_is_lifted(tmp_path: Path, placed: bool, l
         folder = tmp_path / str(number)
         folder.mkdir()
         made = Groups(folder, MUST, more={"runners": RUNNERS})
-        made.keeper.run()
+        made.controller.run()
         lease = made.lease()
         if placed:
             made.holds.place(lease.id)
         if loop_first:
             after = calls(made.cloud, number, partial(made.holds.lift, lease.id))
-            made.keeper.run()
+            made.controller.run()
             held = any(after)
         else:
-            after = calls(made.cloud, number, made.keeper.run)
+            after = calls(made.cloud, number, made.controller.run)
             assert made.holds.lift(lease.id) == ""
             held = bool(made.cloud.reserved)
         made.cloud.between = lambda asked: None
         if after:
             assert not held, f"before call {number}"
             assert not made.cloud.reserved
-            made.keeper.run()
+            made.controller.run()
             assert (made.cloud.reserved, made.remembered()) == ({}, set())
         made.store.close()
         if not after:

@@ -1,4 +1,4 @@
-"""What would lose a booking, give a GPU twice, stop the keeper, or get around a rule."""
+"""What would lose a booking, give a GPU twice, stop the controller, or get around a rule."""
 
 from __future__ import annotations
 

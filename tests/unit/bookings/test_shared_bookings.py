@@ -147,7 +147,7 @@ def test_a_colleague_is_told_that_the_shared_booking_is_over(tmp_path: Path, sha
         ledger.upkeep.advance()
     assert ledger.get(made.id).state in OVER
     site_of = site(tmp_path, {"flavors": {"one": flavor(gpus={"v100": 1})}, "booking": {}}).compiled.site
-    keeper = OverstayController(site_of, ledger, Reclaimer(cast("CloudApi", None)), clock)
+    controller = OverstayController(site_of, ledger, Reclaimer(cast("CloudApi", None)), clock)
     stays = Holder("s", "s", "ACTIVE", "u-carl", ADA.project_id, ADA.project, "v100", (1,), 1, NOON + 1.5 * HOUR)
-    assert keeper._reasons(replace(view([], holders=(stays,)), pool="v100")) == {"s": rule}
+    assert controller._reasons(replace(view([], holders=(stays,)), pool="v100")) == {"s": rule}
     ledger.close()

@@ -266,7 +266,7 @@ class World:
             FlavorObject("t4", 4, 2048, 20, pool="t4", gpus=1),
         )
         compiled = cast(CompiledSite, type("Compiled", (), {"flavors": flavors, "gpus": self.gpus}))
-        self.keeper = AcceptanceController(compiled, self.service, self.tries, self.ledger, self.doors, self.clock)
+        self.controller = AcceptanceController(compiled, self.service, self.tries, self.ledger, self.doors, self.clock)
         # What is written may be the last thing that is done, or the first that is not.
         put, store_put = self.tries.put, self.store.put
 
@@ -311,7 +311,7 @@ class World:
         """Until nothing is open, or so many looks."""
         for _ in range(times):
             self.bookings_run()
-            self.keeper.run()
+            self.controller.run()
             self.clock.forward(seconds=3)
             if not any(one.state in OPEN for one in self.tries.open()):
                 return
@@ -338,7 +338,7 @@ def test_what_passes_is_fine_and_it_is_known_with_what(world: World) -> None:
     world.store.hear(HostContact("gpu-1", NOON, look))
     asked = world.acceptance.ask([LONE], ROOT)
     assert [attempt.gpus for attempt in asked.tries] == [("0000:a3:00.0",)]
-    world.keeper.run()
+    world.controller.run()
     assert [one.server for one in world.ledger.loans.current()] == [asked.tries[0].name]
     world.run()
     gpu = world.service.gpu(LONE)
@@ -360,7 +360,7 @@ def test_what_passes_is_fine_and_it_is_known_with_what(world: World) -> None:
 def test_a_whole_group_is_accepted_at_once_and_fine_ones_may_be_checked_too(world: World) -> None:
     world.says = ["begun", "ok 2 two"]
     world.acceptance.ask([PAIR], ROOT)
-    world.keeper.run()
+    world.controller.run()
     assert world.state(PAIR) is HealthState.TO_ACCEPT, "nobody else gets it meanwhile"
     world.run()
     assert world.state(PAIR) is world.state("gpu-1/0000:28:00.0") is HealthState.FINE
@@ -413,10 +413,10 @@ def test_what_the_cloud_is_to_blame_for_leaves_it_as_it_was(world: World) -> Non
 
 def test_without_its_project_nothing_is_tried_and_the_reason_is_kept(world: World) -> None:
     world.no_project = True
-    world.keeper.run()
+    world.controller.run()
     asked = world.acceptance.ask([LONE], ROOT)
     with pytest.raises(AcceptanceError, match="has no project 'accept'"):
-        world.keeper.run()
+        world.controller.run()
     (one,) = world.acceptance.batch(asked.tries[0].batch)
     assert (one.state, "no project 'accept'" in one.cause) == (TryState.GIVEN_UP, True)
     assert world.state(LONE) is HealthState.FINE

@@ -53,7 +53,7 @@ def test_alarms_are_repeated_whatever_nova_does_not_write(portal: AgentPortal) -
     portal.cloud.broken = {"s1", "s2"}
     for minute in range(40):
         says(portal, "s2", minute + 1, None)
-        portal.keeper.run()
+        portal.controller.run()
         assert planned(portal, HAS_IT).state is HealthState.SUSPECT
         portal.clock.forward(minutes=1)
     assert set(portal.cloud.refused) == {"s1", "s2"}, "what one server is not told another one is still told"
@@ -64,17 +64,17 @@ def test_what_nova_does_not_write_is_tried_again_later_and_holds_up_nobody(porta
     servers = [f"a{number}" for number in range(FAILURES + 1)]
     portal.cloud.has = {server: (gpu,) for server, gpu in zip([*servers, "s2"], YARD, strict=False)}
     portal.cloud.broken = set(servers)
-    portal.keeper.run()
+    portal.controller.run()
     assert portal.cloud.refused == servers[:FAILURES]
-    portal.keeper.run()
+    portal.controller.run()
     assert portal.cloud.refused == servers
     assert portal.cloud.written == ["s2"]
     portal.clock.forward(seconds=LATER.total_seconds() - 1)
-    portal.keeper.run()
+    portal.controller.run()
     assert portal.cloud.refused == servers
     portal.cloud.broken.clear()
     portal.clock.forward(seconds=1)
-    portal.keeper.run()
+    portal.controller.run()
     assert set(portal.cloud.written) == {*servers, "s2"}
 
 
@@ -88,9 +88,9 @@ def test_alarms_that_could_not_be_written_down_are_repeated_with_the_next_look(
     with monkeypatch.context() as patched:
         patched.setattr(store, "observe", broken)
         with pytest.raises(StoreError):
-            portal.keeper.run()
+            portal.controller.run()
     portal.clock.forward(seconds=10)
-    portal.keeper.run()
+    portal.controller.run()
     assert alarms(portal) == {("guest-lost", PLACE.name)}
 
 
@@ -110,23 +110,23 @@ def test_an_alarm_that_stands_is_repeated_until_a_report_ends_it_or_it_goes_with
     portal.token("s2")
     other = AgentController(portal.restarted(), portal.cloud, PORTAL, portal.clock)
 
-    def repeated(keeper: AgentController, sight: GpuObservation = HAS_IT) -> set[tuple[str, str]]:
+    def repeated(controller: AgentController, sight: GpuObservation = HAS_IT) -> set[tuple[str, str]]:
         planned(portal, sight)
         portal.clock.forward(minutes=5)
-        keeper.run()
+        controller.run()
         return alarms(portal)
 
     lost, left = {("guest-lost", PLACE.name)}, {("alarm-left", PLACE.name)}
     says(portal, "s2", 1, None)
-    assert repeated(portal.keeper) == lost
+    assert repeated(portal.controller) == lost
     assert repeated(other) == lost
     says(portal, "s2", 2, WORKS)
-    assert repeated(portal.keeper) == set()
+    assert repeated(portal.controller) == set()
     says(portal, "s2", 3, None)
-    assert repeated(portal.keeper) == lost
+    assert repeated(portal.controller) == lost
     del portal.cloud.has["s2"]
-    assert repeated(portal.keeper, FREE) == left
-    assert repeated(portal.keeper, FREE) == set(), "once: from now on it is the GPU's"
+    assert repeated(portal.controller, FREE) == left
+    assert repeated(portal.controller, FREE) == set(), "once: from now on it is the GPU's"
     assert repeated(AgentController(portal.restarted(), portal.cloud, PORTAL, portal.clock), FREE) == set()
 
 
@@ -135,7 +135,7 @@ def loses(portal: AgentPortal) -> None:
     portal.token("s2")
     for minute in range(5):
         says(portal, "s2", minute + 1, None)
-        portal.keeper.run()
+        portal.controller.run()
         assert planned(portal, HAS_IT).state is HealthState.SUSPECT
         portal.clock.forward(minutes=1)
     del portal.cloud.has["s2"]
@@ -145,7 +145,7 @@ def becomes(portal: AgentPortal, sight: GpuObservation, minutes: int = 60) -> li
     """The states that PLACE is in, one after the other, when the loops go on for so long."""
     found = [HealthState.SUSPECT]
     for _ in range(minutes):
-        portal.keeper.run()
+        portal.controller.run()
         state = planned(portal, sight).state
         found += [state] if state is not found[-1] else []
         portal.clock.forward(minutes=1)
@@ -197,7 +197,7 @@ def test_a_server_that_has_the_gpu_again_has_the_alarm_again(portal: AgentPortal
     portal.cloud.has["s2"] = (LONE,)
     for minute in range(10, 40):
         says(portal, "s2", minute, None)
-        portal.keeper.run()
+        portal.controller.run()
         assert planned(portal, HAS_IT).state is HealthState.SUSPECT
         portal.clock.forward(minutes=1)
     says(portal, "s2", 40, WORKS)

@@ -70,25 +70,25 @@ def observed(portal: AgentPortal) -> set[tuple[str, tuple[str, str]]]:
 def test_servers_of_the_projects_that_are_named_are_asked_and_told_when_it_is_on(
     portal: AgentPortal, client: TestClient
 ) -> None:
-    portal.keeper.run()
+    portal.controller.run()
     words = dict(portal.cloud.words)
     assert set(words) == {"s1", "s2"}  # s3's project is not asked
     url, code = words["s1"].split()
     assert (url, code[:4]) == (PORTAL, "gye_")
-    portal.keeper.run()
+    portal.controller.run()
     assert portal.cloud.words == words
 
     answer = client.post(ENROL, json={"server": "s1", "code": code})
     assert answer.status_code == 200
     assert (answer.json()["period"], answer.json()["batch"]) == (10, 6)
-    portal.keeper.run()
+    portal.controller.run()
     assert portal.cloud.words == words, "it is on when something was heard"
     assert client.post(SAMPLES, content=report(), headers=sent(answer.json()["token"])).status_code == 204
-    portal.keeper.run()
+    portal.controller.run()
     assert portal.cloud.words["s1"] == f"{ON} {PORTAL}/v1/agents says what is sent; write off here to end it"
     assert len(portal.cloud.words["s1"]) <= 255, "what Nova takes"
     portal.cloud.written.clear()
-    portal.keeper.run()
+    portal.controller.run()
     assert portal.cloud.written == []
 
 
@@ -104,11 +104,11 @@ def test_a_code_is_good_once_for_its_server_and_not_for_ever(portal: AgentPortal
     assert enrol("s1", code)[0] == 200
     assert enrol("s1", code) == (409, "spent")
     assert enrol("s9", portal.code("s9")) == (409, "no_gpus")
-    portal.keeper.run()
+    portal.controller.run()
     code = portal.cloud.words["s2"].split()[1]
     portal.clock.forward(days=1)
     assert enrol("s2", code) == (401, "expired")
-    portal.keeper.run()
+    portal.controller.run()
     assert enrol("s2", code) == (401, "no_code")
     assert enrol("s2", portal.cloud.words["s2"].split()[1])[0] == 200
 
@@ -134,13 +134,13 @@ def test_two_who_use_a_code_at_once_are_one(portal: AgentPortal, client: TestCli
 def test_who_lost_the_token_gets_another_code_and_the_old_token_ends(portal: AgentPortal, client: TestClient) -> None:
     token = portal.token("s2")
     assert client.post(SAMPLES, content=report(), headers=sent(token)).status_code == 204
-    portal.keeper.run()
+    portal.controller.run()
     assert portal.cloud.words["s2"].startswith(ON)
     portal.clock.forward(minutes=14)
-    portal.keeper.run()
+    portal.controller.run()
     assert portal.cloud.words["s2"].startswith(ON)
     portal.clock.forward(minutes=1)
-    portal.keeper.run()
+    portal.controller.run()
     code = portal.cloud.words["s2"].split()[1]
     # It was only silent: its token is good until the code is used.
     assert client.post(SAMPLES, content=report(number=11), headers=sent(token)).status_code == 204
@@ -150,14 +150,14 @@ def test_who_lost_the_token_gets_another_code_and_the_old_token_ends(portal: Age
 
 
 def test_an_answer_with_the_token_that_got_lost_costs_a_quarter_of_an_hour(portal: AgentPortal) -> None:
-    portal.keeper.run()
+    portal.controller.run()
     word = portal.cloud.words["s2"]
     portal.service.enrol("s2", word.split()[1])
     portal.clock.forward(seconds=SILENT.total_seconds() - 1)
-    portal.keeper.run()
+    portal.controller.run()
     assert portal.cloud.words["s2"] == word
     portal.clock.forward(seconds=1)
-    portal.keeper.run()
+    portal.controller.run()
     portal.service.enrol("s2", portal.cloud.words["s2"].split()[1])
 
 
@@ -166,32 +166,32 @@ def test_off_is_obeyed_and_a_project_that_is_not_asked_any_more(portal: AgentPor
     portal.cloud.words |= {"s1": "off", "s2": f"{ON} x", "s3": "mine"}
     rules = SiteHealth.model_validate({"agent": {"projects": ["physics"]}})
     portal.service.rules = rules.agent  # type: ignore[assignment]
-    portal.keeper.run()
+    portal.controller.run()
     assert portal.cloud.words == {"s1": "off", "s3": "mine"}
     for token in tokens.values():
         assert client.post(SAMPLES, content=report(), headers=sent(token)).status_code == 401
-    portal.keeper.run()
+    portal.controller.run()
     assert portal.cloud.words == {"s1": "off", "s3": "mine"}
     del portal.cloud.words["s1"]
-    portal.keeper.run()
+    portal.controller.run()
     assert portal.cloud.words["s1"].startswith(PORTAL)
 
 
 def test_a_token_ends_with_its_server_and_not_with_a_resize(portal: AgentPortal, client: TestClient) -> None:
     token = portal.token("s2")
     gpus = portal.cloud.has.pop("s2")
-    portal.keeper.run()
+    portal.controller.run()
     answer = client.post(SAMPLES, content=report(), headers=sent(token))
     assert (answer.status_code, answer.json()["code"]) == (409, "no_gpus")
     portal.clock.forward(minutes=9)
-    portal.keeper.run()
+    portal.controller.run()
     portal.cloud.has["s2"] = gpus
-    portal.keeper.run()
+    portal.controller.run()
     assert client.post(SAMPLES, content=report(), headers=sent(token)).status_code == 204
     del portal.cloud.has["s2"]
-    portal.keeper.run()
+    portal.controller.run()
     portal.clock.forward(minutes=10)
-    portal.keeper.run()
+    portal.controller.run()
     portal.cloud.has["s2"] = gpus
     assert client.post(SAMPLES, content=report(number=11), headers=sent(token)).status_code == 401
     assert portal.restarted().servers() == frozenset()
@@ -205,10 +205,10 @@ def test_a_token_outlives_a_cell_that_is_silent(portal: AgentPortal, client: Tes
     portal.cloud.services[host] = silent_service(host)
     for _ in range(3):
         portal.clock.forward(minutes=10)
-        portal.keeper.run()
+        portal.controller.run()
     portal.cloud.services.clear()
     portal.cloud.has["s2"] = gpus
-    portal.keeper.run()
+    portal.controller.run()
     assert client.post(SAMPLES, content=report(), headers=sent(token)).status_code == 204
 
 
@@ -216,8 +216,8 @@ def test_a_token_that_another_process_has_given_or_ended(portal: AgentPortal) ->
     token, other = portal.token("s2"), portal.restarted()
     assert other.server_of(token) == "s2"
     new, mine = portal.token("s2"), portal.token("s1")
-    keeper = AgentController(other, portal.cloud, PORTAL, portal.clock, lambda: False)
-    keeper.run()
+    controller = AgentController(other, portal.cloud, PORTAL, portal.clock, lambda: False)
+    controller.run()
     assert (other.server_of(token), other.server_of(new), other.server_of(mine)) == (None, "s2", "s1")
     assert other.servers() == {"s1", "s2"}
 
@@ -225,13 +225,13 @@ def test_a_token_that_another_process_has_given_or_ended(portal: AgentPortal) ->
 def test_a_server_whose_metadata_is_full_is_asked_later_and_who_sleeps_is_not(portal: AgentPortal) -> None:
     portal.cloud.full.add("s1")
     portal.cloud.status["s2"] = "SHUTOFF"
-    portal.keeper.run()
+    portal.controller.run()
     assert portal.cloud.words == {}
     portal.cloud.full.clear()
-    portal.keeper.run()
+    portal.controller.run()
     assert portal.cloud.words == {}
     portal.clock.forward(minutes=5)
-    portal.keeper.run()
+    portal.controller.run()
     assert set(portal.cloud.words) == {"s1"}
 
 
@@ -399,7 +399,7 @@ def test_what_a_failed_flush_had_is_there_at_the_next(portal: AgentPortal, monke
     portal.service.take(portal.service.judge("s2", report_of(report(number=1))))
     with monkeypatch.context() as patched:
         patched.setattr(portal.service.guests, "keep", broken)
-        portal.keeper.close()
+        portal.controller.close()
     portal.service.take(portal.service.judge("s2", report_of(report(number=2))))
     portal.service.flush()
     (hour,) = portal.service.guests.hours(["s2"], portal.clock() - timedelta(hours=1))
@@ -414,11 +414,11 @@ def test_gpus_get_the_cards_that_guests_see_but_not_over_what_their_hosts_say(po
     for server, card in (("s1", "a"), ("s2", "c")):
         portal.token(server)
         portal.service.take(portal.service.judge(server, report_of(report(cards=card))))
-    portal.keeper.run()
+    portal.controller.run()
     assert {gpu.address: gpu.card for gpu in store.gpus()} == {A[1]: "0123456789abcdef", B[1]: "GPU-c"}
     assert [event.cause for event in store.events(*B)] == ["guests see card GPU-c in it"]
     portal.clock.forward(minutes=1)
-    portal.keeper.run()
+    portal.controller.run()
     assert len(store.events(*B)) == 1
 
 
@@ -428,7 +428,7 @@ def test_a_guest_names_no_card_as_only_its_host_can(portal: AgentPortal) -> None
     portal.token("s2")
     said = report().replace(b"GPU-a", b"0123456789abcdef")
     portal.service.take(portal.service.judge("s2", report_of(said)))
-    portal.keeper.run()
+    portal.controller.run()
     assert {gpu.card for gpu in store.gpus()} == {""}
 
 
@@ -505,7 +505,7 @@ def test_an_agent_that_falls_silent_below_a_running_server_is_observed_once(port
     def look(**more: float) -> set[tuple[str, tuple[str, str]]]:
         for _ in range(2):
             portal.clock.forward(**more)
-            portal.keeper.run()
+            portal.controller.run()
         found = observed(portal)
         portal.service.store.settle([observation.id for observation in portal.service.store.open_observations()])
         return found
@@ -531,7 +531,7 @@ def test_a_gpu_that_its_guest_lost_is_quarantined_and_not_given_to_the_next(port
         if judged.observations:
             portal.service.observe(judged, judged.observations)
         portal.service.take(judged)
-        portal.keeper.run()
+        portal.controller.run()
         around = Circumstances(clock(), {place.name: GpuObservation("s2")}, heard={place.host: clock()})
         plan = plan_health([place], store.gpus(), store.open_observations(), rules, around)
         for change in plan.changes:
@@ -695,8 +695,8 @@ def test_the_real_agent_says_that_a_gpu_has_fallen_off_the_bus(tmp_path: Path) -
     portal = agent_portal(tmp_path, rules={"agent": {"projects": ["physics"], "period": 1}})
     library = mock_library(tmp_path)
     with served(portal) as url, guest(tmp_path, library) as one:
-        portal.keeper._portal = url
-        portal.keeper.run()
+        portal.controller._portal = url
+        portal.controller.run()
         one.nvml(gpu(0), gpu(1))
         one.on_bus(2)
 
@@ -711,7 +711,7 @@ def test_the_real_agent_says_that_a_gpu_has_fallen_off_the_bus(tmp_path: Path) -
         one.say("3,1,1,-;NVRM: Xid (PCI:0000:06:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
         one.nvml(gpu(0), gpu(1, "lost"))
         one.until(lambda: {code for code, _ in observed(portal)} == {"xid-reset", "guest-lost"})
-        portal.keeper.run()
+        portal.controller.run()
         assert portal.cloud.words["s1"].startswith(ON)
 
 

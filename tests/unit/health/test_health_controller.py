@@ -96,7 +96,7 @@ class Ward:
 
     @property
     def health(self) -> HealthController:
-        return self.watched.keeper
+        return self.watched.controller
 
     def run(self) -> None:
         self.watched.bookings.run()

@@ -38,7 +38,7 @@ class Harness:
         self.world.until(lambda: bool(self.world.github.forge.sets))
         self.slept: list[float] = []
         self.on_sleep: Callable[[], None] = lambda: None
-        object.__setattr__(self.world.runners.keeper.hands.tools, "sleep", self.sleep)
+        object.__setattr__(self.world.runners.controller.executor.tools, "sleep", self.sleep)
 
     def open(self, world: SimulatedRunners) -> HoldCheck:
         self.cloud = SmallCloud(world.compiled)

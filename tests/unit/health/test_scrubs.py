@@ -81,7 +81,9 @@ class World:
         rules = SiteHealth.model_validate({})
         self.service = HealthService(self.store, self.ledger, rules, self.clock)
         self.scrubs = ScrubService(self.service, self.ledger, GPUS, {"v100"}, lambda: f"order-{next(self.ids)}")
-        self.keeper = ScrubController(self.service, self.ledger, GPUS, {"v100"}, self._look, lambda gpu: self.given_on)
+        self.controller = ScrubController(
+            self.service, self.ledger, GPUS, {"v100"}, self._look, lambda gpu: self.given_on
+        )
         self.clean: list[str] = []
         self.scrubs.on_clean = self.clean.append
 
@@ -133,20 +135,20 @@ def world(tmp_path: Path) -> Iterator[World]:
 def test_from_the_end_of_a_server_to_the_next_one(world: World) -> None:
     assert world.ask() == []
     world.returned(LONE)
-    world.keeper.run()
+    world.controller.run()
     assert not world.free(LONE)
     (order,) = world.ask()
     assert (order.address, world.state(LONE)) == (LONE, HealthState.SCRUBBING)
     assert world.ask() == [order]  # the answer was lost: the same again
-    world.keeper.run()
+    world.controller.run()
     world.enforce()
     assert not world.free(LONE)
     assert world.ask(done(order)) == []
     assert (world.state(LONE), len(world.clean)) == (HealthState.CHECKED, 1)
-    world.keeper.run()
+    world.controller.run()
     assert world.state(LONE) is HealthState.CHECKED  # until it is seen released
     world.enforce()
-    world.keeper.run()
+    world.controller.run()
     assert (world.state(LONE), world.free(LONE)) == (HealthState.FINE, True)
     texts = [event.evidence for event in world.store.events(HOST, LONE) if event.after is HealthState.CHECKED]
     assert texts == ["1.3 s, of which the reset 1.1 s; it answers"]
@@ -197,7 +199,7 @@ def test_one_that_failed_is_observed_and_never_released(world: World, outcome: S
     assert clean_providers(world.store.gpus()) == {}
     assert world.ask() == []  # whoever judges observations has the next word
     world.clock.forward(seconds=TIMEOUT.total_seconds())
-    world.keeper.run()  # nobody has taken it out of use: again
+    world.controller.run()  # nobody has taken it out of use: again
     world.clock.forward(seconds=60)
     assert len(world.ask()) == 1
 
@@ -224,9 +226,9 @@ def test_a_host_that_vanishes_is_asked_again_and_then_given_up(world: World) -> 
         world.clock.forward(seconds=60)
         assert len(world.ask()) == 1
         world.clock.forward(seconds=TIMEOUT.total_seconds())
-        world.keeper.run()
+        world.controller.run()
         assert world.state(LONE) is HealthState.RETURNED
-    world.keeper.run()
+    world.controller.run()
     (seen,) = world.store.open_observations()
     assert seen.code == "scrub-lost"
     assert "of 3 scrubs nobody knows what came" in seen.evidence
@@ -237,10 +239,10 @@ def test_a_host_that_never_asks_is_told_of_in_the_end(world: World) -> None:
     world.clock.forward(seconds=3 * TIMEOUT.total_seconds())
     world.restart()  # while nobody could answer there is nothing to be late for
     world.clock.forward(seconds=2 * TIMEOUT.total_seconds())
-    world.keeper.run()
+    world.controller.run()
     assert world.store.open_observations() == []
     world.clock.forward(seconds=3 * TIMEOUT.total_seconds())
-    world.keeper.run()
+    world.controller.run()
     (seen,) = world.store.open_observations()
     assert (seen.code, world.state(LONE)) == ("scrub-lost", HealthState.RETURNED)
 
@@ -275,7 +277,7 @@ def test_one_that_is_to_be_accepted_is_scrubbed_first_and_given_to_nobody(world:
     for state in (HealthState.QUARANTINED, HealthState.IN_REPAIR, HealthState.TO_ACCEPT):
         assert world.store.put(*become(replace(told(), generation=None), state, world.clock(), "as it goes"))
     assert world.ask() == []
-    world.keeper.run()
+    world.controller.run()
     place = SitePlace(HOST, LONE, "v100", "slot", once=True)
     world.clock.forward(seconds=2)
     seen = {place.name: GpuObservation(reserved=True)}
@@ -295,7 +297,7 @@ def test_one_that_is_to_be_accepted_is_scrubbed_first_and_given_to_nobody(world:
     again = plan_health([place], [told()], [], world.service.rules, Circumstances(world.clock(), seen))
     assert not again.changes
     world.placement[name] = SeenProvider(True, GENERATION + 1)
-    world.keeper.run()
+    world.controller.run()
     assert world.state(LONE) is HealthState.RETURNED, "it was used in between"
 
 
@@ -306,7 +308,7 @@ def test_a_reservation_that_is_not_the_one_that_was_seen_is_not_released(world: 
     world.placement[provider_name(HOST, LONE)] = SeenProvider(True, GENERATION + 2)  # somebody has had it since
     world.enforce()
     assert not world.free(LONE)
-    world.keeper.run()
+    world.controller.run()
     gpu = world.store.gpu(HOST, LONE)
     assert gpu is not None
     assert (gpu.state, gpu.generation) == (HealthState.RETURNED, None)
@@ -315,7 +317,7 @@ def test_a_reservation_that_is_not_the_one_that_was_seen_is_not_released(world: 
 def test_what_somebody_else_releases_is_fine_and_said_so(world: World) -> None:
     world.returned(LONE)
     world.placement[provider_name(HOST, LONE)] = SeenProvider(False, GENERATION + 1)
-    world.keeper.run()
+    world.controller.run()
     gpu = world.store.gpu(HOST, LONE)
     assert gpu is not None
     assert (gpu.state, gpu.cause) == (HealthState.FINE, "somebody else has released it, without a scrub")
@@ -327,7 +329,7 @@ def test_one_that_nova_has_not_reserved_is_kept_back_and_not_given_on(world: Wor
     gpu = GpuHealth(HOST, LONE, "v100", HealthState.IN_USE, world.clock())
     assert world.store.put(*become(gpu, HealthState.RETURNED, world.clock(), "its server is gone"))
     world.given_on = True
-    world.keeper.run()
+    world.controller.run()
     (seen,) = world.store.open_observations()
     assert (seen.code, seen.gpu) == ("not-reserved", f"{HOST}/{LONE}")
     known = world.store.gpu(HOST, LONE)
@@ -342,7 +344,7 @@ def test_one_that_nova_never_used_is_fine(world: World) -> None:
     """Placement gave it to a server whose claim failed on the host: Nova reserves what it allocates there only."""
     gpu = GpuHealth(HOST, LONE, "v100", HealthState.IN_USE, world.clock())
     assert world.store.put(*become(gpu, HealthState.RETURNED, world.clock(), "its server is gone"))
-    world.keeper.run()
+    world.controller.run()
     assert (world.state(LONE), world.store.open_observations()) == (HealthState.FINE, [])
 
 
@@ -352,7 +354,7 @@ def test_one_that_the_ledger_keeps_for_a_booking_is_fine(world: World) -> None:
     world.ask(done(order))
     name = provider_name(HOST, LONE)
     world.ledger.upkeep.records.set_value("v100", "holds", f"{name}={GENERATION}")
-    world.keeper.run()
+    world.controller.run()
     assert (world.state(LONE), world.free(LONE)) == (HealthState.FINE, False)
 
 
@@ -360,15 +362,15 @@ def test_clocks_that_go_back_and_forth_neither_release_nor_stick(world: World) -
     world.returned(LONE)
     (order,) = world.ask()
     world.clock.forward(hours=-5)
-    world.keeper.run()
+    world.controller.run()
     assert world.state(LONE) is HealthState.SCRUBBING
     world.clock.forward(seconds=TIMEOUT.total_seconds())
-    world.keeper.run()
+    world.controller.run()
     assert world.state(LONE) is HealthState.RETURNED
     world.ask(done(order))  # too late: it was asked for again
     assert world.state(LONE) is not HealthState.CHECKED
     world.clock.forward(hours=5)
-    world.keeper.run()
+    world.controller.run()
     assert not world.free(LONE)
 
 
@@ -388,7 +390,7 @@ def test_after_a_kill_at_any_write_it_goes_on_and_is_scrubbed_before_it_is_free(
                 functions = (LEADER, PEER) if order.address in (LEADER, PEER) else (LONE,)
                 scrubbed.update(functions)
                 waiting = [done(order, ScrubOutcome.CLEAN, *functions)]
-            world.keeper.run()
+            world.controller.run()
             world.enforce()
             assert all(address in scrubbed for address in GROUPS if address != OTHER and world.free(address))
 

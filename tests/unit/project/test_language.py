@@ -15,7 +15,9 @@ PACKAGES = (ROOT / "src/gpuyard", ROOT / "lab/src/gpuyard_lab")
 MODULES = sorted(path for package in PACKAGES for path in package.rglob("*.py") if "migrations" not in path.parts)
 CLASSES = re.compile(r"(Desks?|Yard|Doorman|Keeper|Crew|Errand|Hands|Sights?|Doors?)$")
 FILES = re.compile(r"(^|_)(desk|yard|doorman|keeper|crew|errand|hands|sights?|doors?|board|tries)$")
-NAMES = frozenset({"desk", "_desk", "desks", "_desks", "doorman", "_doorman", "crew", "_crew"})
+NAMES = frozenset(
+    {"desk", "_desk", "desks", "_desks", "doorman", "_doorman", "crew", "_crew", "hands", "_hands", "_keeper"}
+)
 STILL = frozenset({"store/tries"})
 """Files that have such a name still: tries are the attempts to accept a GPU, and so is their table."""
 

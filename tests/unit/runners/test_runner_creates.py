@@ -14,7 +14,7 @@ import pytest
 
 from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.openstack.servers import NovaServers, ServerError, ServerProblem, ServerWish
-from gpuyard.runners.controllers import runner_executor as runner_hands
+from gpuyard.runners.controllers import runner_executor as runner_executor
 from gpuyard.runners.records import Cause
 from gpuyard_lab.github.faults import FaultRates
 from gpuyard_lab.github.records import JobOrder
@@ -27,7 +27,7 @@ RELEASED = "GPUs of pool v100 are released for booking b1"
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of these tests does not wait for anybody."""
-    monkeypatch.setattr(runner_hands, "READ_AGAIN", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(runner_executor, "READ_AGAIN", (0.0, 0.0, 0.0))
 
 
 def with_job(folder: Path) -> tuple[SimulatedRunners, int]:
@@ -83,7 +83,7 @@ def test_limits_that_go_down_while_a_runner_is_made_cost_its_job_nothing(tmp_pat
     assert (ours.tries, ours.not_before) == (0, None)
     assert (world.nova.posts, world.left_over()) == ([], [f"job {ours.id} queued "])
     assert len(world.store.runners(over=True)) == 1, "it is not tried again as long as limits are down"
-    assert RELEASED in world.runners.keeper.plan.queue[0].reason
+    assert RELEASED in world.runners.controller.plan.queue[0].reason
     world.ledger.leases.tell("v100", "", ())
     world.step()
     assert len(world.nova.posts) == 1, "at once, without a pause of the pool"

@@ -52,26 +52,26 @@ def dumb(world: SimulatedRunners, monkeypatch: pytest.MonkeyPatch, *ids: str) ->
 
 def test_a_console_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world, runners = starting(tmp_path)
-    keeper = world.runners.keeper
+    controller = world.runners.controller
     dumb(world, monkeypatch, runners[0].server_id)
-    keeper.look_at_consoles()
-    assert [keeper.sights.of(runner, None).console is None for runner in runners] == [True, False, False]
+    controller.look_at_consoles()
+    assert [controller.sights.of(runner, None).console is None for runner in runners] == [True, False, False]
     dumb(world, monkeypatch, *(runner.server_id for runner in runners))
     with pytest.raises(RunnersError, match="504"):
-        keeper.look_at_consoles()
+        controller.look_at_consoles()
 
 
 def test_a_missing_server_that_cannot_be_asked_for_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, runners = starting(tmp_path)
-    keeper = world.runners.keeper
+    controller = world.runners.controller
     world.step(5)
     for one in runners[:2]:
         del world.nova.servers[one.server_id]
     dumb(world, monkeypatch, runners[0].server_id)
-    keeper.look_at_nova()
-    assert [keeper.sights.of(runner, None).gone for runner in runners] == [False, True, False]
+    controller.look_at_nova()
+    assert [controller.sights.of(runner, None).gone for runner in runners] == [False, True, False]
 
 
 def test_jobs_start_though_a_look_at_everything_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

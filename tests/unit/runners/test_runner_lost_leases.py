@@ -118,16 +118,16 @@ def test_a_console_that_cannot_be_read_may_say_that_there_is_a_job(
     world = with_set(tmp_path, idle=[{"count": 1}])
     world.until(lambda: bool(in_state(world, RunnerState.IDLE)))
     (one,) = world.store.runners()
-    hands = world.runners.keeper.hands
+    executor = world.runners.controller.executor
     silence(world)
     with monkeypatch.context() as patched:
         patched.setattr(world.nova, "console", unreadable)
         for runner in (one, replace(one, online=None)):
             with pytest.raises(GitHubError):
-                hands.let_go(runner, Cause.NOT_NEEDED, "no job needs it")
+                executor.let_go(runner, Cause.NOT_NEEDED, "no job needs it")
     assert in_state(world, RunnerState.IDLE)
     world.nova.servers[one.server_id].console += "gpuyard-runner: job started\n"
-    hands.let_go(one, Cause.NOT_NEEDED, "no job needs it")
+    executor.let_go(one, Cause.NOT_NEEDED, "no job needs it")
     assert in_state(world, RunnerState.BUSY)
 
 
@@ -167,14 +167,14 @@ def test_an_idle_runner_that_nobody_needs_stays_until_github_answers(tmp_path: P
     world = with_set(tmp_path, idle=[{"count": 1}])
     world.until(lambda: bool(in_state(world, RunnerState.IDLE)))
     (one,) = world.store.runners()
-    hands, handle = world.runners.keeper.hands, world.github.handle
+    executor, handle = world.runners.controller.executor, world.github.handle
     silence(world)
     for _ in range(60):
         world.step(60)
-        world.runners.keeper._let_go(one, Cause.NOT_NEEDED, "no job needs it", world.clock())
+        world.runners.controller._let_go(one, Cause.NOT_NEEDED, "no job needs it", world.clock())
     assert in_state(world, RunnerState.IDLE)
     assert world.nova.servers
     world.nova.servers[one.server_id].console += "gpuyard-runner: job started\n"
-    hands.let_go(one, Cause.NOT_NEEDED, "no job needs it")
+    executor.let_go(one, Cause.NOT_NEEDED, "no job needs it")
     assert in_state(world, RunnerState.BUSY), "its console says that it has a job"
     world.github.handle = handle  # type: ignore[method-assign]

@@ -34,7 +34,7 @@ def test_idle_runners_that_fail_are_made_again_later_each_time(tmp_path: Path) -
     assert gaps[-1] >= 240, "30 s, 1, 2 and 4 minutes"
     world.mishaps.error = 0.0
     world.until(lambda: any(runner.online for runner in world.store.runners()), hours=0.5, seconds=20)
-    assert world.runners.keeper._pauses.idle == {}, "who came online has made it good"
+    assert world.runners.controller._pauses.idle == {}, "who came online has made it good"
 
 
 def test_pauses_for_room_begin_with_seconds_and_are_of_one_size() -> None:
@@ -103,14 +103,14 @@ def test_a_job_whose_runner_found_no_room_has_another_within_seconds(tmp_path: P
 
 def test_a_runner_names_the_gpus_that_it_has_and_not_all_of_their_group(tmp_path: Path) -> None:
     world = SimulatedRunners(tmp_path)
-    keeper, now = world.runners.keeper, world.clock()
+    controller, now = world.runners.controller, world.clock()
     lane = next(lane for lane in world.ledger.lanes("v100") if lane.size > 1)
     one = ServerChoice("v100", "gpu_tiny", "tiny")
     runner = Runner("r1", RunnerState.CREATING, "demo", "", (), Wanted("v100", (one,), HOUR), one, now, now, lease="l1")
     for choice, gpus in ((one, 1), (replace(one, gpus=lane.size, same_group=True), lane.size)):
         mine = replace(runner, choice=choice)
         lease = replace(leased(mine, now + HOUR, (lane.id,)), claimed=now)
-        found = keeper._with_gpus(mine, lease).gpus
+        found = controller._with_gpus(mine, lease).gpus
         assert found == tuple(f"{lane.host}/{address}" for address in lane.addresses[:gpus])
 
 
@@ -136,6 +136,6 @@ def test_a_restarted_process_registers_for_a_set_whose_listener_has_no_session(t
     world.until(lambda: any(runner.online for runner in world.store.runners()))
     (runner,) = world.store.runners()
     world.kill()
-    assert world.runners.keeper.set_ids == {}, "no listener has run in this process"
+    assert world.runners.controller.set_ids == {}, "no listener has run in this process"
     runner = replace(runner, name=f"{runner.name}x", github_id=0)
-    assert world.runners.keeper.hands.tools.registrar.register(runner).id
+    assert world.runners.controller.executor.tools.registrar.register(runner).id

@@ -152,8 +152,8 @@ def looping(site: Scraped, minutes: int, good: Callable[[int], bool]) -> None:
 
 def kept(site: Scraped, *turns: str) -> None:
     """By the last of the portals."""
-    (*_, keeper) = site.portals.values()
-    assert all(keeper.ledger.upkeep.turns.take_turn(name) for name in turns)
+    (*_, controller) = site.portals.values()
+    assert all(controller.ledger.upkeep.turns.take_turn(name) for name in turns)
     site.until(5, 1)
 
 
@@ -331,13 +331,13 @@ def answered(site: Scraped, seconds: float) -> None:
 def boarded(site: Scraped, minutes: int, *, position: int = 1, remaining: int = 4000) -> None:
     """The last of the portals keeps runners. A job has been queued three hours and fifty minutes before NOON; its
     `position` is 0 as soon as its runner boots. `remaining`: of the calls that GitHub takes in an hour."""
-    (*_, keeper) = site.portals.values()
+    (*_, controller) = site.portals.values()
     job = replace(WAITING, queued=NOON - 230 * MINUTE)
 
     def plan() -> None:
         queue = (QueuePlace(job.id, "v100", position, "all are taken"),)
         github = EnrolmentStatus("acme", CallCount(120, 80, 3, 1, 5000, remaining))
-        keeper.board.publish(RunnerOverview(keeper.clock(), (job,), (), queue, (), (github,)))
+        controller.board.publish(RunnerOverview(controller.clock(), (job,), (), queue, (), (github,)))
 
     site.each(minutes, plan)
 
@@ -476,8 +476,8 @@ def test_a_portal_that_has_lost_its_turn_says_nothing_of_runners_any_more(tmp_pa
     """It knows what was so when it planned last: a job that has a runner by now would wait for ever."""
     with scraped(tmp_path / "site", 2) as site:
         boarded(site, 0, remaining=300)
-        left, keeper = site.portals.values()
-        board = keeper.board.latest()
+        left, controller = site.portals.values()
+        board = controller.board.latest()
         assert board is not None
         left.board.publish(board)
         boarded(site, 35, position=0)

@@ -115,23 +115,23 @@ def test_looks_are_written_once_and_only_forward(compiled: CompiledSite, ledger:
 def test_history_has_not_seen_a_host_whose_cell_is_silent(compiled: CompiledSite, ledger: Ledger) -> None:
     """Nova names none of its servers then, and Placement still has their allocations."""
     watch, store = Watch(), HistoryStore(ledger.database)
-    keeper = HistoryController(store, Past(), watch, ledger, compiled, lambda: NOW)  # type: ignore[arg-type]
+    controller = HistoryController(store, Past(), watch, ledger, compiled, lambda: NOW)  # type: ignore[arg-type]
     train = Server("s1", "train", "ACTIVE", HOST, "alpha", "ada", "one", NOW, NOW)
     watch.sight = sight(compiled, 5, train)
-    keeper.run()
+    controller.run()
     (used,) = [one for one in store.open() if one.state is TrackState.CLAIMED]
     before = {one.address: one.state for one in store.open()}
     seen = sight(compiled, 10, train)
     silent = replace(seen.snapshot, servers={}, services={HOST: silent_service(HOST)})
     watch.sight = replace(seen, snapshot=silent)
-    keeper.run()
+    controller.run()
     extent = store.seen()
     assert extent is not None
     assert (extent.settled, extent.until) == (NOW + timedelta(seconds=5), NOW + timedelta(seconds=10))
     assert used in store.open()
     assert {one.state for one in store.open() if one != used} == {TrackState.UNSEEN}
     watch.sight = sight(compiled, 15, train)
-    keeper.run()
+    controller.run()
     assert used in store.open(), "it was there all the time"
     assert {one.address: one.state for one in store.open()} == before
 
@@ -139,12 +139,12 @@ def test_history_has_not_seen_a_host_whose_cell_is_silent(compiled: CompiledSite
 def test_a_clock_that_the_cloud_does_not_have_adds_nothing(compiled: CompiledSite, ledger: Ledger) -> None:
     """And takes nothing away, however old it makes what is there."""
     watch, store, clock = Watch(), HistoryStore(ledger.database), [NOW]
-    keeper = HistoryController(store, Past(), watch, ledger, compiled, lambda: clock[0])  # type: ignore[arg-type]
+    controller = HistoryController(store, Past(), watch, ledger, compiled, lambda: clock[0])  # type: ignore[arg-type]
     for seconds in (0, 5):
         watch.sight = sight(
             compiled, seconds, *[Server("s1", "t", "ACTIVE", HOST, "a", "b", "one", NOW, NOW)] * (seconds == 5)
         )
-        keeper.run()
+        controller.run()
     known, two_years = (store.seen(), store.intervals(NOW, NOW + timedelta(days=1))), timedelta(days=730)
     ahead = sight(compiled, 10)
     shown = ahead.snapshot.taken_at
@@ -154,13 +154,13 @@ def test_a_clock_that_the_cloud_does_not_have_adds_nothing(compiled: CompiledSit
     with pytest.raises(
         HistoryError, match=r"says 2028-11-22 09:00:10 UTC, and the cloud's 2026-11-23 09:00:10 UTC: .* 5 min"
     ):
-        keeper.run()
+        controller.run()
     watch.sight = None
-    keeper.run()
+    controller.run()
     assert (store.seen(), store.intervals(NOW, NOW + timedelta(days=1))) == known
     clock[0] -= two_years
     watch.sight = replace(ahead, snapshot=replace(snapshot, taken_at=shown, clock=shown - timedelta(minutes=4)))
-    keeper.run()
+    controller.run()
     extent = store.seen()
     assert extent is not None
     assert extent.until == shown, "a little later is what networks make"
@@ -169,22 +169,22 @@ def test_a_clock_that_the_cloud_does_not_have_adds_nothing(compiled: CompiledSit
 def test_history_goes_on_once_what_a_wrong_clock_wrote_is_taken_back(compiled: CompiledSite, ledger: Ledger) -> None:
     """While the process that keeps it goes on."""
     watch, store = Watch(), HistoryStore(ledger.database)
-    keeper = HistoryController(store, Past(), watch, ledger, compiled, lambda: NOW)  # type: ignore[arg-type]
+    controller = HistoryController(store, Past(), watch, ledger, compiled, lambda: NOW)  # type: ignore[arg-type]
     train = Server("s1", "train", "ACTIVE", HOST, "alpha", "ada", "one", NOW, NOW)
     for second in (0, 5):
         watch.sight = sight(compiled, second, train)
-        keeper.run()
+        controller.run()
     honest, year = store.open(), 365 * 86_400
     HistoryController(store, Past(), watch, ledger, compiled, lambda: NOW).look(sight(compiled, year, train))  # type: ignore[arg-type]
     watch.sight = sight(compiled, 10, train)
     with pytest.raises(HistoryError, match="'gpuyard usage repair' takes it back"):
-        keeper.run()
+        controller.run()
     now = NOW + timedelta(seconds=12)
     plan = plan_repair(store, "UTC", now)
     assert plan is not None
     assert carry_out(store, "UTC", plan, AuditEntry(now, "root", "history.repair", "history"))
     watch.sight = sight(compiled, 15, train)
-    keeper.run()
+    controller.run()
     extent = store.seen()
     assert extent is not None
     assert extent.until == NOW + timedelta(seconds=15)

@@ -49,9 +49,9 @@ def history_of(nova: SimulatedNova, database: Database) -> HistoryController:
     )  # fmt: skip
 
 
-def look(nova: SimulatedNova, keeper: HistoryController) -> None:
+def look(nova: SimulatedNova, controller: HistoryController) -> None:
     nova.looked()
-    assert keeper.look(CloudObservation(nova.snapshot(), frozenset(), words={}))
+    assert controller.look(CloudObservation(nova.snapshot(), frozenset(), words={}))
 
 
 def play(seed: int, folder: Path) -> tuple[int, int]:
@@ -61,7 +61,7 @@ def play(seed: int, folder: Path) -> tuple[int, int]:
     nova = SimulatedNova(chance, ALL)
     path = folder / f"{seed}.db"
     with closing(Database(f"sqlite:///{path}")) as database:
-        keeper = history_of(nova, database)
+        controller = history_of(nova, database)
         looks, things = 0, 60
         while nova.now < HOURS * HOUR:
             nova.run(min(looks, things))
@@ -69,11 +69,11 @@ def play(seed: int, folder: Path) -> tuple[int, int]:
                 nova.something()
                 things += chance.randrange(5, 300)
             if nova.now == looks:
-                look(nova, keeper)
+                look(nova, controller)
                 outage = seed % 2 and chance.random() < 0.05
                 looks += chance.randrange(300, 3600) if outage else EVERY
         nova.run(nova.now + 1)
-        look(nova, keeper)
+        look(nova, controller)
         result = check(nova, HistoryStore(database))
     path.unlink()
     return result
@@ -124,7 +124,7 @@ class RecordedHistory:
 
     def __init__(self, database: Database) -> None:
         self.nova, self.store = SimulatedNova(Random(1), []), HistoryStore(database)
-        self.keeper = history_of(self.nova, database)
+        self.controller = history_of(self.nova, database)
 
     @property
     def server(self) -> SimServer:
@@ -134,7 +134,7 @@ class RecordedHistory:
     def looks(self, until: int) -> None:
         while self.nova.now < until:
             self.nova.run(min(until, self.nova.now + EVERY))
-            look(self.nova, self.keeper)
+            look(self.nova, self.controller)
 
     def nobody_looks(self, until: int) -> None:
         self.nova.run(until)
@@ -155,7 +155,7 @@ class RecordedHistory:
 def told(tmp_path: Path) -> Iterator[RecordedHistory]:
     with closing(Database(f"sqlite:///{tmp_path}/history.db")) as database:
         found = RecordedHistory(database)
-        look(found.nova, found.keeper)
+        look(found.nova, found.controller)
         yield found
 
 

@@ -580,8 +580,8 @@ class _Run:
     again: list[datetime] = field(default_factory=list)
 
 
-def bookings_loop(keeper: BookingController, period: float) -> Loop:
+def bookings_loop(controller: BookingController, period: float) -> Loop:
     """Return a loop named ``bookings`` that runs every `period` seconds, and at once when it is woken: a booking was
     made, changed, ended or opened."""
     what = "Makes bookings true: limits, holds, and GPUs back from those who have not booked."
-    return Loop("bookings", what, period, keeper.run, essential=True)
+    return Loop("bookings", what, period, controller.run, essential=True)

@@ -456,10 +456,10 @@ def _is_posted(one: Try) -> bool:
     return one.deadline is not None
 
 
-def acceptance_loop(keeper: AcceptanceController, period: float) -> Loop:
+def acceptance_loop(controller: AcceptanceController, period: float) -> Loop:
     """A loop named ``acceptance`` that runs every `period` seconds, and at once when it is woken."""
     return Loop(
-        "acceptance", "Starts servers on GPUs that are to be accepted, and reads what they say.", period, keeper.run
+        "acceptance", "Starts servers on GPUs that are to be accepted, and reads what they say.", period, controller.run
     )
 
 

@@ -258,5 +258,5 @@ def open_agents(
     return AgentController(agents, AgentWords(api), portal, now, lambda: ledger.upkeep.turns.has_turn(BOOKINGS))
 
 
-def agents_loop(keeper: AgentController) -> Loop:
-    return Loop("agents", "Asks servers how their GPUs are, and writes down what they say.", PERIOD, keeper.run)
+def agents_loop(controller: AgentController) -> Loop:
+    return Loop("agents", "Asks servers how their GPUs are, and writes down what they say.", PERIOD, controller.run)

@@ -205,7 +205,7 @@ class Watched:
     """The health of a site's GPUs with its loops, and the bookings that follow it."""
 
     service: HealthService
-    keeper: HealthController
+    controller: HealthController
     bookings: BookingController
     scrubs: ScrubController
     scrub_desk: ScrubService
@@ -216,9 +216,9 @@ class Watched:
 
     def loop(self, period: float, bookings: Loop) -> Loop:
         """Return the loop of health; it and the booking loop wake each other."""
-        loop = health_loop(self.keeper, period)
+        loop = health_loop(self.controller, period)
         self.service.wake = loop.wake
-        self.keeper.on_kept = partial(self._kept, bookings)
+        self.controller.on_kept = partial(self._kept, bookings)
         self.bookings.on_look = lambda: loop.wake("the cloud was looked at")
         return loop
 
@@ -270,13 +270,13 @@ def open_health(
         provider = bookings.sight.snapshot.providers.get(gpu.provider_name) if bookings.sight else None
         return provider is not None and enforcer.is_given_on_as_it_is(provider.id)
 
-    keeper = HealthController(compiled, service, ledger, bookings, enforcer, now)
+    controller = HealthController(compiled, service, ledger, bookings, enforcer, now)
     scrub_desk = service.scrubs = ScrubService(service, ledger, compiled.gpus, once)
     maintenance = service.maintenance = MaintenanceService(
         service, ledger, compiled.gpus, lambda: bookings.sight, MaintenanceCloud(api)
     )
     scrubs = ScrubController(service, ledger, compiled.gpus, once, look, is_given_on)
-    return Watched(service, keeper, bookings, scrubs, scrub_desk, maintenance)
+    return Watched(service, controller, bookings, scrubs, scrub_desk, maintenance)
 
 
 def site_places(compiled: CompiledSite) -> tuple[SitePlace, ...]:
@@ -307,7 +307,9 @@ def sights(places: tuple[SitePlace, ...], sight: CloudObservation) -> dict[str, 
     return found
 
 
-def health_loop(keeper: HealthController, period: float) -> Loop:
+def health_loop(controller: HealthController, period: float) -> Loop:
     """Return the loop ``health`` that runs every `period` seconds, and at once when it is woken: something was
     observed, somebody has decided, the cloud was looked at."""
-    return Loop("health", "Follows each GPU from one server to the next, and keeps bad ones back.", period, keeper.run)
+    return Loop(
+        "health", "Follows each GPU from one server to the next, and keeps bad ones back.", period, controller.run
+    )

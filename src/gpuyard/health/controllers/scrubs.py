@@ -216,8 +216,8 @@ def write(service: HealthService, verdict: ScrubVerdict) -> None:
     service.store.put(verdict.gpu, verdict.event)
 
 
-def scrubs_loop(keeper: ScrubController, period: float) -> Loop:
+def scrubs_loop(controller: ScrubController, period: float) -> Loop:
     """Return the loop ``scrubs`` that runs every `period` seconds, and at once when it is woken."""
     return Loop(
-        "scrubs", "Follows GPUs that are reset between two servers until they are released.", period, keeper.run
+        "scrubs", "Follows GPUs that are reset between two servers until they are released.", period, controller.run
     )

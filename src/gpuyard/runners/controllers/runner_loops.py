@@ -76,25 +76,25 @@ class Runners:
         self._now = now
         self._executors = [executor("runners", CREW), executor("jobs", ASKERS)]
         more = {} if late is None else {"late": late}
-        self.keeper = RunnerController(site, doors, partial(WorkerPool, self._executors[0]), now, **more)
+        self.controller = RunnerController(site, doors, partial(WorkerPool, self._executors[0]), now, **more)
         self.site, self.doors = site, doors
         repositories = Repositories(
             site.compiled.site, doors.clients, now,
             lambda scope: doors.store.repositories_with_jobs(scope, now() - FAMILIAR),
         )  # fmt: skip
-        self.keeper.configurations = repositories.known
+        self.controller.configurations = repositories.known
         visibility = RepositoryVisibility(doors.clients, doors.store, now)
         self.intake = JobIntake(
-            site, doors.store, self.keeper.book, self.keeper.live, repositories, self._executors[1], now,
+            site, doors.store, self.controller.book, self.controller.live, repositories, self._executors[1], now,
             visibility.heard,
         )  # fmt: skip
         period = timedelta(seconds=RECOVERY_PERIOD)
         self.recovery = Recovery(
-            doors.clients, doors.store, self.keeper.book, self.intake, repositories, self._hooked, now, period,
+            doors.clients, doors.store, self.controller.book, self.intake, repositories, self._hooked, now, period,
             visibility,
         )  # fmt: skip
         self.registrations = Registrations(
-            site, self.keeper.sights, doors.store, self.keeper.live, self.keeper.workers, now
+            site, self.controller.sights, doors.store, self.controller.live, self.controller.workers, now
         )
         self._announcer = Announcer(
             {name: one for name, one in doors.clients.items() if one.enrolment.statuses},
@@ -114,16 +114,16 @@ class Runners:
         assert enrolment is not None  # the site file was checked
         place = SetPlace(scope, label, enrolment.runner_group, enrolment.url)
         plan = SetPlan(
-            capacity=lambda: self.keeper.plan.capacity.get(label, 0),
-            may=lambda: self.keeper.has_turn and self.keeper.planned,
-            known=lambda number: self.keeper.set_ids.__setitem__((scope, label), number),
+            capacity=lambda: self.controller.plan.capacity.get(label, 0),
+            may=lambda: self.controller.has_turn and self.controller.planned,
+            known=lambda number: self.controller.set_ids.__setitem__((scope, label), number),
         )
-        return SetListener(place, self.doors.sets[scope], self.doors.store, self.keeper.book, plan, self._now)
+        return SetListener(place, self.doors.sets[scope], self.doors.store, self.controller.book, plan, self._now)
 
     def loops(self) -> list[Loop]:
         """Return the loops, to be registered with a driver before it starts."""
-        keeper = self.keeper
-        main = Loop("runners", "Makes runners for jobs, and deletes those that are done.", PERIOD, keeper.run)
+        controller = self.controller
+        main = Loop("runners", "Makes runners for jobs, and deletes those that are done.", PERIOD, controller.run)
         intake = Loop("jobs", "Takes in what GitHub says of jobs, and what they may have.", INTAKE_PERIOD, self.take_in)
 
         def wake(reason: str) -> None:
@@ -131,19 +131,19 @@ class Runners:
             if reason == A_JOB:
                 intake.wake(reason)
 
-        keeper.wake = wake
-        keeper.after_plan = self._capacities_changed
+        controller.wake = wake
+        controller.after_plan = self._capacities_changed
         self.wake_intake = lambda: intake.wake("a webhook")
         found = [
             main,
             intake,
-            Loop("servers", "Looks at runners' servers at Nova.", NOVA_PERIOD, keeper.look_at_nova, NOVA_REST),
+            Loop("servers", "Looks at runners' servers at Nova.", NOVA_PERIOD, controller.look_at_nova, NOVA_REST),
             Loop(
-                "consoles", "Reads what runners say while they start.", CONSOLE_PERIOD, keeper.look_at_consoles,
+                "consoles", "Reads what runners say while they start.", CONSOLE_PERIOD, controller.look_at_consoles,
                 CONSOLE_REST,
             ),
             Loop("registrations", "Looks at runners at GitHub.", GITHUB_PERIOD, self.look_at_github),
-            Loop("permissions", "Asks what apps may do at GitHub.", PERMISSION_PERIOD, keeper.permissions.run),
+            Loop("permissions", "Asks what apps may do at GitHub.", PERMISSION_PERIOD, controller.permissions.run),
             Loop("announcements", "Says at commits why jobs wait.", ANNOUNCE_PERIOD, self.announce, 2.0),
             Loop("lost-jobs", "Looks for what GitHub has lost on its way here.", RECOVERY_PERIOD, self.recover, 2.0),
             Loop(
@@ -163,15 +163,15 @@ class Runners:
     """To be called after a webhook was written down."""
 
     def take_in(self) -> float | None:
-        return self.intake.run() if self.keeper.has_turn else None
+        return self.intake.run() if self.controller.has_turn else None
 
     def look_at_github(self) -> None:
-        if self.keeper.has_turn:
+        if self.controller.has_turn:
             self.registrations.look()
-            self.keeper.wake("registrations were looked at")
+            self.controller.wake("registrations were looked at")
 
     def recover(self) -> None:
-        if not self.keeper.has_turn:
+        if not self.controller.has_turn:
             return
         now = self._now()
         if self._pruned is None or now - self._pruned >= PRUNED:
@@ -180,14 +180,14 @@ class Runners:
         self.recovery.run()
 
     def ask_of_unclaimed(self) -> None:
-        if self.keeper.has_turn:
+        if self.controller.has_turn:
             self.recovery.ask_of_unclaimed(timedelta(seconds=UNCLAIMED_PERIOD))
 
     def announce(self) -> None:
-        if self.keeper.has_turn:
+        if self.controller.has_turn:
             store = self.doors.store
-            jobs = [*self.keeper.live.records().jobs, *store.latest_jobs({JobState.REFUSED, JobState.FAILED})]
-            self._announcer.run(jobs, self.keeper.plan.queue, store.job)
+            jobs = [*self.controller.live.records().jobs, *store.latest_jobs({JobState.REFUSED, JobState.FAILED})]
+            self._announcer.run(jobs, self.controller.plan.queue, store.job)
 
     def close(self) -> None:
         """Close everything after the loops have ended: what is under way is waited for."""

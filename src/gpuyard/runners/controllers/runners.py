@@ -138,7 +138,7 @@ class RunnerController:
         self._leases = doors.ledger.leases
         self._quarantine = Quarantine(doors.ledger, now, doors.health)
         self._pauses = Pauses(now)
-        self.hands = RunnerExecutor(
+        self.executor = RunnerExecutor(
             Tools(
                 store=doors.store, leases=self._leases, servers=doors.servers, registrar=registrar,
                 flavors=self._flavors, rules=self._guest_rules, find=self.sights.server_of,
@@ -262,7 +262,7 @@ class RunnerController:
     def _advance(self, runner: Runner, job: Job | None, lease: Booking | None, now: datetime) -> Runner:
         seen = self.sights.of(runner, job)
         if runner.state is RunnerState.REQUESTED or self._never_asked_for(runner, seen):
-            self.hands.interrupted(runner)
+            self.executor.interrupted(runner)
             return self._stored(runner)
         after = progress(self._with_gpus(runner, lease), seen, self.site.patience(runner), now)
         if after.state is not RunnerState.DELETING and self._hangs_on_github(after, seen, now):
@@ -276,7 +276,7 @@ class RunnerController:
             self._let_go(runner, after.cause or Cause.NOT_NEEDED, after.reason, now)
             return runner
         self._pool_news(after)
-        self.hands.write(after, _told(runner, after))
+        self.executor.write(after, _told(runner, after))
         return after
 
     def _never_asked_for(self, runner: Runner, seen: RunnerObservation) -> bool:
@@ -398,7 +398,7 @@ class RunnerController:
             for_job=step.for_job, scale_set=step.scale_set, lease=lease,
         )  # fmt: skip
         self.doors.store.add_runner(runner, RunnerEvent(now, name, step.for_job, f"runner {name}: {step.reason}"))
-        self.workers.start(name, partial(self.hands.make, runner))
+        self.workers.start(name, partial(self.executor.make, runner))
 
     def _lease(self, step: CreateRunner, name: str, whose: str) -> str:
         """Id of the lease that is taken for a runner. Raises RefusedError."""
@@ -417,7 +417,7 @@ class RunnerController:
         """Let a runner go, but not at every run: while GitHub does not answer, each attempt ends at once and wakes this
         loop."""
         if self._is_due(runner.name, now):
-            self.workers.start(runner.name, partial(self.hands.let_go, runner, cause, reason))
+            self.workers.start(runner.name, partial(self.executor.let_go, runner, cause, reason))
 
     def _end(self, runner: Runner, cause: Cause, reason: str, now: datetime) -> None:
         if runner.state is RunnerState.DELETING:
@@ -425,13 +425,13 @@ class RunnerController:
         if cause in GENTLE and runner.state is not RunnerState.BUSY:
             self._let_go(runner, cause, reason, now)
         else:
-            self.hands.end(runner, cause, reason)
+            self.executor.end(runner, cause, reason)
             self.workers.start(runner.name, partial(self._remove, runner.name))
 
     def _remove(self, name: str) -> None:
         runner = self.doors.store.runner(name)
         if runner is not None and runner.state is RunnerState.DELETING:
-            self.hands.remove(runner)
+            self.executor.remove(runner)
 
     def _change_lease(self, step: ChangeLease, runner: Runner, now: datetime) -> None:
         try:
@@ -443,7 +443,7 @@ class RunnerController:
             lease = self.doors.ledger.get(step.lease)
             until = lease.ask.end - TEARDOWN
             if runner.until is None or until < runner.until:
-                self.hands.write(
+                self.executor.write(
                     replace(runner, until=until), f"its GPU is booked: its job may run until {until:%H:%M}"
                 )
 

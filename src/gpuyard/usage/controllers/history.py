@@ -200,6 +200,6 @@ def open_history(
     return HistoryController(HistoryStore(ledger.database), reader, bookings, ledger, compiled, now)
 
 
-def history_loop(keeper: HistoryController, period: float) -> Loop:
+def history_loop(controller: HistoryController, period: float) -> Loop:
     """Return a loop named ``history`` that runs every `period` seconds."""
-    return Loop("history", "Writes who has which GPU from when to when, and sums up days.", period, keeper.run)
+    return Loop("history", "Writes who has which GPU from when to when, and sums up days.", period, controller.run)
