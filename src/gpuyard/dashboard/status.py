@@ -93,7 +93,7 @@ class SiteStatus(BaseModel):
     state: SiteCondition
     taken_at: Moment | None = Field(description="When the cloud was looked at last; null: not yet.")
     age: int | None = Field(description="Seconds since then.")
-    pools: list[PoolRow] = Field(description="By name; empty while the cloud was not seen.")
+    pools: list[PoolRow] = Field(description="In the order of the GPUs; empty while the cloud was not seen.")
     incidents: list[Incident] = Field(description="By pool.")
     planned: list[Planned] = Field(description="What is on and what comes within 30 days, by start.")
     known: bool = Field(description="False: the database does not answer, so that incidents and plans are not all.")

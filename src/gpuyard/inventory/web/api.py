@@ -83,7 +83,7 @@ class PoolRow(BaseModel):
 class PoolList(BaseModel):
     taken_at: datetime = Field(description="When the cloud was looked at.")
     generation: int
-    pools: list[PoolRow] = Field(description="By name.")
+    pools: list[PoolRow] = Field(description="In the order of the GPUs.")
 
 
 def _stated(values: Any) -> Any:
