@@ -26,7 +26,7 @@ from gpuyard.health.records import GpuHealth, HealthState
 from gpuyard.health.store import HealthStore
 from gpuyard.model.booking import BookingState
 from gpuyard.model.errors import BlockedError
-from gpuyard.server import database as databases
+from gpuyard.server import database_upkeep as databases
 from gpuyard.server.schema_modules import ROOMS as ALL_ROOMS
 from tests.contract.store import at, booking, later, prepare, taken, write
 from tests.contract.store_migrations import (

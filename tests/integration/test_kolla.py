@@ -25,8 +25,8 @@ from oslo_config import cfg, iniparser
 from gpuyard.deployment.kolla import ini
 from gpuyard.deployment.kolla.deploy import DeployStep, Wish, all_steps
 from gpuyard.deployment.kolla.folder import read_folder
-from gpuyard.deployment.kolla.inventory import read_inventory
 from gpuyard.deployment.kolla.layers import ROLES, Role
+from gpuyard.deployment.kolla.operator_inventory import read_inventory
 from gpuyard.deployment.kolla.render import OSLO_LIMIT, plan_kolla
 from gpuyard.runtime.config_files import write
 from gpuyard.site.compile import CompiledSite

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuyard.dashboard.sources import Sources
+from gpuyard.health.controllers.agent_controller import AgentController
 from gpuyard.health.controllers.agent_service import ENROL, AgentService
-from gpuyard.health.controllers.agents import AgentController
 from gpuyard.health.controllers.health_service import HealthService
 from gpuyard.health.records import HealthToken
 from gpuyard.health.store import HealthStore

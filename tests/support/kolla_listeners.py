@@ -17,7 +17,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from gpuyard.deployment.kolla.machines import GLOBALS, INVENTORY, VARIABLES, plan_machines
+from gpuyard.deployment.kolla.site_inventory import GLOBALS, INVENTORY, VARIABLES, plan_machines
 from gpuyard.runtime.config_files import write
 from gpuyard.site.schema import Site
 from tests.support.kolla import Kolla

@@ -13,15 +13,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gpuyard.bookings.admission import PoolLanes, find_place
-from gpuyard.bookings.ledger.leases import LaneCapacity, PoolCapacity, _gaps
+from gpuyard.bookings.ledger.runner_leases import LaneCapacity, PoolCapacity, _gaps
 from gpuyard.bookings.timetable import Timetable
 from gpuyard.database.times import moment, seconds
 from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState, Lane
-from gpuyard.runners.life import become
 from gpuyard.runners.placing import TEARDOWN
 from gpuyard.runners.planner import plan
 from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, ServerChoice, Wanted
 from gpuyard.runners.serving import serves
+from gpuyard.runners.transitions import become
 from gpuyard.runners.view import ChangeLease, CreateRunner, DeleteRunner, FailJob, RunnerPlan, RunnerView
 from gpuyard.site.runner_rules import SiteRunners
 

@@ -3,7 +3,7 @@
 An overstay is one server's story from the first observation to the end: it is opened, its owner is warned and gets the
 rule's time of grace, the action is taken, and it is finished or, once there is no reason any more, cleared. Only the
 next step of each is decided here; it is decided again at the next run, so whatever failed or was interrupted is done
-then.
+then. Which servers have to go where there are too few GPUs for bookings is decided in shortage.py.
 """
 
 from __future__ import annotations

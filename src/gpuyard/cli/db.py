@@ -48,7 +48,7 @@ def backup(
 
     A backup is one SQLite file, of PostgreSQL too; either database can be restored from it.
     """
-    from gpuyard.server.database import make_backup
+    from gpuyard.server.database_upkeep import make_backup
 
     url, name = _where(database, site)
     path = make_backup(url, name, target, datetime.now(UTC), keep)
@@ -66,8 +66,8 @@ def restore(
 
     No portal may serve meanwhile. What was there is kept in a file beside the backup.
     """
-    from gpuyard.server.database import prepared
-    from gpuyard.server.database import restore as carry_out
+    from gpuyard.server.database_upkeep import prepared
+    from gpuyard.server.database_upkeep import restore as carry_out
 
     url, _ = _where(database, site)
     now = datetime.now(UTC)
@@ -83,7 +83,7 @@ def restore(
 @app.command()
 def upgrade(site: SiteOption = DEFAULT_SITE, database: DatabaseOption = "") -> None:
     """Bring the tables to this release, as gpuyard serve does when it starts without --no-upgrade."""
-    from gpuyard.server.database import upgrade as carry_out
+    from gpuyard.server.database_upkeep import upgrade as carry_out
 
     url, _ = _where(database, site)
     carry_out(url, print)
@@ -95,7 +95,7 @@ def check(site: SiteOption = DEFAULT_SITE, database: DatabaseOption = "") -> Non
 
     Exit code 1 when something is broken, 3 when its tables only wait for an upgrade.
     """
-    from gpuyard.server.database import checked
+    from gpuyard.server.database_upkeep import checked
 
     url, _ = _where(database, site)
     broken, due = checked(url)
@@ -118,7 +118,7 @@ def version(
     columns: ColumnOption = None,
 ) -> None:
     """Show which release the tables are of, by room: whoever keeps something there has tables of its own."""
-    from gpuyard.server.database import site_versions
+    from gpuyard.server.database_upkeep import site_versions
 
     url, _ = _where(database, site)
     rows = [

@@ -1,4 +1,5 @@
-"""Prepares GPUs for the table of all of them, the page of one, and that of a host. Pure."""
+"""Prepares GPUs for the table of all of them, the page of one, and that of a host. Pure. What health says of a GPU,
+its card and serial number included, is prepared by health/web/health_presenter.py."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from gpuyard.model.booking import BookingKind
 from gpuyard.model.booking_life import OPEN
 from gpuyard.web.assets import render
 from gpuyard.web.navigation import navigation_of
-from gpuyard.web.others import projects_of
 from gpuyard.web.people import require_page_visitor
 from gpuyard.web.search import Sought, matching
+from gpuyard.web.visibility import projects_of
 
 MOST_BOOKINGS = 200
 

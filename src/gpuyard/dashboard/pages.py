@@ -16,9 +16,9 @@ from gpuyard.inventory.web.shown_servers import hidden_view
 from gpuyard.web.assets import assets, render
 from gpuyard.web.gateway import client_address
 from gpuyard.web.navigation import navigation
-from gpuyard.web.others import hides
 from gpuyard.web.people import find_visitor
 from gpuyard.web.problems import Refusal
+from gpuyard.web.visibility import hides
 
 
 def install(app: FastAPI, sources: Sources, feed: LiveFeed) -> None:

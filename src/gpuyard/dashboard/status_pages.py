@@ -18,11 +18,11 @@ from gpuyard.dashboard.status import SiteStatus, site_status
 from gpuyard.dashboard.status_presenter import status_page
 from gpuyard.web.assets import render
 from gpuyard.web.navigation import Navigation, navigation_of, navigation_of_strangers
-from gpuyard.web.others import hides
 from gpuyard.web.people import Visitor, find_visitor
 from gpuyard.web.preconditions import not_modified
 from gpuyard.web.problems import documented
 from gpuyard.web.shared import Shared
+from gpuyard.web.visibility import hides
 
 PAGE, DOCUMENT = "/status", "/v1/status"
 LASTS = timedelta(seconds=1)

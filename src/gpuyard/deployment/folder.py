@@ -17,10 +17,10 @@ from ruamel.yaml.error import YAMLError
 
 from gpuyard.deployment.kolla.deploy import wrong_release
 from gpuyard.deployment.kolla.folder import read_folder, variable_files
-from gpuyard.deployment.kolla.inventory import read_inventory
-from gpuyard.deployment.kolla.machines import GLOBALS, INVENTORY, VARIABLES, bridges_hypervisors, plan_machines
+from gpuyard.deployment.kolla.operator_inventory import read_inventory
 from gpuyard.deployment.kolla.render import Rendering, compute_group, plan_kolla
 from gpuyard.deployment.kolla.run import environment, find_program, version
+from gpuyard.deployment.kolla.site_inventory import GLOBALS, INVENTORY, VARIABLES, bridges_hypervisors, plan_machines
 from gpuyard.deployment.kolla.variables import Variable, read_variables
 from gpuyard.deployment.programs import said_by
 from gpuyard.deployment.state import KollaState

@@ -17,7 +17,7 @@ from typing import Any
 from gpuyard.bookings.policy import spell
 from gpuyard.drain.facts import GuestServer, KeptTime, MovesFacts
 from gpuyard.drain.losses import losses
-from gpuyard.drain.space import HostPlace, Space
+from gpuyard.drain.targets import HostPlace, Space
 from gpuyard.model.booking import BookingKind
 from gpuyard.model.text import counted
 from gpuyard.nova.server_states import ENDING, FINISHED, GONE_FROM_HOST, MigrationSeen, on_its_way

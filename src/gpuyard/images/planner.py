@@ -11,7 +11,7 @@ from gpuyard.host.pci_ids import PciIds
 from gpuyard.images.element_files import ElementFiles, of_elements
 from gpuyard.images.naming import BuiltName, definition_digest
 from gpuyard.images.programs import search_path
-from gpuyard.site.driver_choice import kernel_module
+from gpuyard.site.image_problems import kernel_module
 from gpuyard.site.image_rules import ImageBuild
 
 ROOT_ELEMENTS = {"debian": "debian-minimal", "ubuntu": "ubuntu-minimal"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
-from gpuyard.bookings.ledger.leases import LaneCapacity, PoolCapacity
+from gpuyard.bookings.ledger.runner_leases import LaneCapacity, PoolCapacity
 from gpuyard.model.booking import FOREVER
 from gpuyard.runners.placing import TEARDOWN, lease_length
 from gpuyard.runners.records import Runner, RunnerState

@@ -12,7 +12,7 @@ from functools import cache
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
-from gpuyard.bookings.ledger.leases import PoolCapacity
+from gpuyard.bookings.ledger.runner_leases import PoolCapacity
 from gpuyard.database.times import seconds
 
 DEPTH = 500

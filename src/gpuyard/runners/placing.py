@@ -2,7 +2,8 @@
 
 Every job that waits keeps the capacity that it will have first, so no job behind it can delay it (conservative
 backfill). Each choice of flavor is tried in order: the first one that is free now, and under all limits, is taken;
-otherwise the one that is free first is kept.
+otherwise the one that is free first is kept. What bookings leave to jobs is reckoned in
+bookings/ledger/runner_leases.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import NamedTuple
 
-from gpuyard.bookings.ledger.leases import HORIZON
+from gpuyard.bookings.ledger.runner_leases import HORIZON
 from gpuyard.database.times import seconds
 from gpuyard.model.booking import FOREVER, lasting
 from gpuyard.runners.caps import Cap

@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 
 from gpuyard.nova.server_states import UNKNOWN, SeenServer
 from gpuyard.runners.console import Console, GpuVerdict, JobProgress
-from gpuyard.runners.life import become
 from gpuyard.runners.records import DONE, OVER, Cause, Job, JobState, Runner, RunnerState
+from gpuyard.runners.transitions import become
 
 OFF = frozenset({"SHUTOFF", "SUSPENDED", "PAUSED", "STOPPED"})
 """Nova's states of a server that does not run."""

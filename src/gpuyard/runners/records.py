@@ -27,7 +27,7 @@ class JobState(StrEnum):
 
 
 class RunnerState(StrEnum):
-    """The life of a runner, in this order. life.py has the ways between them."""
+    """The life of a runner, in this order. transitions.py has the ways between them."""
 
     REQUESTED = "requested"
     """Written down, with its lease in the ledger; nobody has been asked for anything yet."""

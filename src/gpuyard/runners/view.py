@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from gpuyard.bookings.ledger.leases import PoolCapacity
+from gpuyard.bookings.ledger.runner_leases import PoolCapacity
 from gpuyard.model.booking import Booking
 from gpuyard.runners.records import Cause, Job, Runner, ServerChoice, Wanted
 from gpuyard.runners.resolve import IdleRunners

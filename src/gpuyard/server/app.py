@@ -29,7 +29,7 @@ from gpuyard.web.open_reads import OpenReadsMiddleware
 from gpuyard.web.page_tables import PageTables
 from gpuyard.web.prepared_body import LEVEL
 from gpuyard.web.problem_pages import ProblemPages
-from gpuyard.web.request_limits import Limited
+from gpuyard.web.request_sizes import Limited
 from gpuyard.web.requests import Numbered, RequestCounts
 from gpuyard.web.security import LOOPBACK_NAMES, Protected
 

@@ -15,7 +15,7 @@ from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
 from gpuyard.model.text import counted
 from gpuyard.openstack.api import CloudApi
 from gpuyard.provisioning.read import read_objects
-from gpuyard.server.database import is_there, site_versions
+from gpuyard.server.database_upkeep import is_there, site_versions
 from gpuyard.server.server import bind, refuse_no_gateway, refuse_public, url_of
 from gpuyard.server.serving import ServeOptions
 from gpuyard.site.load import LoadedSite

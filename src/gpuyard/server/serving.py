@@ -24,13 +24,13 @@ from gpuyard.dashboard.sources import Sources
 from gpuyard.diagnosis.capacity.read import CapacityReader
 from gpuyard.diagnosis.controllers.capacity import CapacityService
 from gpuyard.health.controllers.acceptance import acceptance_loop, open_acceptance
-from gpuyard.health.controllers.agents import AgentController, agents_loop, open_agents
+from gpuyard.health.controllers.agent_controller import AgentController, agents_loop, open_agents
 from gpuyard.health.controllers.health import Watched, open_health
 from gpuyard.health.web.host_checks import RecordedChecks
 from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.inventory.controllers.sync import sync_loop
 from gpuyard.model.text import counted
-from gpuyard.notifications.messages import message_loops
+from gpuyard.notifications.delivery import message_loops
 from gpuyard.openstack.api import CloudApi
 from gpuyard.openstack.people import KeystonePeople
 from gpuyard.openstack.snapshot import SnapshotTaker
@@ -41,7 +41,7 @@ from gpuyard.runners.web.runner_sources import RunnerSources
 from gpuyard.runtime.control_loops import Driver, Loop
 from gpuyard.runtime.leader_roles import BOOKINGS, RUNNERS
 from gpuyard.server.app import create_app
-from gpuyard.server.database import refuse_old_tables
+from gpuyard.server.database_upkeep import refuse_old_tables
 from gpuyard.server.server import bind, refuse_no_gateway, refuse_public, run
 from gpuyard.server.site_watch import SiteWatch
 from gpuyard.server.tallies import Tallies

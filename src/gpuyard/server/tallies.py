@@ -14,6 +14,6 @@ class Tallies:
 
     cloud: CloudCalls = field(default_factory=CloudCalls)
     told: Counts = field(default_factory=Counts)
-    """Messages, as notifications/messages.py counts them."""
+    """Messages, as notifications/delivery.py counts them."""
     reclaims: Counts = field(default_factory=Counts)
     """Steps, as bookings/controllers/overstays.py counts them."""

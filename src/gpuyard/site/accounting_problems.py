@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gpuyard.site.problems import Place, Problem
 from gpuyard.site.schema import Site
-from gpuyard.site.tariffs import STANDARD
+from gpuyard.site.tariff_clock import STANDARD
 
 
 def accounting_problems(site: Site) -> Iterable[Problem]:

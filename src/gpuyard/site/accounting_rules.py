@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, m
 
 from gpuyard.site.booking_rules import Quiet, SomeTime
 from gpuyard.site.strict import Strict
-from gpuyard.site.tariffs import STANDARD, Tariff, TariffClock
+from gpuyard.site.tariff_clock import STANDARD, Tariff, TariffClock
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

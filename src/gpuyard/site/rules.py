@@ -19,10 +19,10 @@ from gpuyard.nova.device_spec import ANY, DeviceSpecError, matchers_of
 from gpuyard.nova.release import RELEASES
 from gpuyard.site.accounting_problems import accounting_problems
 from gpuyard.site.capacity import aggregates_of, may_run_on, parse_cpu_set
-from gpuyard.site.driver_choice import image_problems
 from gpuyard.site.encoding import EncodedGpu
 from gpuyard.site.gateway_problems import gateway_problems
 from gpuyard.site.health_problems import health_problems
+from gpuyard.site.image_problems import image_problems
 from gpuyard.site.nova import alias
 from gpuyard.site.objects import set_sizes
 from gpuyard.site.problems import Place, Problem

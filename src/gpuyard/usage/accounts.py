@@ -16,7 +16,7 @@ from enum import StrEnum
 from functools import cache
 
 from gpuyard.model.booking import BookingKind
-from gpuyard.site.tariffs import STANDARD
+from gpuyard.site.tariff_clock import STANDARD
 from gpuyard.usage.records import Slice, Sum, TrackState
 
 HOUR = 3600

@@ -21,7 +21,7 @@ from gpuyard.bookings.policy import spell
 from gpuyard.database.times import moment, seconds
 from gpuyard.model.booking import lasting
 from gpuyard.site.accounting_rules import BudgetRules
-from gpuyard.site.tariffs import TariffClock
+from gpuyard.site.tariff_clock import TariffClock
 
 HOUR = 3600
 A_DAY = timedelta(days=1)

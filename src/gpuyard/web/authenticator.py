@@ -29,10 +29,10 @@ from gpuyard.web.login_throttle import EVERYWHERE, LoginThrottle, places
 from gpuyard.web.open_reads import OpenReads
 from gpuyard.web.people import Visitor
 from gpuyard.web.problems import Refusal
-from gpuyard.web.rate_limits import RateLimit
 from gpuyard.web.sessions import Sessions
 from gpuyard.web.settings import PortalSettings
 from gpuyard.web.store import PortalStore, Session
+from gpuyard.web.token_bucket import RateLimit
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ import ipaddress
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpuyard.web.rate_limits import RateLimit
+from gpuyard.web.token_bucket import RateLimit
 
 EVERYWHERE = 5
 """Places whose tries together are the limit of one user everywhere, and of one wide network."""

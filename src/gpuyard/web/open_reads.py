@@ -12,7 +12,7 @@ from gpuyard.web.connections import is_loopback
 from gpuyard.web.gateway import client_address
 from gpuyard.web.login_throttle import places
 from gpuyard.web.problems import Refusal, response_to
-from gpuyard.web.rate_limits import RateLimit
+from gpuyard.web.token_bucket import RateLimit
 
 
 class OpenReads:

@@ -1,5 +1,5 @@
 """Sessions of people who are logged in. The cookie is a random number of 256 bits; the store has only its digest, so
-that a reader of the database cannot act as anybody."""
+that a reader of the database cannot act as anybody. How long they last is set in settings.py."""
 
 from __future__ import annotations
 

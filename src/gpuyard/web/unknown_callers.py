@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 from gpuyard.web.connections import is_loopback
 from gpuyard.web.gateway import client_address
 from gpuyard.web.login_throttle import EVERYWHERE, places
-from gpuyard.web.rate_limits import RateLimit
+from gpuyard.web.token_bucket import RateLimit
 
 WRONG, WRONG_EVERY = 30, 2.0
 """Wrong ones that one place may send at once, and seconds until one more; a network EVERYWHERE times as many."""

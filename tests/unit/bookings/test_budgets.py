@@ -17,7 +17,7 @@ from gpuyard.bookings.errors import RefusedError
 from gpuyard.bookings.records import AuditQuery
 from gpuyard.database.times import seconds
 from gpuyard.site.accounting_rules import BudgetRules
-from gpuyard.site.tariffs import TariffClock
+from gpuyard.site.tariff_clock import TariffClock
 from gpuyard.usage.budgets import ProjectBudget, period_of
 from tests.support.ledgers import ADA, BOB, DAY, HOUR, NOON, ROOT, Clock, ask, open_ledger
 

@@ -29,7 +29,7 @@ from gpuyard.bookings.errors import RefusedError
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.model.booking import Ask, Booking, BookingState, Person
 from gpuyard.model.errors import UsageError
-from gpuyard.notifications.messages import LONGEST_PAUSE, Courier
+from gpuyard.notifications.delivery import LONGEST_PAUSE, Courier
 from gpuyard.site.accounting_rules import ExternalEnforcement
 from tests.support.credits import TOKEN, Credits
 from tests.support.ledgers import ROOT, Clock, ask, open_ledger

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.bookings.ledger.leases import HORIZON
 from gpuyard.bookings.ledger.ledger import ForbiddenError, Ledger, NoBookingError, RefusedError
+from gpuyard.bookings.ledger.runner_leases import HORIZON
 from gpuyard.bookings.records import Query
 from gpuyard.bookings.yielding import MADE_WAY
 from gpuyard.model.booking import FOREVER, Booking, BookingKind, BookingState, Rules

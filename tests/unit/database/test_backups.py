@@ -19,7 +19,7 @@ from gpuyard.bookings.store import Store
 from gpuyard.database import engine
 from gpuyard.database.errors import StoreError
 from gpuyard.model.errors import UsageError
-from gpuyard.server import database as databases
+from gpuyard.server import database_upkeep as databases
 from tests.contract.backups import NOW, RULES, New, backed_up, one_of_any_step_is_restored, restored
 from tests.contract.store import booking, prepare, write
 from tests.contract.store_migrations import SAMPLES

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gpuyard.deployment.journal import DeployJournal, Happening, JournalEntry, JournalFile, parse_journal
-from gpuyard.deployment.kolla.machines import bridges_hypervisors, variables_of
+from gpuyard.deployment.kolla.site_inventory import bridges_hypervisors, variables_of
 from gpuyard.deployment.kolla.variables import Variable
 from gpuyard.deployment.planner import EVERYTHING, STAGES, DeployRange, DeployTask, TaskStanding, plan_deployment
 from gpuyard.deployment.runner import Deployment, stop_at_blocked

@@ -20,8 +20,8 @@ from gpuyard.cli.main import app
 from gpuyard.deployment.cli.render import changes_of
 from gpuyard.deployment.kolla import ini
 from gpuyard.deployment.kolla.folder import read_folder
-from gpuyard.deployment.kolla.inventory import KollaInventory, inventory_names, parse_inventory, read_inventory
 from gpuyard.deployment.kolla.layers import OLD_NAMES, neighbours, override
+from gpuyard.deployment.kolla.operator_inventory import KollaInventory, inventory_names, parse_inventory, read_inventory
 from gpuyard.deployment.kolla.plain import OURS, plain_files, plan_plain
 from gpuyard.deployment.kolla.render import ROLE_NOTE, Rendering, plan_kolla
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.database.errors import StoreError
-from gpuyard.health.controllers.agents import FAILURES, LATER, AgentController
+from gpuyard.health.controllers.agent_controller import FAILURES, LATER, AgentController
 from gpuyard.health.limits import SitePlace
 from gpuyard.health.planner import Circumstances, GpuObservation, plan_health
 from gpuyard.health.records import GpuHealth, HealthState

@@ -18,8 +18,8 @@ from fastapi.testclient import TestClient
 
 from gpuyard.client.rows import use_words
 from gpuyard.database.errors import StoreError
+from gpuyard.health.controllers.agent_controller import ON, AgentController, open_agents
 from gpuyard.health.controllers.agent_service import COUNTED, SILENT
-from gpuyard.health.controllers.agents import ON, AgentController, open_agents
 from gpuyard.health.guests import ReplayError
 from gpuyard.health.idle import lately
 from gpuyard.health.limits import SitePlace

@@ -15,7 +15,7 @@ import pytest
 from gpuyard.host.pci_ids import PciIds
 from gpuyard.images.element_files import own_elements, write_elements
 from gpuyard.images.planner import Folders, plan_build
-from gpuyard.site.driver_choice import image_problems
+from gpuyard.site.image_problems import image_problems
 from gpuyard.site.image_rules import ImageBuild
 from gpuyard.site.schema import Site
 from tests.support.archives import DEBIAN_COMPONENTS, RELEASES, UBUNTU_COMPONENT, apt_with

@@ -19,8 +19,8 @@ from gpuyard.images.planner import BuildPlan, Folders, plan_build
 from gpuyard.model.errors import BlockedError, UsageError
 from gpuyard.model.finding import Finding, Severity
 from gpuyard.nova.gpu_models import SRIOV
-from gpuyard.site.driver_choice import image_problems, kernel_module
 from gpuyard.site.gpu_generations import is_unknown
+from gpuyard.site.image_problems import image_problems, kernel_module
 from gpuyard.site.image_rules import ImageBuild
 from gpuyard.site.load import load_site
 from gpuyard.site.problems import SiteError

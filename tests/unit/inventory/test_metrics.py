@@ -27,7 +27,7 @@ from gpuyard.dashboard.sources import Sources
 from gpuyard.inventory.web.metrics import Exposition
 from gpuyard.model.booking import ReclaimAction
 from gpuyard.model.counts import Counts, Durations
-from gpuyard.notifications.messages import message_loops
+from gpuyard.notifications.delivery import message_loops
 from gpuyard.openstack.calls import CloudCalls
 from gpuyard.openstack.errors import CloudError
 from gpuyard.server.app import create_app

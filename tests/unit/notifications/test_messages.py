@@ -34,8 +34,8 @@ from gpuyard.bookings.store import Store
 from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState, Person, Rules
 from gpuyard.model.errors import UsageError
 from gpuyard.model.events import EVENTS
+from gpuyard.notifications.delivery import LONGEST_PAUSE, Courier, channels_of, message_loops, pause
 from gpuyard.notifications.mail import MailChannel, letter, spell
-from gpuyard.notifications.messages import LONGEST_PAUSE, Courier, channels_of, message_loops, pause
 from gpuyard.notifications.webhooks import WebhookChannel, signature
 from gpuyard.site.booking_rules import Mail, SiteBooking, Webhook
 from gpuyard.site.load import load_site

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuyard.bookings.ledger.leases import LaneCapacity, PoolCapacity
+from gpuyard.bookings.ledger.runner_leases import LaneCapacity, PoolCapacity
 from gpuyard.model.booking import FOREVER
 from gpuyard.runners.fair_share import decayed, factor
 from gpuyard.runners.planner import DISBELIEVED, INVITED, MOST_TRIES, SPARE, UNTOLD, plan, retry_after

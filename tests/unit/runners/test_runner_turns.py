@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuyard.runners.life import become
 from gpuyard.runners.records import Cause, RunnerState
 from gpuyard.runners.store import RunnerStore
+from gpuyard.runners.transitions import become
 from gpuyard_lab.github.records import JobOrder
 from tests.support.simulated_runners import SimulatedRunners, cirun_repository, hook
 

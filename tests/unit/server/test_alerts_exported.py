@@ -26,7 +26,7 @@ from gpuyard.health.records import HealthState, HostContact
 from gpuyard.model.booking import ReclaimAction
 from gpuyard.model.gpu import GpuState, GpuStatus
 from gpuyard.model.signals import Source
-from gpuyard.notifications.messages import message_loops
+from gpuyard.notifications.delivery import message_loops
 from gpuyard.openstack.errors import CloudError
 from gpuyard.runners.github.answers import CallCount
 from gpuyard.runners.overview import EnrolmentStatus, RunnerOverview

@@ -16,7 +16,7 @@ from gpuyard.bookings.store import Store
 from gpuyard.cli.main import app, run
 from gpuyard.model.errors import UsageError
 from gpuyard.server.credentials import adopt
-from gpuyard.server.database import checked
+from gpuyard.server.database_upkeep import checked
 from tests.contract.store import booking, prepare, write
 from tests.contract.store_migrations import open_all
 from tests.support.sites import site

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuyard.database.times import moment, seconds
 from gpuyard.model.booking import QuietHours
-from gpuyard.site.tariffs import STANDARD, Tariff, TariffClock
+from gpuyard.site.tariff_clock import STANDARD, Tariff, TariffClock
 
 ROME = ZoneInfo("Europe/Rome")
 ZONES = ("Europe/Rome", "UTC", "America/Santiago", "Asia/Kathmandu", "Australia/Lord_Howe", "Africa/Cairo")

@@ -24,7 +24,7 @@ from gpuyard.dashboard import live
 from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.gpu import GpuState
 from gpuyard.server.app import create_app
-from gpuyard.web import connections, request_limits
+from gpuyard.web import connections, request_sizes
 from gpuyard.web.connections import Connections, Sparingly, most_connections, raise_file_limit
 from gpuyard.web.login_throttle import EVERYWHERE
 from gpuyard.web.open_reads import OpenReadsMiddleware
@@ -335,7 +335,7 @@ def test_one_address_can_keep_no_portal_without_login_busy() -> None:
 
 def test_requests_that_bring_too_much_are_refused() -> None:
     client = TestClient(create_app(plain_sources(), ["testserver"]))
-    limits = request_limits
+    limits = request_sizes
     many = {f"X-{number}": "1" for number in range(limits.MOST_HEADERS)}
     long = {f"X-{number}": "1" * 8000 for number in range(5)}
     for status, path, headers in (

@@ -23,17 +23,17 @@ from gpuyard.model.errors import UsageError
 from gpuyard.openstack.errors import CloudError
 from gpuyard.openstack.people import TokenFacts
 from gpuyard.server.server import refuse_no_gateway
-from gpuyard.web import rate_limits
+from gpuyard.web import token_bucket
 from gpuyard.web.access import CHECK_EVERY, MOST_BYTES
 from gpuyard.web.authenticator import Authenticator
 from gpuyard.web.directory import AGAIN, Directory
 from gpuyard.web.gateway import client_address, is_https, up_from
 from gpuyard.web.login import after
 from gpuyard.web.login_throttle import LoginThrottle, places
-from gpuyard.web.rate_limits import RateLimit
 from gpuyard.web.sessions import Sessions, digest_of
 from gpuyard.web.settings import PortalSettings
 from gpuyard.web.store import Session
+from gpuyard.web.token_bucket import RateLimit
 from tests.contract.people import RULES, Bench
 from tests.support.ledgers import ADA, BOB, EVE, NOON, ROOT
 from tests.support.people import LATER, PASSWORD, InMemoryPeople, people, token_of
@@ -794,7 +794,7 @@ def test_a_limit_never_lets_more_through_than_it_says(
 
 
 def test_who_has_had_all_tries_cannot_wash_out_what_is_known_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limits, "MOST", 300)
+    monkeypatch.setattr(token_bucket, "MOST", 300)
     tries = LoginThrottle(10, 50, lambda: 0.0)
     for place in range(50):
         assert tries.take("admin", f"198.51.{place}.1").wait == 0
@@ -805,7 +805,7 @@ def test_who_has_had_all_tries_cannot_wash_out_what_is_known_of_others(monkeypat
 
 
 def test_buckets_that_are_full_are_forgotten_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limits, "MOST", 2)
+    monkeypatch.setattr(token_bucket, "MOST", 2)
     now = [0.0]
     limit = RateLimit(1, 10, lambda: now[0])
     assert [limit.take(key) for key in "abc"] == [0, 0, 10]

@@ -3,7 +3,7 @@
 
 It connects with a just-in-time configuration, waits for one job, prints what the real one prints, and ends. A job's
 work is to take its time; it runs ``GPUYARD_JOB_COMMAND`` when that is set. Standard library only, and Python 3.9: it
-goes into virtual machines. The protocol is that of ``runner_side.py`` and not GitHub's.
+goes into virtual machines. The protocol is that of ``runner_sessions.py`` and not GitHub's.
 
 Exit status, as the real one's: 0 after a job, 1 when it cannot go on.
 """

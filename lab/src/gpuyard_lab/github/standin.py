@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from gpuyard_lab.github import control, permissions, rest, rest_hooks, runner_side, scale_sets
+from gpuyard_lab.github import control, permissions, rest, rest_hooks, runner_sessions, scale_sets
 from gpuyard_lab.github.auth import ForgeAuthentication, Principal
 from gpuyard_lab.github.faults import Faults
 from gpuyard_lab.github.forge import Forge, ForgeSettings
@@ -42,7 +42,7 @@ class StandIn:
         self.control = control.Control(self.forge)
         self._rest = rest.Rest(self.forge, self.gate, self.hooks)
         self.sets = scale_sets.ScaleSets(self.forge, self.gate, self.wait)
-        self._runners = runner_side.RunnerSide(self.forge, self.wait)
+        self._runners = runner_sessions.RunnerSide(self.forge, self.wait)
         self.closed = False
 
     def handle(self, request: ForgeRequest) -> ForgeAnswer:
@@ -95,7 +95,7 @@ class StandIn:
 
     def _answer(self, request: ForgeRequest, subject: str) -> ForgeAnswer:
         try:
-            if request.path.startswith(runner_side.PREFIX + "/"):
+            if request.path.startswith(runner_sessions.PREFIX + "/"):
                 return self._runners.answer(request)
             if request.path.startswith(scale_sets.PREFIX + "/"):
                 self._refuse_at_random(subject)

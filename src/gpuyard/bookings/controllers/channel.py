@@ -1,7 +1,7 @@
 """The interface of channels that deliver the ledger's events: messages, errors, and the `Channel` protocol.
 
 `notifications/mail.py`, `notifications/webhooks.py` and `enforcement_service.py` are channels;
-`notifications/messages.py` carries events to them. The error that a channel raises decides what becomes of a message:
+`notifications/delivery.py` carries events to them. The error that a channel raises decides what becomes of a message:
 it is tried again (NotNowError), the whole channel waits (ChannelDownError), or the message is given up (NeverError).
 """
 

@@ -21,9 +21,9 @@ from gpuyard.bookings.ledger import clock
 from gpuyard.bookings.ledger.closing import Closings
 from gpuyard.bookings.ledger.editing import describe, edit, note_override, only_less, owner
 from gpuyard.bookings.ledger.holding import hold_all, wanted_lanes, whole
-from gpuyard.bookings.ledger.leases import Leases
 from gpuyard.bookings.ledger.loans import Loans
 from gpuyard.bookings.ledger.pool_transaction import BookingSettings, PoolTransaction, PoolTransactions
+from gpuyard.bookings.ledger.runner_leases import Leases
 from gpuyard.bookings.ledger.series import edit_series, members, on_day, same_use, wishes
 from gpuyard.bookings.ledger.upkeep import Upkeep
 from gpuyard.bookings.outside import NOBODY, Outside

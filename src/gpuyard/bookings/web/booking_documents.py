@@ -34,10 +34,10 @@ from gpuyard.model.gpu import Gpu, GpuState
 from gpuyard.model.rights import Verb, verbs_now
 from gpuyard.site.objects import FlavorObject
 from gpuyard.web.documents import Comment, Flag, Line, Link, Moment, Sent
-from gpuyard.web.others import hides, projects_of
 from gpuyard.web.people import Visitor
 from gpuyard.web.projects import in_project_of
 from gpuyard.web.settings import OthersShown
+from gpuyard.web.visibility import hides, projects_of
 
 MOST_GPUS = 1_000_000
 SLOT = re.compile(r"[A-Za-z0-9._-]{1,253}/[0-9A-Fa-f.:]{1,32}")

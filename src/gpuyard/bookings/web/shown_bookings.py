@@ -1,4 +1,4 @@
-"""Hides from people what they may not see of bookings of others. `web/others.py` has the rule."""
+"""Hides from people what they may not see of bookings of others. `web/visibility.py` has the rule."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from gpuyard.model.booking import Booking
-from gpuyard.web.others import SOMEBODY, hides, projects_of, shown_project
 from gpuyard.web.people import Visitor
 from gpuyard.web.settings import OthersShown
+from gpuyard.web.visibility import SOMEBODY, hides, projects_of, shown_project
 
 
 def is_near(booking: Booking, user_id: str, projects: Collection[str]) -> bool:

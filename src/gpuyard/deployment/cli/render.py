@@ -12,7 +12,7 @@ import typer
 from gpuyard.console.options import DEFAULT_SITE, SiteOption
 
 if TYPE_CHECKING:
-    from gpuyard.deployment.kolla.inventory import KollaInventory
+    from gpuyard.deployment.kolla.operator_inventory import KollaInventory
     from gpuyard.deployment.kolla.render import Rendering
     from gpuyard.runtime.config_files import Change
     from gpuyard.site.compile import CompiledSite
@@ -86,7 +86,7 @@ def rendering_of(
 ) -> Rendering:
     """What would change in a Kolla folder. Raises BlockedError when the site and the folder contradict each other."""
     from gpuyard.deployment.kolla.folder import read_folder
-    from gpuyard.deployment.kolla.inventory import read_inventory
+    from gpuyard.deployment.kolla.operator_inventory import read_inventory
     from gpuyard.deployment.kolla.render import compute_group, plan_kolla
     from gpuyard.model.errors import BlockedError
 

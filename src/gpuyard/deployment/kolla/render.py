@@ -22,8 +22,8 @@ from gpuyard.deployment.kolla.contradictions import (
     unreleased,
 )
 from gpuyard.deployment.kolla.folder import OURS, OWN_VARIABLES, KollaFolder
-from gpuyard.deployment.kolla.inventory import KollaInventory, inventory_names
 from gpuyard.deployment.kolla.layers import OLD_NAMES, neighbours, override
+from gpuyard.deployment.kolla.operator_inventory import KollaInventory, inventory_names
 from gpuyard.deployment.kolla.site_words import in_the_site
 from gpuyard.deployment.kolla.variables import Variables
 from gpuyard.nova.ini import IniSetting

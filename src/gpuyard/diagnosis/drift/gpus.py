@@ -1,4 +1,5 @@
-"""Compares GPUs of the site with the PCI devices in Placement."""
+"""Compares GPUs of the site with the PCI devices in Placement. What is left there of hosts that are gone is found by
+hosts.py."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ from gpuyard.inventory.web.shown_servers import hidden_view
 from gpuyard.openstack.errors import CloudError
 from gpuyard.web.authenticator import Authenticator
 from gpuyard.web.documents import Line, Moment
-from gpuyard.web.others import hides, projects_of
 from gpuyard.web.people import Visitor, find_visitor
 from gpuyard.web.problems import Refusal, documented, no_data_yet, unavailable
 from gpuyard.web.projects import acting_for
+from gpuyard.web.visibility import hides, projects_of
 
 
 class SpanRow(BaseModel):

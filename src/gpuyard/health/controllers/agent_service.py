@@ -2,8 +2,8 @@
 
 A report is judged first, then what is wrong is observed, durably, and only then the report is taken and the agent told
 so: a crash in between loses no alarm. The last sample, and an hour of use by the minute for each card, are in memory
-only. The loop (controllers/agents.py) writes each agent's state and the use by the hour; a process that dies loses what
-was said since.
+only. The loop (controllers/agent_controller.py) writes each agent's state and the use by the hour; a process that dies
+loses what was said since.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from gpuyard.model.signals import Judgement
 from gpuyard.web.bounded_bodies import BoundedBodies
 from gpuyard.web.outcomes import TAKEN, Outcomes
 from gpuyard.web.problems import Refusal
-from gpuyard.web.rate_limits import RateLimit
+from gpuyard.web.token_bucket import RateLimit
 from gpuyard.web.unknown_callers import Origin, UnknownCallerThrottle
 
 LOG = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from gpuyard.health.controllers.agent_service import AgentService
 from gpuyard.health.idle import UseSeen
 from gpuyard.inventory.web.presenter import lasted
-from gpuyard.web.others import sees_agents
 from gpuyard.web.people import Visitor
+from gpuyard.web.visibility import sees_agents
 
 RESTS = 10 * 60
 """Seconds of doing nothing from which it is worth a word."""

@@ -37,7 +37,7 @@ from gpuyard.web.documents import Line, Link
 from gpuyard.web.people import Visitor
 from gpuyard.web.problems import Refusal, response_to
 from gpuyard.web.projects import acting_for
-from gpuyard.web.rate_limits import RateLimit
+from gpuyard.web.token_bucket import RateLimit
 
 TAG = "health"
 GPU = "/v1/health/{host}/{address}"

@@ -1,7 +1,8 @@
 """The JSON of /v1/health: documents about the health of GPUs that programs and pages get and send.
 
 Everybody sees the state of every GPU. Evidence, words and deciders name servers and people, and are for admins, and the
-report of a server about its own GPU for those whose it is; the site's choice about others (others.py) holds for names.
+report of a server about its own GPU for those whose it is; the site's choice about others (web/visibility.py) holds for
+names.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gpuyard.health.verdicts import BUILT_IN, SignalVerdicts
 from gpuyard.model.moments import minute_text
 from gpuyard.model.signals import SIGNALS, Source
 from gpuyard.web.documents import Link, Moment, Sent, one_line
-from gpuyard.web.others import SOMEBODY
+from gpuyard.web.visibility import SOMEBODY
 
 MOST_WORDS = 500
 """Characters of what somebody reports or notes."""

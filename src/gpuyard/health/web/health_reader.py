@@ -28,8 +28,8 @@ from gpuyard.model.booking import Booking, BookingKind, BookingState
 from gpuyard.model.gpu import Claim
 from gpuyard.model.moments import minute_text
 from gpuyard.model.rights import Verb, may
-from gpuyard.web.others import hides, projects_of
 from gpuyard.web.people import Visitor
+from gpuyard.web.visibility import hides, projects_of
 
 LATELY = timedelta(weeks=1)
 """So long after a booking its owner may still report a fault."""

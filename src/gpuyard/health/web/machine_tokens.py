@@ -14,7 +14,7 @@ from gpuyard.health.records import HealthToken
 from gpuyard.health.store import HealthStore
 from gpuyard.health.tokens import digest_of
 from gpuyard.web.problems import Refusal, unavailable
-from gpuyard.web.rate_limits import RateLimit
+from gpuyard.web.token_bucket import RateLimit
 from gpuyard.web.unknown_callers import UnknownCallerThrottle
 
 

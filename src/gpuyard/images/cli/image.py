@@ -110,7 +110,7 @@ def _planned(image: str, site: Path, day: date) -> BuildPlan:
     """Raises UsageError for an image that the site file does not build."""
     from gpuyard.images.element_files import elements_beside, own_elements
     from gpuyard.images.planner import plan_build
-    from gpuyard.site.driver_choice import image_models
+    from gpuyard.site.image_problems import image_models
     from gpuyard.site.load import load_site
 
     loaded = load_site(site).site

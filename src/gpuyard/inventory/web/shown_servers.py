@@ -1,4 +1,4 @@
-"""Hides from people what they may not see of servers of others that have GPUs now. `web/others.py` has the rule."""
+"""Hides from people what they may not see of servers of others that have GPUs now. `web/visibility.py` has the rule."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import replace
 from gpuyard.inventory.controllers.cache import InventoryView
 from gpuyard.inventory.state import RUNNER
 from gpuyard.model.gpu import Claim, GpuState, GpuStatus
-from gpuyard.web.others import SERVER, SOMEBODY, hides, projects_of, shown_project
 from gpuyard.web.people import Visitor
 from gpuyard.web.settings import OthersShown
+from gpuyard.web.visibility import SERVER, SOMEBODY, hides, projects_of, shown_project
 
 
 def hidden_view(view: InventoryView, others: OthersShown, projects: Collection[str] = ()) -> InventoryView:

@@ -15,16 +15,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from gpuyard.bookings.ledger.leases import Leases
+from gpuyard.bookings.ledger.runner_leases import Leases
 from gpuyard.model.errors import UsageError
 from gpuyard.openstack.servers import RunnerServers, ServerError, ServerProblem, ServerWish
 from gpuyard.runners.console import Console, JobProgress, read
 from gpuyard.runners.controllers.registrar import Registrar, UnknownScopeError
 from gpuyard.runners.cpu_lane import has_server
 from gpuyard.runners.github.errors import GitHubError, GitHubTrouble
-from gpuyard.runners.life import FAILURES, become
 from gpuyard.runners.records import Cause, Runner, RunnerEvent, RunnerState, ServerChoice
 from gpuyard.runners.store import RunnerStore
+from gpuyard.runners.transitions import FAILURES, become
 from gpuyard.runners.user_data import UserDataError, user_data
 
 LOG = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from typing import Any
 
 from gpuyard.bookings.controllers.group_holds import GroupHolds
 from gpuyard.bookings.errors import NoBookingError, RefusedError
-from gpuyard.bookings.ledger.leases import PoolCapacity
 from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.bookings.ledger.runner_leases import PoolCapacity
 from gpuyard.health.controllers.health_service import HealthService
 from gpuyard.health.controllers.hold_check import HoldCheck
 from gpuyard.model.booking import Booking
@@ -27,6 +27,7 @@ from gpuyard.model.errors import GpuyardError
 from gpuyard.openstack.guarded_servers import GuardedServers
 from gpuyard.runners.console import GpuVerdict
 from gpuyard.runners.controllers.github_permissions import PermissionCheck
+from gpuyard.runners.controllers.idle_since import SpareTimes
 from gpuyard.runners.controllers.job_repository import LATELY, JobRepository
 from gpuyard.runners.controllers.live_records import LiveReader
 from gpuyard.runners.controllers.pauses import Pauses
@@ -35,7 +36,6 @@ from gpuyard.runners.controllers.registrar import Registrar, set_number
 from gpuyard.runners.controllers.runner_executor import LATE, RunnerExecutor, Tools
 from gpuyard.runners.controllers.runner_observer import RunnerObserver
 from gpuyard.runners.controllers.runner_site import RunnerSite
-from gpuyard.runners.controllers.spare_times import SpareTimes
 from gpuyard.runners.cpu_lane import cpu_room
 from gpuyard.runners.fair_share import decayed
 from gpuyard.runners.github.client import GitHubClient

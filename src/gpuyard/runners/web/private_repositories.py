@@ -15,9 +15,9 @@ from gpuyard.runners.records import Job, Runner
 from gpuyard.runners.view import QueuePlace
 from gpuyard.runners.web.runner_sources import RunnerSources
 from gpuyard.site.runner_rules import PrivateShown, SiteRunners
-from gpuyard.web.others import hides
 from gpuyard.web.people import Visitor
 from gpuyard.web.settings import OthersShown
+from gpuyard.web.visibility import hides
 
 HIDDEN_JOB = "a job of a private repository"
 HIDDEN_REPOSITORY = "private repositories"

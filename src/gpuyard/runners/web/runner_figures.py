@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import ceil
 
-from gpuyard.runners.life import FAILURES
 from gpuyard.runners.records import Cause, GpuUse
 from gpuyard.runners.store import RunnerStore
+from gpuyard.runners.transitions import FAILURES
 from gpuyard.web.shared import Shared
 
 WAITS, USES = timedelta(days=7), timedelta(days=30)

@@ -21,7 +21,7 @@ from gpuyard.model.booking_life import OPEN
 from gpuyard.runtime.control_loops import Loop
 from gpuyard.site.accounting_rules import BudgetRules, SiteAccounting, price_at
 from gpuyard.site.schema import Site
-from gpuyard.site.tariffs import TariffClock
+from gpuyard.site.tariff_clock import TariffClock
 from gpuyard.usage.accounts import CHARGED, Prices, use_of
 from gpuyard.usage.budgets import BudgetStatus, ProjectBudget, hours, period_of
 from gpuyard.usage.controllers.reading import History

@@ -1,4 +1,4 @@
-"""Hides from people what they may not see of who has used which GPUs. `web/others.py` has the rule."""
+"""Hides from people what they may not see of who has used which GPUs. `web/visibility.py` has the rule."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from gpuyard.inventory.web.shown_servers import kept_for
 from gpuyard.model.gpu import GpuState
 from gpuyard.model.rights import Verb, may
 from gpuyard.usage.records import Interval, Slice, Tenure, TrackState
-from gpuyard.web.others import SERVER, SOMEBODY, projects_of, shown_project
 from gpuyard.web.people import Visitor
 from gpuyard.web.projects import in_project
 from gpuyard.web.settings import OthersShown
+from gpuyard.web.visibility import SERVER, SOMEBODY, projects_of, shown_project
 
 
 @dataclass(frozen=True)

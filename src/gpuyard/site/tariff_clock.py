@@ -2,7 +2,7 @@
 
 A wall clock decides which tariff holds at a moment, so an hour that summer time skips is in none, and one that it
 repeats is in its tariff twice. A piece of time is cut where the tariff or the day changes; only pieces that are the
-same throughout are added up.
+same throughout are added up. What an hour costs is in accounting_rules.py.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ It chooses the kernel module when the site file states none, and refuses a drive
 toolkit that cannot serve all GPUs of the image's pools, and a base that no distribution has, before anything is
 built.
 
+The branch itself is the site file's; its packages and their version are chosen when the image is built, in
+images/elements/gpuyard-nvidia/install.d/59-gpuyard-nvidia-packages.
+
 Sources:
 - GPUs, their kernel modules and branches: gpu_generations.
 - CUDA and driver: NVIDIA's "Minor Version Compatibility" (docs.nvidia.com/deploy/cuda-compatibility), tables 1, 2.
