@@ -42,9 +42,10 @@ def test_every_command_that_the_pages_show_exists() -> None:
     known = set(re.findall(r"^#+ (gpuyard.*)$", commands(), re.MULTILINE))
     groups = {command.split()[1] for command in known if command.count(" ") == 2}
     for page, text in pages().items():
-        for first, second in re.findall(
-            r"gpuyard ([a-z]+)(?: ([a-z]+))?", " ".join(re.findall(r"`[^`]+`|^ {4}.*$", text, re.M))
-        ):
+        fenced = re.findall(r"^```.*?^```$", text, re.M | re.S)
+        prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+        code = " ".join([*fenced, *re.findall(r"``.+?``|`[^`]+`|^ {4}.*$", prose, re.M)])
+        for first, second in re.findall(r"gpuyard ([a-z]+)(?: ([a-z]+))?", code):
             shown = f"gpuyard {first} {second}" if first in groups and second else f"gpuyard {first}"
             assert shown in known, f"{page} shows {shown!r}"
 
