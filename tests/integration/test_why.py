@@ -227,8 +227,9 @@ def test_more_of_a_class_than_one_server_may_have(cloud: Cloud, operator: CloudA
     """A class of the operator's own, as it goes: unknown, on no host, too small, max_unit, right.
 
     That it is right is said by Placement, and no server is asked for: nova-compute takes classes that it does not know
-    off its host once it has read them again (every 300 seconds). When a server uses one, the claim of that server fails
-    instead, and Nova keeps its GPU as taken.
+    off its host once it has read them again (nova 34.0.0, scheduler/client/report.py, `_associations_stale`: after 300
+    seconds). When a server uses one, Placement refuses that with InventoryInUse, the claim of the server fails
+    (compute/resource_tracker.py, `instance_claim`: `_update` after `claim_instance`), and its GPU stays taken.
     """
     name = flavor("slots", **{"resources:CUSTOM_WHY": "3", "pci_passthrough:alias": "k40c:1"})
     told = cloud.refuses(name)

@@ -400,7 +400,7 @@ class SimulatedRunners:
             self._killable_store(), self.ledger, guarded, clients, sets, holds=self.holds(self),
             in_slots=lambda pool: self.in_slots,
         )  # fmt: skip
-        self.runners = Runners(site, doors, self.clock, lambda name, many: Inline(), late=timedelta(seconds=30))
+        self.runners = Runners(site, doors, self.clock, lambda name, many: Inline())
         self._due: dict[str, datetime] = {}
 
     @property

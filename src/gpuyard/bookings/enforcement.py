@@ -30,12 +30,12 @@ from gpuyard.model.gpu import is_unit
 from gpuyard.model.moments import second_text
 
 SETTLE = timedelta(seconds=5)
-"""How long limits must have been down before a hold is taken off: a create that Nova had let in before is in its list
-of servers by then, where it is waited for. One that Nova takes longer to list is refused by its conductor, so this is
-for the owner not to meet it there."""
+"""Time for which limits must have been down before a hold is taken off: a create that Nova had let in before is in its
+list of servers by then, where it is waited for. One that Nova takes longer to list is refused by its conductor, so this
+is for the owner not to meet it there."""
 LATE = timedelta(seconds=1)
-"""When to observe servers again that Nova has on their way. Also how much later than now something may be that was
-written down before: more, and the clock has gone back."""
+"""Pause before servers are observed again that Nova has on their way. Also how much later than now something may be
+that was written down before: more, and the clock has gone back."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class PoolPlan:
     usable: frozenset[str] = frozenset()
     """Those of `ready` whose GPUs are released now: all but bookings whose window is over."""
     again: datetime | None = None
-    """When to observe and plan again, where that is known to help."""
+    """Moment of the next observation and plan, where that is known to help."""
     blocked: str = ""
     """Why trusted projects get nothing new at the moment; empty when they do."""
 

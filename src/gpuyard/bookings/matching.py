@@ -66,7 +66,7 @@ def on_now(bookings: Iterable[Booking]) -> list[Booking]:
 
 
 def may_use(holder: Holder | Server, booking: Booking) -> bool:
-    """Whether a booking is for a server, as far as its user and project tell."""
+    """Return whether a booking is for a server, as far as its user and project tell."""
     return booking.project_id == holder.project_id and (booking.shared or booking.user_id == holder.user_id)
 
 

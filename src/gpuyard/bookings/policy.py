@@ -174,7 +174,7 @@ def _quiet(ask: Ask, rules: Rules, zone: ZoneInfo, started: bool) -> Iterable[Re
 
 
 def _within(minute: int, quiet: QuietHours, ends: bool) -> bool:
-    """Whether a minute of the day is quiet. An end at the very moment when quiet begins is still before it."""
+    """Return whether a minute of the day is quiet. An end at the very moment when quiet begins is still before it."""
     start, end = quiet.start_minute, quiet.end_minute
     if start < end:
         return start < minute < end if ends else start <= minute < end

@@ -17,7 +17,7 @@ from gpuyard.bookings.matching import LET_IN, Holder, Matches, match
 from gpuyard.model.booking import Booking, BookingKind, BookingState, Lane, Rules
 
 PREPARE = timedelta(seconds=30)
-"""How long before a start the others' limits go down, where unbooked use is allowed; so the start itself waits for
+"""Time before a start at which the others' limits go down, where unbooked use is allowed; so the start itself waits for
 nothing."""
 SOON = (BookingState.CONFIRMED, BookingState.OFFERED)
 
@@ -54,7 +54,7 @@ def read_memory(values: Mapping[str, str]) -> Memory:
 
 
 def is_whole_group(booking: Booking) -> bool:
-    """Whether a booking is of a group of several GPUs, which a server with one GPU would break."""
+    """Return whether a booking is of a group of several GPUs, which a server with one GPU would break."""
     return booking.ask.same_group and booking.ask.gpus > 1
 
 
@@ -127,15 +127,15 @@ class PoolView:
         return frozenset(lane for holder in self.holders for lane in holder.lanes)
 
     def ready(self, lane: int) -> bool:
-        """Whether a lane can be used, once a hold of ours is off."""
+        """Return whether a lane can be used, once a hold of ours is off."""
         return self._idle(lane) and not self.lanes[lane].trouble and lane not in self.kept_back
 
     def lendable(self, lane: int) -> bool:
-        """Whether a lane can be lent: only a hold of ours is on it, or what its GPU is kept back for."""
+        """Return whether a lane can be lent: only a hold of ours is on it, or what its GPU is kept back for."""
         return self._idle(lane) and self.lanes[lane].trouble in ("", self.kept_back.get(lane, ""))
 
     def _idle(self, lane: int) -> bool:
-        """Whether no server is on it, and nobody else has reserved it."""
+        """Return whether no server is on it, and nobody else has reserved it."""
         others = any(name in self.reserved and name not in self.memory.holds for name in self.providers.get(lane, ()))
         return lane in self.lanes and lane in self.providers and not others and lane not in self.busy
 
@@ -148,14 +148,14 @@ class PoolView:
         return left if booking.ask.same_group and lanes else min(left, len(lanes))
 
     def exclusive(self, booking: Booking) -> bool:
-        """Whether its GPUs may only be released while nobody else is let in: where servers without a booking are
+        """Return whether its GPUs may only be released while nobody else is let in: where servers without a booking are
         allowed, for a whole slot of several GPUs where others might take one of them, and for a loan, since nobody else
         is to have what may be bad."""
         lent = booking.kind is BookingKind.LOAN
         return lent or bool(self.unbooked) or (self.mixed and is_whole_group(booking))
 
     def waits_for_server(self, lease: Booking) -> bool:
-        """Whether the group of a runner's lease is to be held: Nova has not been asked for its server yet."""
+        """Return whether the group of a runner's lease is to be held: Nova has not been asked for its server yet."""
         asked = lease.id in self.memory.lifted or lease.claimed is not None or lease.id in self.matches.claims
         return lease.state is BookingState.ACTIVE and is_whole_group(lease) and not asked
 
@@ -192,7 +192,7 @@ class PoolView:
         return max(begin for begin in mine if begin is not None) + 2 * self.rules_of(booking).window
 
     def keeps_others_out(self, booking: Booking) -> bool:
-        """Whether somebody outside the project waits while its GPUs are released."""
+        """Return whether somebody outside the project waits while its GPUs are released."""
         booked = {booking.project_id for booking in self.bookings if booking.kind is BookingKind.BOOKING}
         return bool((self.unbooked.keys() | self.trusted.keys() | booked) - {booking.project_id})
 

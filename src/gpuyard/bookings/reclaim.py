@@ -168,7 +168,7 @@ def _action(view: PoolView, holder: Holder, rule: str, only_warn: Collection[str
 
 
 def asked(case: Overstay) -> bool:
-    """Whether Nova was told to take the GPU back; it is told again until it has done so."""
+    """Return whether Nova was told to take the GPU back; it is told again until it has done so."""
     return case.text.startswith(ASKED)
 
 

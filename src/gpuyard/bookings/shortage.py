@@ -16,7 +16,8 @@ from gpuyard.bookings.pool_view import SOON, PoolView
 from gpuyard.model.booking import Booking, BookingKind, BookingState, Lane
 
 LEAVING = timedelta(minutes=5)
-"""How long into a booking its owner is not told that it waits for a runner's server, which is being deleted."""
+"""Time from the start of a booking in which its owner is not told that it waits for a runner's server, which is being
+deleted."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ def _near(view: PoolView, now: datetime) -> Iterable[Booking]:
 
 
 def _leaves_in_time(view: PoolView, booking: Booking, lane: int) -> bool:
-    """Whether the lane's server has a booking of its own that is over when this one begins. Of several one is enough:
-    a server cannot give back one of its GPUs."""
+    """Return whether the lane's server has a booking of its own that is over when this one begins. Of several one is
+    enough: a server cannot give back one of its GPUs."""
     for holder in view.holders:
         if lane in holder.lanes:
             own = view.matches.bookings_of.get(holder.id, ())
@@ -100,7 +101,7 @@ def _leases_on(view: PoolView, lane: int) -> list[str]:
 
 
 def _is_leaving(view: PoolView, booking: Booking, lane: int, now: datetime) -> bool:
-    """Whether a server on a lane has lost its lease a moment ago, so that gpuyard is deleting it."""
+    """Return whether a server on a lane has lost its lease a moment ago, so that gpuyard is deleting it."""
     soon = now < booking.ask.start + LEAVING
     return soon and any(lane in one.lanes for one in view.leftover)
 

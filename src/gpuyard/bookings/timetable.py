@@ -57,7 +57,7 @@ class Timetable:
                 self.add(*one)
 
     def is_free(self, lane: int, start: int, end: int) -> bool:
-        """Whether nothing is on the lane in [start, end)."""
+        """Return whether nothing is on the lane in [start, end)."""
         ends = self._ends.get(lane)
         if not ends:
             return True

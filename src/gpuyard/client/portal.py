@@ -176,7 +176,7 @@ def _host(url: str) -> str:
 
 
 def _is_plain(url: str) -> bool:
-    """Whether others on the network could read what is sent there."""
+    """Return whether others on the network could read what is sent there."""
     if url.startswith("https://"):
         return False
     host = _host(url)

@@ -194,7 +194,7 @@ def _link(name: str, use: UseLine | None = None) -> GpuLink:
 
 
 def is_theirs(status: GpuStatus, user_id: str, projects: Collection[str]) -> bool:
-    """Whether a server of the person has a GPU. `projects`: ids of theirs."""
+    """Return whether a server of the person has a GPU. `projects`: ids of theirs."""
     claim = status.claim
     if status.state is not GpuState.CLAIMED or claim is None:
         return False

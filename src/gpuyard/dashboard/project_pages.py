@@ -138,5 +138,5 @@ def _next_month(day: date) -> date:
 
 
 def is_of(status: GpuStatus, person: Person) -> bool:
-    """Whether a server of a person's project has a GPU."""
+    """Return whether a server of a person's project has a GPU."""
     return status.claim is not None and status.claim.project_id == person.project_id

@@ -140,7 +140,8 @@ class LeaderElection:
             return False
 
     def _is_alive(self, name: str) -> bool:
-        """Whether the session is still there, and with it the lock; forgets it when not. A word is said by it."""
+        """Return whether the session is still there, and with it the lock; forgets it when not. A word is said by
+        it."""
         connection = self._connections.get(name)
         if connection is None:
             return False

@@ -267,7 +267,7 @@ def _made(value: object) -> bool:
 
 
 def _tagged(value: object) -> bool:
-    """Whether it is, or has, one of Ansible's own tags, with which kolla-genpwd ends."""
+    """Return whether it is, or has, one of Ansible's own tags, with which kolla-genpwd ends."""
     if isinstance(value, dict):
         return any(_tagged(part) for part in value.values())
     return isinstance(value, TaggedScalar) and str(value.tag).startswith("!")

@@ -202,14 +202,14 @@ def _wrong(gpus: Iterable[Gpu], world: World, with_traits: bool) -> list[str]:
 
 
 def _arrived(host: HostStage, stage: Stage, world: World, target: StagedSite) -> bool:
-    """Whether a host is as the stage wants it."""
+    """Return whether a host is as the stage wants it."""
     if host.stage == "-":
         return True
     return not _wrong(_mine(target, host.host), world, with_traits=stage is Stage.ON)
 
 
 def _shows(report: StagedSite, on: StagedSite) -> bool:
-    """Whether computes of the two stages can be told apart."""
+    """Return whether computes of the two stages can be told apart."""
     return {gpu.provider_name for gpu in report.gpus} != {gpu.provider_name for gpu in on.gpus}
 
 

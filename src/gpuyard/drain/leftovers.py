@@ -192,7 +192,8 @@ def _counted_twice(facts: LeftoverFacts, one: Consumer) -> Iterable[Finding]:
 
 
 def _is_device(host: str, provider: str) -> bool:
-    """Whether a provider is that of a PCI device, by the name that Nova gives it: not of one that makes vGPUs."""
+    """Return whether a provider is that of a PCI device, by the name that Nova gives it: not of one that makes
+    vGPUs."""
     return provider.startswith(f"{host}_") and ADDRESS.match(provider.removeprefix(f"{host}_").lower()) is not None
 
 

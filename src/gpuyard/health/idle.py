@@ -47,7 +47,7 @@ def after(idle: Idleness, time: datetime, use: int | None, below: int) -> Idlene
 
 
 def is_idle(gpus: Iterable[Idleness], rules: IdleRules, now: datetime) -> bool:
-    """Whether a server does nothing with any of its GPUs, and has not for as long as the rules say."""
+    """Return whether a server does nothing with any of its GPUs, and has not for as long as the rules say."""
     found = [gpu.lasts(now) for gpu in gpus]
     return bool(found) and min(found) >= rules.after
 

@@ -48,7 +48,7 @@ are then, and they count against no limit.
 
 
 def is_infrastructure(signal: str) -> bool:
-    """Whether a signal comes from hosts, Nova or scrubs, and no user can provoke it."""
+    """Return whether a signal comes from hosts, Nova or scrubs, and no user can provoke it."""
     return signal in SIGNALS and SIGNALS[signal].source in INFRASTRUCTURE and signal not in PROVOKED
 
 
@@ -91,7 +91,7 @@ class PoolLimits:
         (self._ours[is_infrastructure(gpu.signal)] if is_counted else self._anyhow).add(slot)
 
     def room_for(self, gpu: str, signal: str) -> bool:
-        """Whether its slot may be kept back for this signal without a person."""
+        """Return whether its slot may be kept back for this signal without a person."""
         slot, ours = self._slot_of[gpu], self._ours[is_infrastructure(signal)]
         if slot in ours or slot in self._anyhow or self._has_no_limit(gpu, signal):
             return True
@@ -108,5 +108,5 @@ class PoolLimits:
 
 
 def by_rule(gpu: GpuHealth) -> bool:
-    """Whether a GPU is kept back by a rule and a signal, not by a person or because it is new."""
+    """Return whether a GPU is kept back by a rule and a signal, not by a person or because it is new."""
     return not gpu.by and bool(gpu.signal)

@@ -171,8 +171,8 @@ class HostWork:
     """The person who said so."""
 
     def covers(self, seen: Observation) -> bool:
-        """Whether nothing follows from an observation for the GPU alone: it is from before the work was done, or the
-        check sees it too, and the host is not given back before it has passed."""
+        """Return whether nothing follows from an observation for the GPU alone: it is from before the work was done, or
+        the check sees it too, and the host is not given back before it has passed."""
         return self.done is None or seen.seen <= self.done or seen.code in LASTING
 
 

@@ -146,7 +146,7 @@ def words(gpu: GpuHealth) -> str:
 
 
 def is_required(what: str, rules: SiteHealth) -> bool:
-    """Whether a GPU is to be accepted after this: a signal of what is stale, ``new`` or ``repair``."""
+    """Return whether a GPU is to be accepted after this: a signal of what is stale, ``new`` or ``repair``."""
     return rules.acceptance is not None and STALE_MEANS.get(what, what) in rules.acceptance.required
 
 
@@ -290,8 +290,8 @@ class _Work:
         )  # fmt: skip
 
     def _needs_scrub(self, sight: GpuObservation) -> bool:
-        """Whether a GPU that is to be accepted is as its last tenant left it. One with a generation came back clean,
-        and is about to become a hold of the ledger's."""
+        """Return whether a GPU that is to be accepted is as its last tenant left it. One with a generation came back
+        clean, and is about to become a hold of the ledger's."""
         return (
             self._place.once
             and sight.reserved
@@ -321,7 +321,7 @@ class _Work:
         )  # fmt: skip
 
     def _at_work(self, seen: Observation) -> bool:
-        """Whether it is a matter of its host's maintenance: cards come and go then."""
+        """Return whether it is a matter of its host's maintenance: cards come and go then."""
         work = self._around.works.get(self._place.host)
         return work is not None and SIGNALS[seen.code].source in (Source.HOST, Source.NOVA) and work.covers(seen)
 
@@ -396,7 +396,7 @@ class _Work:
             self._become(HealthState.TO_ACCEPT, self._verdict(seen.code).cause, seen)
 
     def _can_be_accepted(self) -> bool:
-        """Whether no server has it, nor Nova keeps it reserved after one."""
+        """Return whether no server has it, nor Nova keeps it reserved after one."""
         held = self._sight is None or bool(self._sight.server) or (self._place.once and self._sight.reserved)
         return (self.gpu.state, HealthState.TO_ACCEPT) in TRANSITIONS and not held
 
@@ -480,18 +480,18 @@ class _Work:
     # How
 
     def _looked_since(self) -> bool:
-        """Whether the cloud was looked at since it came to its state: what was released a moment ago was still reserved
-        before. Records have whole seconds."""
+        """Return whether the cloud was looked at since it came to its state: what was released a moment ago was still
+        reserved before. Records have whole seconds."""
         looked = self._around.looked
         return looked is None or looked >= self.gpu.since + timedelta(seconds=1)
 
     def _is_watched(self, code: str) -> bool:
-        """Whether its host sees that what was seen is over."""
+        """Return whether its host sees that what was seen is over."""
         source = SIGNALS[code].source if code in SIGNALS else None
         return source is Source.HOST or (source is Source.GUEST and self._place.host in self._around.heard)
 
     def _heard_since(self, since: datetime) -> bool:
-        """Whether its host has looked since then, and lately."""
+        """Return whether its host has looked since then, and lately."""
         heard = self._around.heard.get(self._place.host)
         return heard is not None and heard > since and abs(self._around.now - heard) <= self._rules.silence
 

@@ -36,7 +36,7 @@ class Repeat:
 
 
 def is_failure(event: HealthEvent) -> bool:
-    """Whether a GPU went bad: it was quarantined, and not just left by the person who looked after it."""
+    """Return whether a GPU went bad: it was quarantined, and not just left by the person who looked after it."""
     return event.after is HealthState.QUARANTINED and event.before not in (
         HealthState.QUARANTINED,
         HealthState.IN_REPAIR,

@@ -112,7 +112,7 @@ class Courier:
                 return
 
     def _tell(self, deliveries: Sequence[Delivery]) -> bool:
-        """Whether the channel works."""
+        """Return whether the channel works."""
         untold = list(deliveries)
         try:
             with self._channel.open() as send:
@@ -151,7 +151,7 @@ class Courier:
             self._told.add(self._channel.name, "told")
 
     def _put_off(self, one: Delivery, retry: datetime, why: str) -> bool:
-        """Whether it will be tried again."""
+        """Return whether it will be tried again."""
         patience = self._channel.patience
         if patience is not None and self._now() - one.event.at > patience:
             self._give_up(one, why)

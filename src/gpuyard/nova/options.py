@@ -146,7 +146,7 @@ def _not_cpus(text: str) -> str | None:
 
 
 def _left(chosen: tuple[int, int], without: Sequence[tuple[int, int]]) -> bool:
-    """Whether a range has a number that none of the others has."""
+    """Return whether a range has a number that none of the others has."""
     low, high = chosen
     for start, end in sorted(without):
         if start > low:

@@ -63,7 +63,7 @@ def _listed(cloud: Reader, host: str) -> dict[str, ServerRow]:
 
 
 def _is_elsewhere(row: ServerRow, migrations: tuple[MigrationSeen, ...]) -> bool:
-    """Whether a migration that waits for its confirmation is of a server that does not wait any more."""
+    """Return whether a migration that waits for its confirmation is of a server that does not wait any more."""
     return row.status != "VERIFY_RESIZE" and any(
         migration.server == row.id and migration.status in WAITING and migration.target == row.host != migration.source
         for migration in migrations

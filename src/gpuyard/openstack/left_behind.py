@@ -123,8 +123,8 @@ class PoolsAsked:
 
 
 def _has_arrived(cloud: Reader, listed: ServerRow) -> bool:
-    """Whether no migration of the server is going on, and it is where it was listed. Not known, and so False, where we
-    may not ask for migrations."""
+    """Return whether no migration of the server is going on, and it is where it was listed. Not known, and so False,
+    where we may not ask for migrations."""
     migrations = cloud.migrations_if_allowed(instance_uuid=listed.id)
     if migrations is None or any(
         migration.running and migration.status != CONFIRMABLE for migration in migrations.values()
@@ -137,8 +137,8 @@ def _has_arrived(cloud: Reader, listed: ServerRow) -> bool:
 
 
 def _stays(row: ServerRow) -> bool:
-    """Whether Nova is not moving it: what else it does with a server changes no allocation. One that only waits to be
-    confirmed is on its new host, and what it had before is its migration's."""
+    """Return whether Nova is not moving it: what else it does with a server changes no allocation. One that only waits
+    to be confirmed is on its new host, and what it had before is its migration's."""
     return row.status not in MOVING or (row.status == "VERIFY_RESIZE" and row.task is None)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.bookings.web.booking_documents import BookingRows
 from gpuyard.bookings.web.capability import BookingsCapability
 from gpuyard.dashboard.capability import BookedPages, DashboardCapability
@@ -12,7 +12,6 @@ from gpuyard.dashboard.sources import Sources
 from gpuyard.diagnosis.web.capability import DiagnosisCapability
 from gpuyard.health.web.capability import GuestsCapability, HealthCapability
 from gpuyard.inventory.web.capability import InventoryCapability
-from gpuyard.openstack.people import People
 from gpuyard.runners.web.capability import RunnersCapability
 from gpuyard.usage.web.capability import UsageCapability
 from gpuyard.web.authenticator import Authenticator
@@ -23,48 +22,45 @@ from gpuyard.web.capability import Capability
 class SiteCapabilities:
     """The capabilities of one site, in the order in which the documentation of the API lists them."""
 
+    others: Sequence[Capability]
     dashboard: DashboardCapability
-    authenticator: Authenticator | None = None
-    """Authenticates visitors; None where nobody logs in."""
-    others: list[Capability] = field(default_factory=list)
+    authenticator: Authenticator | None
+    """Authenticates people; None where nobody logs in."""
 
     @property
-    def all(self) -> list[Capability]:
+    def all(self) -> Sequence[Capability]:
+        """All of them, the dashboard included."""
         return [*self.others, self.dashboard]
 
 
 def capabilities_of(sources: Sources) -> SiteCapabilities:
-    """Return the capabilities of a site, by the sources that it has."""
-    ledger, people = sources.ledger, sources.people
-    booked: BookedPages | None = None
-    found: list[Capability] = []
-    if ledger is not None:
-        assert people is not None, "bookings need people who make them"
-        booked = _with_bookings(sources, ledger, people, found)
+    """Return the capabilities that a site has, by what its portal is made of."""
+    booked, others = _booked(sources) if sources.ledger is not None else (None, [])
     authenticator = booked.authenticator if booked is not None else None
     if sources.history is not None:
-        found.append(UsageCapability(sources, sources.history, sources.accounting))
+        others.append(UsageCapability(sources, sources.history, sources.accounting))
     if sources.bootable is not None:
-        found.append(DiagnosisCapability(sources, sources.bootable, authenticator))
+        others.append(DiagnosisCapability(sources, sources.bootable, authenticator))
     if sources.runners is not None:
-        found.append(RunnersCapability(sources, sources.runners))
-    found.append(InventoryCapability(sources))
-    return SiteCapabilities(DashboardCapability(sources, booked), authenticator, found)
+        others.append(RunnersCapability(sources, sources.runners))
+    others.append(InventoryCapability(sources))
+    return SiteCapabilities(others, DashboardCapability(sources, booked), authenticator)
 
 
-def _with_bookings(sources: Sources, ledger: Ledger, people: People, found: list[Capability]) -> BookedPages:
-    """Adds what needs a ledger, and returns what pages show of it."""
+def _booked(sources: Sources) -> tuple[BookedPages, list[Capability]]:
+    """Return what pages show of bookings, and the capabilities that need a ledger."""
+    ledger, people = sources.ledger, sources.people
+    assert ledger is not None
+    assert people is not None, "bookings need people who make them"
     assert sources.sessions is not None, "people need sessions"
     rows = BookingRows(ledger, sources.gpus, sources.flavors, sources.settings.others)
     authenticator = Authenticator(
         people, sources.sessions, sources.settings, sources.now, knows=lambda project: ledger.book.knows(project)
     )
     guests = GuestsCapability(sources, ledger, sources.agents)
-    health = None
-    if sources.health is not None:
-        health = HealthCapability(sources, sources.health, ledger, people, rows, guests.outcomes)
-    report = health.faults.report if health is not None else None
-    found.append(BookingsCapability(sources, ledger, authenticator, rows, report))
-    found += [health] if health is not None else []
-    found.append(guests)
-    return BookedPages(ledger, authenticator, rows, health.reader if health is not None else None)
+    if sources.health is None:
+        bookings = BookingsCapability(sources, ledger, authenticator, rows, None)
+        return BookedPages(ledger, authenticator, rows, None), [bookings, guests]
+    health = HealthCapability(sources, sources.health, ledger, people, rows, guests.outcomes)
+    bookings = BookingsCapability(sources, ledger, authenticator, rows, health.faults.report)
+    return BookedPages(ledger, authenticator, rows, health.reader), [bookings, health, guests]

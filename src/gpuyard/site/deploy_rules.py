@@ -191,7 +191,7 @@ class SiteDeploy(Strict):
         return self.vip is not None and (self._set("enable_haproxy") or "enable_haproxy" not in self.variables)
 
     def _set(self, name: str) -> bool:
-        """Whether `variables` may turn something on."""
+        """Return whether `variables` may turn something on."""
         return truth_of(self.variables.get(name, False)) is not False
 
     @property

@@ -99,7 +99,7 @@ def _enrolments(enrolments: Sequence[Enrolment]) -> Iterable[Problem]:
 
 
 def _could_be(pattern: str, enrolment: Enrolment) -> bool:
-    """Whether a repository of an enrolment could match. Of patterns on both sides only the owner is compared."""
+    """Return whether a repository of an enrolment could match. Of patterns on both sides only the owner is compared."""
     owner = pattern.partition("/")[0].lower()
     if enrolment.repository and not set(pattern) & set("*?"):
         return pattern.lower() == enrolment.repository.lower()

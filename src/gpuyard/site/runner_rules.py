@@ -140,7 +140,7 @@ class Enrolment(Strict):
         return self.organization or (self.repository or "").partition("/")[0]
 
     def includes(self, repository: str) -> bool:
-        """Whether a repository (``owner/name``) gets runners here. Letter case does not count, as at GitHub."""
+        """Return whether a repository (``owner/name``) gets runners here. Letter case does not count, as at GitHub."""
         wanted = repository.lower()
         if self.repository is not None:
             return wanted == self.repository.lower()
@@ -191,7 +191,7 @@ class Idle(Strict):
         return self
 
     def on(self, local: datetime) -> bool:
-        """Whether they are wanted at a local time."""
+        """Return whether they are wanted at a local time."""
         return within_week(weekdays_of(self.days), *hours_of(self.hours), local)
 
 

@@ -121,7 +121,7 @@ def _move(one: ActionRow, parts: Mapping[str, datetime | None], flavors: tuple[i
 
 
 def _is_at_rest(server: ServerRow, now: datetime) -> bool:
-    """Whether Nova has left a server alone for so long that a move which has not ended never will."""
+    """Return whether Nova has left a server alone for so long that a move which has not ended never will."""
     changed = server.changed
     quiet = server.terminated is not None or server.settled or server.status == WAITS
     return quiet and changed is not None and now - changed > SETTLED
@@ -149,7 +149,7 @@ def _flavors(
 
 
 def _gets_others(server: ServerRow, parts: Mapping[str, datetime | None]) -> bool:
-    """Whether a server that is unshelved has not got its resources yet."""
+    """Return whether a server that is unshelved has not got its resources yet."""
     return parts[UNSHELVING] is None if UNSHELVING in parts else server.status == SHELVED
 
 

@@ -245,8 +245,8 @@ class _Planner:
         return self._another(old, new, end, self._begin_of(new))
 
     def _stays(self, old: Interval, new: Track) -> bool:
-        """Whether a server whose GPU seems to be somebody else's, or nobody's, has it all the same: Nova says that it
-        is there, and Placement tells of fewer GPUs than it has; or Nova does not tell of it for now."""
+        """Return whether a server whose GPU seems to be somebody else's, or nobody's, has it all the same: Nova says
+        that it is there, and Placement tells of fewer GPUs than it has; or Nova does not tell of it for now."""
         if new.state is TrackState.CLAIMED:
             return False
         server = old.tenure.server
@@ -260,8 +260,8 @@ class _Planner:
         return fewer and (server in self._seen.named or not self._seen.whole)
 
     def _never_left(self, key: GpuKey, old: Interval, new: Track) -> bool:
-        """Whether the server that has a GPU had it before what the last looks saw there, and by Nova's records all the
-        time since: Nova and Placement have both left it out for a while."""
+        """Return whether the server that has a GPU had it before what the last looks saw there, and by Nova's records
+        all the time since: Nova and Placement have both left it out for a while."""
         life = self._seen.lives.get(new.tenure.server) if new.state is TrackState.CLAIMED else None
         if life is None or old.state in WITH_SERVER:
             return False
@@ -430,7 +430,7 @@ def with_booking(tenure: Tenure, booking: Booking) -> Tenure:
 
 
 def is_runners(tenure: Tenure) -> bool:
-    """Whether a server draws on a lease."""
+    """Return whether a server draws on a lease."""
     return tenure.kind == BookingKind.RUNNER.value
 
 

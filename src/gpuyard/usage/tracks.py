@@ -65,7 +65,7 @@ def _claimed(status: GpuStatus, snapshot: Snapshot, ledger: LedgerSeen) -> Track
 
 
 def _launched_by(launched: datetime | None, taken: datetime) -> bool:
-    """Whether it was when the look began: what happened while it went on is for the next one."""
+    """Return whether it was when the look began: what happened while it went on is for the next one."""
     return launched is not None and whole(launched) <= whole(taken)
 
 

@@ -194,7 +194,7 @@ class Connection(H11Protocol):
             self._all.waiting.setdefault(self)
 
     def _look(self) -> None:
-        """Whether enough was taken of an answer; also of one after which it is to be closed."""
+        """Return whether enough was taken of an answer; also of one after which it is to be closed."""
         left = self.transport.get_write_buffer_size()
         if left > self._left - SLOWEST:
             self.drop()

@@ -104,7 +104,7 @@ class _Answers(Generic[T]):
             kept.lock.release()
 
     def knows(self, key: str) -> bool:
-        """Whether the last answer was somebody, and not that there is nobody. Asks nothing."""
+        """Return whether the last answer was somebody, and not that there is nobody. Asks nothing."""
         with self._lock:
             kept = self._kept.get(key)
             return kept is not None and kept.answer is not None

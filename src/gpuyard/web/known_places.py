@@ -31,7 +31,7 @@ class KnownPlaces:
         self._away_until = float("-inf")
 
     def has(self, user: str, place: str) -> bool:
-        """Whether somebody has logged in as a user from a place; no while the database cannot be read."""
+        """Return whether somebody has logged in as a user from a place; no while the database cannot be read."""
         if self._clock() < self._away_until:
             return False
         try:

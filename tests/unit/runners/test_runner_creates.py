@@ -15,6 +15,7 @@ import pytest
 from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.openstack.servers import NovaServers, ServerError, ServerProblem, ServerWish
 from gpuyard.runners.controllers import runner_executor as runner_executor
+from gpuyard.runners.controllers.runner_executor import LATE
 from gpuyard.runners.records import Cause
 from gpuyard_lab.github.faults import FaultRates
 from gpuyard_lab.github.records import JobOrder
@@ -39,7 +40,8 @@ def with_job(folder: Path) -> tuple[SimulatedRunners, int]:
 
 
 def test_a_name_that_github_has_already_costs_a_job_nothing(tmp_path: Path) -> None:
-    """It waited for 30 s, as after a failure of its own, while its GPU was free."""
+    """It waited for 30 s, as after a failure of its own, while its GPU was free. GitHub answers 409 "Already exists - A
+    runner with the name *** already exists" (recorded in ubicloud/ubicloud#692)."""
     world, _ = with_job(tmp_path)
     faults = world.github.forge.faults
     faults.rates = FaultRates(conflict=1.0)
@@ -49,6 +51,31 @@ def test_a_name_that_github_has_already_costs_a_job_nothing(tmp_path: Path) -> N
     assert (world.clock() - began).total_seconds() <= 5
     (ours,) = world.store.jobs()
     assert (ours.tries, ours.not_before) == (0, None)
+
+
+@pytest.mark.parametrize("late", [10, 45])
+def test_a_server_that_comes_after_its_answer_was_lost_is_deleted_and_its_job_runs_once(
+    tmp_path: Path, late: int
+) -> None:
+    """Within LATE its name is looked for; after it the GPU is another runner's, and the late one is swept."""
+    world, job = with_job(tmp_path)
+    create, asked = world.nova.create, []
+
+    def hangs(wish: ServerWish) -> str:
+        world.nova.create = create  # type: ignore[method-assign]
+        asked.append((world.clock(), wish))
+        raise ServerError("504 Gateway Time-out", 504, ServerProblem.UNKNOWN)
+
+    world.nova.create = hangs  # type: ignore[method-assign]
+    world.until(lambda: bool(asked), seconds=1)
+    (at, wish) = asked[0]
+    world.until(lambda: (world.clock() - at).total_seconds() >= late, seconds=1)
+    assert bool(world.nova.posts) is (late > LATE.total_seconds()), "the GPU was given back after LATE"
+    server = create(wish)
+    world.until(lambda: server not in world.nova.servers, hours=1)
+    world.until(world.at_rest)
+    assert (world.job(job).conclusion, world.guests.ran) == ("success", [job])
+    assert world.left_over() == []
 
 
 def refusing(world: SimulatedRunners) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -63,6 +63,14 @@ def ledger(tmp_path: Path, compiled: CompiledSite) -> Iterator[Ledger]:
     opened.close()
 
 
+def history_of(
+    watch: Watch, past: Past, ledger: Ledger, compiled: CompiledSite, now: Callable[[], datetime] = lambda: NOW
+) -> HistoryController:
+    """A controller on the ledger's database, as of a new process."""
+    store = HistoryStore(ledger.database)
+    return HistoryController(store, past, watch, ledger, compiled, now)  # type: ignore[arg-type]  # stand-ins
+
+
 def sight(compiled: CompiledSite, seconds: int, *servers: Server) -> CloudObservation:
     names = [gpu.provider_name for gpu in compiled.gpus]
     snapshot = Snapshot(
@@ -80,10 +88,7 @@ def sight(compiled: CompiledSite, seconds: int, *servers: Server) -> CloudObserv
 
 def test_looks_are_written_once_and_only_forward(compiled: CompiledSite, ledger: Ledger) -> None:
     watch, past, store = Watch(), Past(), HistoryStore(ledger.database)
-    first, second = (
-        HistoryController(store, past, watch, ledger, compiled, lambda: NOW)  # type: ignore[arg-type]
-        for _ in range(2)
-    )
+    first, second = (history_of(watch, past, ledger, compiled) for _ in range(2))
     first.run()
     watch.sight = replace(sight(compiled, 0), words=None)
     first.run()
@@ -115,7 +120,7 @@ def test_looks_are_written_once_and_only_forward(compiled: CompiledSite, ledger:
 def test_history_has_not_seen_a_host_whose_cell_is_silent(compiled: CompiledSite, ledger: Ledger) -> None:
     """Nova names none of its servers then, and Placement still has their allocations."""
     watch, store = Watch(), HistoryStore(ledger.database)
-    controller = HistoryController(store, Past(), watch, ledger, compiled, lambda: NOW)  # type: ignore[arg-type]
+    controller = history_of(watch, Past(), ledger, compiled)
     train = Server("s1", "train", "ACTIVE", HOST, "alpha", "ada", "one", NOW, NOW)
     watch.sight = sight(compiled, 5, train)
     controller.run()
@@ -139,7 +144,7 @@ def test_history_has_not_seen_a_host_whose_cell_is_silent(compiled: CompiledSite
 def test_a_clock_that_the_cloud_does_not_have_adds_nothing(compiled: CompiledSite, ledger: Ledger) -> None:
     """And takes nothing away, however old it makes what is there."""
     watch, store, clock = Watch(), HistoryStore(ledger.database), [NOW]
-    controller = HistoryController(store, Past(), watch, ledger, compiled, lambda: clock[0])  # type: ignore[arg-type]
+    controller = history_of(watch, Past(), ledger, compiled, lambda: clock[0])
     for seconds in (0, 5):
         watch.sight = sight(
             compiled, seconds, *[Server("s1", "t", "ACTIVE", HOST, "a", "b", "one", NOW, NOW)] * (seconds == 5)
@@ -169,13 +174,13 @@ def test_a_clock_that_the_cloud_does_not_have_adds_nothing(compiled: CompiledSit
 def test_history_goes_on_once_what_a_wrong_clock_wrote_is_taken_back(compiled: CompiledSite, ledger: Ledger) -> None:
     """While the process that keeps it goes on."""
     watch, store = Watch(), HistoryStore(ledger.database)
-    controller = HistoryController(store, Past(), watch, ledger, compiled, lambda: NOW)  # type: ignore[arg-type]
+    controller = history_of(watch, Past(), ledger, compiled)
     train = Server("s1", "train", "ACTIVE", HOST, "alpha", "ada", "one", NOW, NOW)
     for second in (0, 5):
         watch.sight = sight(compiled, second, train)
         controller.run()
     honest, year = store.open(), 365 * 86_400
-    HistoryController(store, Past(), watch, ledger, compiled, lambda: NOW).look(sight(compiled, year, train))  # type: ignore[arg-type]
+    history_of(watch, Past(), ledger, compiled).look(sight(compiled, year, train))
     watch.sight = sight(compiled, 10, train)
     with pytest.raises(HistoryError, match="'gpuyard usage repair' takes it back"):
         controller.run()

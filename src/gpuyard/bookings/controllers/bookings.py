@@ -482,7 +482,7 @@ class BookingController:
         return self._enforcer.look(wanted)
 
     def _require_same_health(self, view: PoolView) -> None:
-        """Whether a GPU has gone bad since a plan was made: it is held before anybody is let in. Raises
+        """Return whether a GPU has gone bad since a plan was made: it is held before anybody is let in. Raises
         OvertakenError."""
         if lanes_back(view.lanes.values(), self._kept_back()).keys() - view.kept_back.keys():
             raise OvertakenError("a GPU has come to be kept back meanwhile")

@@ -65,7 +65,7 @@ class Channel(Protocol):
         """Time for which an event is tried before it is given up; None: for ever."""
 
     def wants(self, event: Event) -> bool:
-        """Whether the event is for it; others count as delivered."""
+        """Return whether the event is for it; others count as delivered."""
 
     def open(self) -> AbstractContextManager[Callable[[Message], None]]:
         """Return a sender for some messages, which raises NotNowError, NeverError or ChannelDownError; the last one

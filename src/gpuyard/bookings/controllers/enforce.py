@@ -129,7 +129,8 @@ class Enforcer:
             return {name: seen for name, seen in zip(providers, found, strict=True) if seen is not None}
 
     def is_given_on_as_it_is(self, provider: str) -> bool:
-        """Whether nobody has the device of a provider (its id), and Nova does not reserve it when somebody gets it."""
+        """Return whether nobody has the device of a provider (its id), and Nova does not reserve it when somebody gets
+        it."""
         try:
             path = f"/resource_providers/{provider}"
             if self._api.get("placement", f"{path}/allocations")["allocations"]:

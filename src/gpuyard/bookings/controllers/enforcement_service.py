@@ -44,7 +44,8 @@ MEMORY = "external enforcement"
 """Key of the ledger's records for what may have to be taken back: id of the booking -> how."""
 PERIOD = 5.0
 IN_THE_MIDDLE = timedelta(minutes=15)
-"""How long a process that asked may still be about to book: many times what all questions of one request can take."""
+"""Time in which a process that asked may still be about to book: many times what all questions of one request can
+take."""
 ENDS = frozenset({"booking.ended", "booking.cancelled", "booking.expired", "booking.no_show"})
 MADE = frozenset({"booking.requested", "booking.waiting", "booking.confirmed", "booking.changed"})
 
@@ -196,7 +197,7 @@ class EnforcementService:
             self._forget(back)
 
     def _is_done(self, back: TakingBack) -> bool:
-        """Whether what was asked for was done, by whoever could not say so any more."""
+        """Return whether what was asked for was done, by whoever could not say so any more."""
         try:
             booking = self._ledger.get(back.id)
         except NoBookingError:

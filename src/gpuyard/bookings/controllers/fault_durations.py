@@ -18,8 +18,8 @@ from gpuyard.openstack.disabled_reason import tag_of
 from gpuyard.site.compile import CompiledSite
 
 PATIENCE = timedelta(minutes=5)
-"""How long something must be wrong with a lane before bookings leave it, except for a nova-compute that Nova says is
-down, and for a host that gpuyard itself has closed."""
+"""Time for which something must be wrong with a lane before bookings leave it, except for a nova-compute that Nova says
+is down, and for a host that gpuyard itself has closed."""
 STUCK = timedelta(minutes=30)
 """A server that Nova has been building for longer is not waited for."""
 TAKING = frozenset({"resize_prep", "rebuild_spawning", "unshelving"})
@@ -40,7 +40,7 @@ class FaultDurations:
 
     @staticmethod
     def on_its_way(server: Server, has_gpus: bool, now: datetime) -> bool:
-        """Whether Nova may be about to give it a GPU."""
+        """Return whether Nova may be about to give it a GPU."""
         if server.created is not None and now - server.created > STUCK and not server.task:
             return False
         return (server.status == "BUILD" and not has_gpus) or server.task in TAKING
@@ -76,5 +76,5 @@ class FaultDurations:
 
 
 def is_closed_by_gpuyard(service: HostService) -> bool:
-    """Whether a drain, an evacuation or a maintenance has disabled nova-compute: its reason carries our tag."""
+    """Return whether a drain, an evacuation or a maintenance has disabled nova-compute: its reason carries our tag."""
     return not service.enabled and tag_of(service.disabled_reason) is not None

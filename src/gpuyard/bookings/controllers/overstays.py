@@ -107,7 +107,8 @@ class OverstayController:
         case = step.case
 
         def still() -> bool:
-            """Whether the reason is still there: since the look somebody may have booked, or have got more time."""
+            """Return whether the reason is still there: since the look somebody may have booked, or have got more
+            time."""
             self._require_turn()
             return abs(self._now() - taken_at) <= STALE and case.server_id in self._reasons(view_now())
 

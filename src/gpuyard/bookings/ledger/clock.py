@@ -67,7 +67,7 @@ def offer(transaction: PoolTransaction) -> int:
 
 
 def too_long(booking: Booking, rules: Rules, now: datetime) -> bool:
-    """Whether a booking's window ends later than one that is asked for now: the clock has gone back since."""
+    """Return whether a booking's window ends later than one that is asked for now: the clock has gone back since."""
     return booking.open_until is not None and booking.open_until > now + rules.window
 
 

@@ -91,7 +91,7 @@ def _given_back(transaction: PoolTransaction, old: Booking, new: Booking, id: st
 
 
 def only_less(old: Ask, new: Ask) -> bool:
-    """Whether a change only gives back: nothing that a rule could object to."""
+    """Return whether a change only gives back: nothing that a rule could object to."""
     return new == replace(old, end=new.end, gpus=new.gpus, comment=new.comment) and (
         new.end <= old.end and new.gpus <= old.gpus and (new.gpus == old.gpus or not old.same_group)
     )

@@ -112,7 +112,8 @@ class Ledger:
     # What people do. `who` has the roles of the project that it is about; rights.py says what they let them do.
 
     def check(self, ask: Ask, who: Person, *, without: str = "") -> Answer:
-        """Whether this could be booked now, and why not. `without`: as if that booking (its id) were not there."""
+        """Return whether this could be booked now, and why not. `without`: as if that booking (its id) were not
+        there."""
         self._require_pool(ask.pool)
         with self._transactions.look(ask.pool) as transaction:
             old = transaction.look.get(without) if without else None

@@ -247,8 +247,8 @@ class PoolTransaction:
         return frozenset() if booking.override else full - {*booking.lanes}
 
     def may_move(self, booking: Booking) -> bool:
-        """Whether nobody would notice that it has other GPUs: not when it asks for a certain one, has begun, or begins
-        so soon that its GPUs are kept free already."""
+        """Return whether nobody would notice that it has other GPUs: not when it asks for a certain one, has begun, or
+        begins so soon that its GPUs are kept free already."""
         kept_from = booking.ask.start - self.rules(booking.project).hold
         confirmed = booking.state in (BookingState.CONFIRMED, BookingState.OFFERED)
         return booking.kind is BookingKind.BOOKING and confirmed and not booking.ask.gpu and kept_from > self.now

@@ -43,8 +43,8 @@ def leave_bad_lanes(transaction: PoolTransaction) -> int:
 
 
 def concerned(booking: Booking, bad: Mapping[int, datetime]) -> bool:
-    """Whether a booking must leave bad lanes (lane -> until when it is bad): not a hold, which may be there because of
-    them, nor one with a server, which stays where that is."""
+    """Return whether a booking must leave bad lanes (lane -> until when it is bad): not a hold, which may be there
+    because of them, nor one with a server, which stays where that is."""
     takes_any = booking.kind is BookingKind.BOOKING and booking.claimed is None
     return takes_any and any(lane in bad and booking.ask.start < bad[lane] for lane in booking.lanes)
 

@@ -56,7 +56,7 @@ def wishes(transaction: PoolTransaction, old: Booking, ask: Ask) -> list[tuple[B
 
 
 def same_use(old: Ask, new: Ask) -> bool:
-    """Whether both take as many GPUs for the same time."""
+    """Return whether both take as many GPUs for the same time."""
     return (old.start, old.end, old.gpus) == (new.start, new.end, new.gpus)
 
 

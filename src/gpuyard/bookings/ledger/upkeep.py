@@ -23,7 +23,7 @@ from gpuyard.model.booking_life import TAKES_LANES
 BREAK = timedelta(minutes=5)
 """When no claims were recorded for this long, the cloud was out of sight, and nobody is a no-show because of it."""
 KEEP = timedelta(days=30)
-"""How long idempotency keys and events that were delivered are kept."""
+"""Retention of idempotency keys and of events that were delivered."""
 PAGE = 1000
 
 

@@ -65,8 +65,8 @@ def insert_event(connection: Connection, event: Event) -> None:
 
 
 def _behind(channel: str, now: datetime) -> ColumnElement[bool]:
-    """Whether an earlier event of the same booking still waits to be told, and not now: it is being told by somebody,
-    or was tried in vain."""
+    """Return whether an earlier event of the same booking still waits to be told, and not now: it is being told by
+    somebody, or was tried in vain."""
     earlier, waiting = EVENTS.alias("earlier"), DELIVERIES.alias("waiting")
     return (
         select(waiting.c.event)

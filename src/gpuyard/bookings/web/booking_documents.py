@@ -317,7 +317,7 @@ class BookingRows:
         )  # fmt: skip
 
     def shows(self, who: Visitor, booking: Booking) -> bool:
-        """Whether a person sees whose booking it is."""
+        """Return whether a person sees whose booking it is."""
         return not hides(self._others, who) or is_near(booking, who.person.user_id, projects_of(who))
 
 

@@ -12,7 +12,7 @@ from gpuyard.web.visibility import SOMEBODY, hides, projects_of, shown_project
 
 
 def is_near(booking: Booking, user_id: str, projects: Collection[str]) -> bool:
-    """Whether a booking is a person's own, or of one of their projects (ids)."""
+    """Return whether a booking is a person's own, or of one of their projects (ids)."""
     return booking.user_id == user_id or booking.project_id in projects
 
 

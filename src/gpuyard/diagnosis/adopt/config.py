@@ -137,7 +137,7 @@ def offered_now(inventories: Mapping[str, Inventory], config: HandMade) -> list[
 
 
 def comes_with_gpu(function: PciFunction, inventory: Inventory) -> bool:
-    """Whether it shares its card or its IOMMU group with a GPU of the host."""
+    """Return whether it shares its card or its IOMMU group with a GPU of the host."""
     return any(
         gpu.card == function.card or (gpu.iommu_group is not None and gpu.iommu_group == function.iommu_group)
         for gpu in inventory.gpus

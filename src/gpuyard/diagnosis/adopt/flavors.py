@@ -65,7 +65,7 @@ def aliases_of(flavor: FlavorObject) -> list[tuple[str, int]] | None:
 
 
 def asks_for_gpus(flavor: FlavorObject, uses: Mapping[str, Use]) -> bool:
-    """Whether a flavor may ask for GPUs: also by an alias that nobody knows."""
+    """Return whether a flavor may ask for GPUs: also by an alias that nobody knows."""
     parts = aliases_of(flavor)
     if parts is None:
         return True

@@ -39,7 +39,7 @@ class Others:
         return tuple(dict.fromkeys(alias["name"].strip() for alias in self.aliases))
 
     def keeps(self, offer: Offer) -> bool:
-        """Whether the site offers the device as it is offered now."""
+        """Return whether the site offers the device as it is offered now."""
         return offer.entry is not None and offer.entry in self.kept.get(offer.host, ())
 
 
@@ -117,8 +117,8 @@ def _alias_of_gpus(
     offered: Iterable[Offer],
     config: HandMade,
 ) -> bool:
-    """Whether an alias is about GPUs or what comes with one: what Nova gives for it decides; for one that gets nothing
-    now, its ids."""
+    """Return whether an alias is about GPUs or what comes with one: what Nova gives for it decides; for one that gets
+    nothing now, its ids."""
     if kind is Kind.COMPANION:
         return True
     if kind is Kind.DEVICE:
@@ -134,8 +134,8 @@ def _alias_of_gpus(
 
 
 def _spec_of_gpus(entry: Entry, host: str, inventories: Mapping[str, Inventory]) -> bool:
-    """Whether an entry names a GPU of its host or what comes with one; one that names nothing there (the file of all
-    hosts has it too), of any host."""
+    """Return whether an entry names a GPU of its host or what comes with one; one that names nothing there (the file of
+    all hosts has it too), of any host."""
     mine = matched(entry, inventories[host])
     if mine:
         return any(_gpu_or_with_one(function, inventories[host]) for function in mine)

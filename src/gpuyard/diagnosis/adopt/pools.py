@@ -189,7 +189,7 @@ class _Builder:
         return settings
 
     def _with_gpus(self, reached: Iterable[Offer]) -> bool:
-        """Whether each of them shares its card or its IOMMU group with a GPU."""
+        """Return whether each of them shares its card or its IOMMU group with a GPU."""
         return all(comes_with_gpu(one.function, self._inventories[one.host]) for one in reached)
 
     def _unreached(self, name: str, lines: Sequence[Alias]) -> Use:

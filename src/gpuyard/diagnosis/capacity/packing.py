@@ -58,7 +58,7 @@ def on_devices(devices: Iterable[FreeDevice], needs: tuple[DeviceNeed, ...]) -> 
 
 
 def can_be(device: FreeDevice, resource_class: str, traits: frozenset[str]) -> bool:
-    """Whether a device fits a need."""
+    """Return whether a device fits a need."""
     return device.left.get(resource_class, 0) > 0 and traits <= device.traits
 
 

@@ -234,7 +234,7 @@ class Reckoning:
                 yield host
 
     def _is_meant(self, facts: RequestFacts, request: Request, host: str) -> bool:
-        """Whether a host has GPUs of the kind, whatever their state."""
+        """Return whether a host has GPUs of the kind, whatever their state."""
         if request.unplaced:
             pools = {self.room.pools.get(need.resource_class) for need in request.unplaced}
             return pools <= {gpu.pool for gpu in self.room.gpus_of.get(host, ())}

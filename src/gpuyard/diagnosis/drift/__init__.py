@@ -52,7 +52,7 @@ def find_drift(
 
 
 def drifts(findings: Iterable[Finding]) -> bool:
-    """Whether anything is not as it should be."""
+    """Return whether anything is not as it should be."""
     return any(finding.severity is not Severity.NOTE for finding in findings)
 
 

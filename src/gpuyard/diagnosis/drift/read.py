@@ -233,7 +233,8 @@ class WorldReader:
         return by_name | self._cloud.each(lambda name: self._look_closer(by_name[name]), closer)
 
     def _odd(self, device: DeviceSeen) -> bool:
-        """Whether a device of one of the site's hosts is not simply free or held, as what the site says it is."""
+        """Return whether a device of one of the site's hosts is not simply free or held, as what the site says it
+        is."""
         gpu = self._offered.get(device.name)
         simple = device.free != bool(device.holders) and len(device.holders) < 2
         return gpu is None or device.classes != {gpu.resource_class} or not simple
@@ -310,5 +311,5 @@ def server_seen(row: ServerRow) -> ServerSeen:
 
 
 def asks_devices(server: ServerSeen) -> bool:
-    """Whether a server's flavor takes devices of Placement, by an alias or by naming a class."""
+    """Return whether a server's flavor takes devices of Placement, by an alias or by naming a class."""
     return takes_devices(server.specs)

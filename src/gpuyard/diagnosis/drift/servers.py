@@ -186,7 +186,7 @@ def _without_devices(subject: DriftSubject) -> Iterable[Finding]:
 
 
 def _only_unreported(subject: DriftSubject, server: ServerSeen) -> bool:
-    """Whether its host has no device in Placement at all: that is a finding of its own."""
+    """Return whether its host has no device in Placement at all: that is a finding of its own."""
     return not any(device.host == server.host for device in subject.world.devices.values())
 
 

@@ -72,7 +72,7 @@ def _content(alias: AliasLine, placed: bool | None, view: View, recorded: bool) 
 
 
 def _type(alias: AliasLine) -> Iterator[Finding]:
-    """Whether the device_type is that of the model, as far as its ids tell."""
+    """Return whether the device_type is that of the model, as far as its ids tell."""
     vendor, product = alias.raw.get("vendor_id", ANY), alias.raw.get("product_id", ANY)
     sriov, model = has_sriov(vendor, product), SRIOV.get(f"{vendor}:{product}".lower(), f"{vendor}:{product}")
     as_scanned = "as 'gpuyard host scan' shows for the GPU"

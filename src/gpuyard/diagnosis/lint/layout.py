@@ -38,7 +38,7 @@ def service_of(name: str) -> str | None:
 
 
 def concerns_nova(path: str) -> bool:
-    """Whether a file of a folder is worth reading: configuration of Nova or Placement by its name or folder."""
+    """Return whether a file of a folder is worth reading: configuration of Nova or Placement by its name or folder."""
     parts = PurePosixPath(path).parts
     name, folders = parts[-1], parts[:-1]
     return (

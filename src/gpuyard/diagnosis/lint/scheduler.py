@@ -74,7 +74,7 @@ def _hint(name: str) -> str:
 
 
 def _pci_filter(subject: LintInput) -> Iterator[Finding]:
-    """Whether servers that ask for GPUs are kept off hosts without them."""
+    """Return whether servers that ask for GPUs are kept off hosts without them."""
     users = [
         (view, settings[0])
         for view in subject.views

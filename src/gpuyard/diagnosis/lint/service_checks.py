@@ -115,7 +115,8 @@ def _memory(view: View) -> Iterator[Finding]:
 
 
 def _names_own_class(view: View) -> bool:
-    """Whether a limit is required of a class that is none of a device: flavors then ask for it, as gpuyard's do."""
+    """Return whether a limit is required of a class that is none of a device: flavors then ask for it, as gpuyard's
+    do."""
     named = (view.text("quota", "unified_limits_resource_list") or "").split(",")
     return any(
         name.strip().startswith("class:CUSTOM_") and not name.strip().startswith("class:CUSTOM_PCI_") for name in named
@@ -151,13 +152,13 @@ def _quota(view: View, subject: LintInput) -> Iterator[Finding]:
 
 
 def _own_class(flavor: FlavorText) -> bool:
-    """Whether a flavor with GPUs takes a class that is there to be counted."""
+    """Return whether a flavor with GPUs takes a class that is there to be counted."""
     keys = flavor.extra_specs
     return ALIAS_SPEC in keys and any(key.startswith("resources:CUSTOM_") for key in keys)
 
 
 def _placement(subject: LintInput) -> Iterator[Finding]:
-    """Whether hosts report what the others ask for."""
+    """Return whether hosts report what the others ask for."""
     computes = [view for view in subject.of(COMPUTE) if device_specs(view).set]
     askers = [view for view in subject.views if view.service in (API, SCHEDULER, CONDUCTOR)]
     if not askers:  # one file for all, or files of nobody knows whom: what is set is set

@@ -140,12 +140,12 @@ def _of_placement(facts: RequestFacts, request: Request, host: ComputeNode) -> l
 
 
 def _has_room(facts: RequestFacts, host: ComputeNode, name: str, needs: int) -> bool:
-    """Whether the host has an amount; for pinned CPUs Nova asks for shared ones too, see Request.queries."""
+    """Return whether the host has an amount; for pinned CPUs Nova asks for shared ones too, see Request.queries."""
     return _able(facts, host, name, needs) or (name == PINNED and _able(facts, host, SHARED, needs))
 
 
 def _able(facts: RequestFacts, host: ComputeNode, name: str, needs: int) -> bool:
-    """Whether a host has an amount, or a provider that shares with hosts (of those it is not asked which)."""
+    """Return whether a host has an amount, or a provider that shares with hosts (of those it is not asked which)."""
     able = facts.able.get((name, needs), frozenset())
     return host.provider in able or bool(able & facts.sharing)
 

@@ -93,7 +93,7 @@ def site_aliases(compiled: CompiledSite) -> dict[str, Alias]:
 
 
 def placement_decides(compiled: CompiledSite) -> bool:
-    """Whether Nova asks Placement for GPUs; else only nova-compute knows which are taken."""
+    """Return whether Nova asks Placement for GPUs; else only nova-compute knows which are taken."""
     return _option(compiled, "filter_scheduler", "pci_in_placement") == "true"
 
 

@@ -33,7 +33,7 @@ def amount(name: str, number: int) -> str:
 
 
 def countable(facts: RequestFacts, name: str) -> bool:
-    """Whether one says "many" of it, and not "much"."""
+    """Return whether one says "many" of it, and not "much"."""
     return name in facts.pools or name in ("VCPU", "PCPU", "servers", NOGPU_VCPU)
 
 

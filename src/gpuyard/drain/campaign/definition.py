@@ -86,7 +86,8 @@ class Campaign(Strict):
         return f"(campaign {self.campaign})"
 
     def is_ours(self, comment: str) -> bool:
-        """Whether a maintenance with this comment is of this campaign, also when the file said other words before."""
+        """Return whether a maintenance with this comment is of this campaign, also when the file said other words
+        before."""
         return comment.endswith(f" {self._mark}")
 
     def refuse_strangers(self, known: Collection[str]) -> None:

@@ -347,7 +347,7 @@ def _row(campaign: Campaign, host: str, now: CampaignNow) -> CampaignRow:
 
 
 def is_emptied(journal: DeployJournal, host: str) -> bool:
-    """Whether a host's servers have been moved away in its last maintenance; from then on it may be down."""
+    """Return whether a host's servers have been moved away in its last maintenance; from then on it may be down."""
     found = journal.last(CampaignAct.EMPTIED, host)
     return found is not None and _since(journal, found, journal.last(CampaignAct.BEGIN, host))
 
@@ -476,7 +476,7 @@ def _given_back(campaign: Campaign, host: str, one: CampaignMaintenance, now: Ca
 
 
 def _since(journal: DeployJournal, entry: JournalEntry, other: JournalEntry | None) -> bool:
-    """Whether the one was written after the other."""
+    """Return whether the one was written after the other."""
     return other is None or journal.entries.index(entry) > journal.entries.index(other)
 
 

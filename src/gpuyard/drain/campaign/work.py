@@ -66,7 +66,7 @@ class WorkFile:
             os.close(log)
 
     def runs(self) -> bool:
-        """Whether the command is running now."""
+        """Return whether the command is running now."""
         try:
             descriptor = os.open(self.state, os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:

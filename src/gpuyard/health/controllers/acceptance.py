@@ -355,8 +355,8 @@ class AcceptanceController:
             self._finish(one)
 
     def _seems_taken(self, one: Try) -> bool:
-        """Whether the last look at the cloud still had a server on it: a GPU that is given out then would be told to be
-        in use, and its server to be there without a loan."""
+        """Return whether the last look at the cloud still had a server on it: a GPU that is given out then would be
+        told to be in use, and its server to be there without a loan."""
         sight = self._doors.sight()
         holders = sight.snapshot.holders if sight is not None else {}
         return any(provider_name(one.host, address) in holders for address in one.gpus)
@@ -452,7 +452,7 @@ class AcceptanceController:
 
 
 def _is_posted(one: Try) -> bool:
-    """Whether Nova was asked for its server, or is about to be."""
+    """Return whether Nova was asked for its server, or is about to be."""
     return one.deadline is not None
 
 

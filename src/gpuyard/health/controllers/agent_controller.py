@@ -217,7 +217,7 @@ class AgentController:
         return f"{self._portal} {text}"
 
     def _stands(self, server: Server, code: HealthToken, now: datetime) -> bool:
-        """Whether this code stands there, and is good: or was used a moment ago."""
+        """Return whether this code stands there, and is good: or was used a moment ago."""
         url, _, text = server.agent.partition(" ")
         if url != self._portal or digest_of(text) != code.digest or code.expires is None or now > code.expires - RENEW:
             return False

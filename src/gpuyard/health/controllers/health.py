@@ -153,7 +153,7 @@ class HealthController:
         return frozenset(name for name in waiting if self._loans.of(name) is not None)
 
     def _write(self, plan: HealthPlan) -> bool:
-        """Whether all of it could be: what was changed meanwhile is planned again."""
+        """Return whether all of it could be: what was changed meanwhile is planned again."""
         self._store.settle(plan.settles)
         all_of_it = True
         for change in plan.changes:

@@ -402,7 +402,7 @@ class HealthService:
 
 
 def is_silent(heard: datetime | None, now: datetime, rules: SiteHealth) -> bool:
-    """Whether a host was not heard for too long, or never."""
+    """Return whether a host was not heard for too long, or never."""
     return heard is None or abs(now - heard) > rules.silence
 
 

@@ -429,7 +429,7 @@ class MaintenanceService:
         )
 
     def _may_get_in(self, host: str, sight: CloudObservation) -> bool:
-        """Whether Placement may give one of its GPUs to a new server."""
+        """Return whether Placement may give one of its GPUs to a new server."""
         names = {provider_name(gpu.host, gpu.address) for gpu in self._gpus.get(host, ())}
         return not names.isdisjoint(sight.snapshot.allocatable)
 

@@ -190,8 +190,8 @@ def slots_of(gpus: Iterable[Gpu]) -> list[frozenset[str]]:
 
 
 def is_clean(gpu: GpuHealth) -> bool:
-    """Whether it came back clean, and Nova's reservation is still on it: to be taken off, or, of one that is to be
-    accepted first, to be taken over."""
+    """Return whether it came back clean, and Nova's reservation is still on it: to be taken off, or, of one that is to
+    be accepted first, to be taken over."""
     return gpu.generation is not None and gpu.state in (HealthState.CHECKED, HealthState.TO_ACCEPT)
 
 

@@ -101,8 +101,8 @@ class HealthReader:
         return [repeat_row(repeat) for repeat in repeats(events, by, slots)]
 
     def may_report(self, gpu: str, who: Visitor) -> bool:
-        """Whether a person may report a fault: an admin; the owner of a server on it; whoever has, or in the last week
-        had, a booking of it."""
+        """Return whether a person may report a fault: an admin; the owner of a server on it; whoever has, or in the
+        last week had, a booking of it."""
         return bool(may(who.person, Verb.REPAIR)) or gpu in self._theirs(who)
 
     def _tried(self, gpu: GpuHealth) -> Iterable[HealthEvent]:

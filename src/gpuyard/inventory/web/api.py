@@ -104,7 +104,7 @@ class GpuFilter(BaseModel):
     q: str = Field("", max_length=200, description="Only those in whose row each of these words stands somewhere.")
 
     def matches(self, status: GpuStatus) -> bool:
-        """Whether a GPU matches. `status` is as the visitor may see it, so that a search tells nothing else."""
+        """Return whether a GPU matches. `status` is as the visitor may see it, so that a search tells nothing else."""
         return (
             (not self.pool or status.gpu.pool in self.pool)
             and (not self.state or status.state in self.state)

@@ -48,7 +48,7 @@ def allowed_age(status: LoopStatus) -> float:
 
 
 def is_late(status: LoopStatus) -> bool:
-    """Whether a loop is late; one that has never had a good run is late too."""
+    """Return whether a loop is late; one that has never had a good run is late too."""
     return status.age is None or status.age > allowed_age(status)
 
 

@@ -10,7 +10,7 @@ USER, DOMAIN, ROLE = "nova", "default", "reader"
 
 
 def nova_reads_limits(api: CloudApi) -> bool:
-    """Whether Nova's user may read all limits. Raises CloudError, also when there is no such user."""
+    """Return whether Nova's user may read all limits. Raises CloudError, also when there is no such user."""
     user, role = _user(api), _role(api)
     query = {"user.id": user, "role.id": role, "scope.system": "all"}
     return bool(api.get("identity", "/role_assignments", **query)["role_assignments"])

@@ -31,9 +31,10 @@ LOG = logging.getLogger(__name__)
 AGAIN = timedelta(seconds=30)
 """Pause before Nova is asked again to delete a server that it has been asked to delete."""
 LATE = timedelta(seconds=20)
-"""A server that Nova was asked for, and of which nothing is known, is there after this time as a rule: nova-api writes
-it down before it answers. One that comes later, since nova-api hung while its gateway gave up, may meet another on its
-GPU, which Nova then refuses; it belongs to no runner, and the sweep of runners.py deletes it."""
+"""A server that Nova was asked for, and of which nothing is known, is there after this time as a rule: nova-api keeps
+it (nova 34.0.0, compute/api.py, `_provision_instances`: `build_request.create()`) before it answers, and lists it from
+then on. One that comes later, since nova-api hung before that while its gateway gave up, may meet another on its GPU,
+which Nova then refuses; it belongs to no runner, and the sweep of runners.py deletes it."""
 FORGETFUL = timedelta(minutes=30)
 """GitHub keeps a runner busy for a while when its server has gone under its job; after this time gpuyard does not wait
 for that."""
@@ -93,7 +94,6 @@ class Tools:
     """Told when GitHub does nothing for an enrolment at the moment."""
     registered: Callable[[str], None] = lambda scope: None
     """Told of an enrolment for which GitHub has registered a runner."""
-    late: timedelta = LATE
     unheld: Callable[[str], str] = lambda pool: ""
     """Why no server may be started in a pool at this moment: `HoldCheck.unheld`."""
     gpus_of: Callable[[str], tuple[str, ...]] | None = None
@@ -396,7 +396,7 @@ class RunnerExecutor:
             removal.answered = None
             return False
         removal.answered = removal.answered or tools.now()
-        return looked is not None and looked >= removal.answered and looked - runner.changed >= tools.late
+        return looked is not None and looked >= removal.answered and looked - runner.changed >= LATE
 
     def write(self, runner: Runner, text: str) -> bool:
         """Store a runner, with a line for its timeline, if there is something to say; False when another process has

@@ -68,15 +68,13 @@ class Runners:
         doors: RunnerPorts,
         now: Callable[[], datetime],
         executor: Callable[[str, int], Executor] = lambda name, many: ThreadPoolExecutor(many, name),
-        late: timedelta | None = None,
         portal: str = "",
     ) -> None:
-        """`executor` makes one of a name that does so many things at once. `late`: see `Tools`. `portal`: its address,
-        for links to jobs."""
+        """`executor` makes one of a name that does so many things at once. `portal`: its address, for links to
+        jobs."""
         self._now = now
         self._executors = [executor("runners", CREW), executor("jobs", ASKERS)]
-        more = {} if late is None else {"late": late}
-        self.controller = RunnerController(site, doors, partial(WorkerPool, self._executors[0]), now, **more)
+        self.controller = RunnerController(site, doors, partial(WorkerPool, self._executors[0]), now)
         self.site, self.doors = site, doors
         repositories = Repositories(
             site.compiled.site, doors.clients, now,

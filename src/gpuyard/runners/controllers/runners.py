@@ -119,10 +119,9 @@ class RunnerController:
         doors: RunnerPorts,
         workers: Callable[[Callable[[], None]], WorkerPool],
         now: Callable[[], datetime],
-        late: timedelta = LATE,
     ) -> None:
-        """`workers` makes one that calls its argument after each piece of work. `late`: see `Tools`."""
-        self.site, self.doors, self._now, self._late = site, doors, now, late
+        """`workers` makes one that calls its argument after each piece of work."""
+        self.site, self.doors, self._now = site, doors, now
         self.wake: Callable[[str], None] = lambda reason: None
         """Set by whoever runs the loop."""
         self.after_plan: Callable[[], None] = lambda: None
@@ -144,7 +143,7 @@ class RunnerController:
                 flavors=self._flavors, rules=self._guest_rules, find=self.sights.server_of,
                 looked=self.sights.looked_at_nova,
                 broken=self._quarantine.hold, now=now, failed=self._job_goes_on, limited=self._github_limited,
-                registered=self._pauses.github_worked, late=late, blocked=self._blocked, **_checks_of(doors),
+                registered=self._pauses.github_worked, blocked=self._blocked, **_checks_of(doors),
             )
         )  # fmt: skip
         self._spare = SpareTimes(doors.store)
@@ -283,7 +282,7 @@ class RunnerController:
         """Return whether a process before this one was about to ask Nova for the runner, and did not."""
         look = self.sights.nova
         alone = runner.state is RunnerState.CREATING and not runner.server_id and seen.server is None
-        return alone and look is not None and look.at - runner.changed >= self._late
+        return alone and look is not None and look.at - runner.changed >= LATE
 
     def _with_gpus(self, runner: Runner, lease: Booking | None) -> Runner:
         if runner.gpus or lease is None or lease.claimed is None:
@@ -473,7 +472,7 @@ class RunnerController:
         self.book.change(runner.for_job, again)
 
     def _github_limited(self, scope: str, error: GitHubError) -> None:
-        # A conflict is a runner's name that GitHub has already, from an answer that was lost: the next has another one.
+        # A conflict is a name that GitHub has already ("Already exists"): the next runner has another one.
         if error.kind in (
             GitHubTrouble.LIMITED, GitHubTrouble.UNAUTHORIZED, GitHubTrouble.RETRY, GitHubTrouble.CONFLICT,
         ):  # fmt: skip

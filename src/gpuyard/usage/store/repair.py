@@ -101,8 +101,8 @@ def _after(cut: datetime | None) -> tuple[ColumnElement[bool], ColumnElement[boo
 
 
 def _set_back(connection: Connection, zone: str, plan: Repair) -> bool:
-    """Whether history is still what was planned from; it goes until the cut then. What is older than the day of the cut
-    does not change: all since is asked of Nova again, since it is not known when it last answered wholly."""
+    """Return whether history is still what was planned from; it goes until the cut then. What is older than the day of
+    the cut does not change: all since is asked of Nova again, since it is not known when it last answered wholly."""
     same = (SEEN.c.site == SITE, SEEN.c.until == seconds(plan.extent.until))
     if plan.cut is None:
         return connection.execute(delete(SEEN).where(*same)).rowcount == 1

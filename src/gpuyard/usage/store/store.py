@@ -193,7 +193,7 @@ def _digest(words: Mapping[str, str]) -> str:
 
 
 def _moved(connection: Connection, last: datetime | None, look: datetime, settled: datetime) -> bool:
-    """Whether the last look was that one still; it is this one then."""
+    """Return whether the last look was that one still; it is this one then."""
     values = {"until": seconds(look), "settled": seconds(settled)}
     if last is None:
         return insert_new(connection, SEEN, {"site": SITE, "first": seconds(look), "rolled": None, **values})

@@ -27,7 +27,7 @@ class UseVisibility:
     """Ids of those of their projects of which they see each member's share."""
 
     def sees(self, user_id: str, project_id: str) -> bool:
-        """Whether the person sees what this user (id) has used in that project (id)."""
+        """Return whether the person sees what this user (id) has used in that project (id)."""
         return self.everything or user_id == self.user_id or project_id in self.led
 
     def slice(self, one: Slice) -> Slice:
