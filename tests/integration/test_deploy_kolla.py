@@ -16,8 +16,8 @@ from ruamel.yaml import YAML
 
 from gpuyard.deployment.folder import DeployFolder, read_passwords
 from gpuyard.deployment.gateway.steps import kolla_variables
+from gpuyard.deployment.judges import CONTAINERS
 from gpuyard.deployment.kolla.site_inventory import BRIDGES_HYPERVISORS, bridges_hypervisors
-from gpuyard.deployment.planner import CONTAINERS
 from gpuyard.deployment.ports import CLOUD
 from gpuyard.model.errors import UsageError
 from gpuyard.runtime.config_files import write

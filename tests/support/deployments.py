@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from gpuyard.deployment.journal import DeployJournal, JournalEntry, JournalFile, JournalWriter
-from gpuyard.deployment.planner import CONTAINERS, EVERYTHING, DeployRange, DeployTask, Part
+from gpuyard.deployment.judges import CONTAINERS
 from gpuyard.deployment.runner import Deployment
 from gpuyard.deployment.state import DeploymentState, HostState, KollaState, OpenStackState
+from gpuyard.deployment.tasks import EVERYTHING, DeployRange, DeployTask, Part
 from gpuyard.host.network import HostInterface
 from gpuyard.site.schema import Site
 

@@ -13,7 +13,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuyard.deployment.planner import CONTAINERS
+from gpuyard.deployment.judges import CONTAINERS
 from tests.support.kolla import Kolla
 
 GROUPS = {name: name.replace("_", "-") for name in CONTAINERS["control"]} | {"nova_compute": "compute"}

@@ -16,9 +16,9 @@ from gpuyard.deployment.hosts import DeployHosts
 from gpuyard.deployment.kolla.ansible_output import Redactor, secrets_in
 from gpuyard.deployment.kolla.deploy import Wish, all_steps
 from gpuyard.deployment.kolla.run import run_program
-from gpuyard.deployment.planner import Part
 from gpuyard.deployment.service import DeployService
 from gpuyard.deployment.state import DeploymentState, OpenStackState
+from gpuyard.deployment.tasks import Part
 from gpuyard.images.glance import GlanceShelf
 from gpuyard.model.errors import GpuyardError, UsageError
 from gpuyard.openstack.api import CloudApi, connect

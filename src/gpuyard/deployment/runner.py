@@ -12,8 +12,9 @@ from datetime import datetime
 from typing import Protocol
 
 from gpuyard.deployment.journal import DeployJournal, Happening, JournalEntry, JournalWriter, stamp
-from gpuyard.deployment.planner import STAGES, DeployRange, DeployTask, Part, TaskStanding, plan_deployment, stages
+from gpuyard.deployment.planner import STAGES, plan_deployment, stages
 from gpuyard.deployment.state import DeploymentState
+from gpuyard.deployment.tasks import DeployRange, DeployTask, Part, TaskStanding
 from gpuyard.model.errors import BlockedError, GpuyardError
 from gpuyard.site.schema import Site
 

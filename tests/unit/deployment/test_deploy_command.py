@@ -12,8 +12,9 @@ from typer.testing import CliRunner, Result
 
 from gpuyard.cli.main import app, every_command
 from gpuyard.deployment.cli.deployment import _Asked, _lines, _Screen, _summary
-from gpuyard.deployment.planner import Part, TaskStanding, plan_deployment
+from gpuyard.deployment.planner import plan_deployment
 from gpuyard.deployment.state import DeploymentState, KollaState
+from gpuyard.deployment.tasks import Part, TaskStanding
 from gpuyard.host.fleet import Progress
 from gpuyard.model.errors import UsageError
 from tests.support.deployments import NOTHING_YET, FakeWorld, document, site

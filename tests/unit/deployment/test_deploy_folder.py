@@ -13,8 +13,9 @@ import pytest
 
 from gpuyard.deployment.folder import COLLECTION, MARKER, DeployFolder, collections_path, read_passwords
 from gpuyard.deployment.journal import DeployJournal
-from gpuyard.deployment.planner import DeployTask, TaskStanding, plan_deployment
+from gpuyard.deployment.planner import plan_deployment
 from gpuyard.deployment.state import DeploymentState, KollaState
+from gpuyard.deployment.tasks import DeployTask, TaskStanding
 from gpuyard.model.errors import GpuyardError
 from tests.support.deployments import site
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from gpuyard.deployment.planner import TaskStanding, plan_deployment
+from gpuyard.deployment.planner import plan_deployment
 from gpuyard.deployment.service import CREDENTIALS, SETTINGS, SITE, UNIT_FILE, DeployService
 from gpuyard.deployment.state import DeploymentState, ServiceState
+from gpuyard.deployment.tasks import TaskStanding
 from gpuyard.model.errors import GpuyardError
 from gpuyard.site.schema import Site
 from tests.support.deployments import NOTHING_YET, site

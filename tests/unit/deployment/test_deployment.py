@@ -18,9 +18,10 @@ from pydantic import ValidationError
 from gpuyard.deployment.journal import DeployJournal, Happening, JournalEntry, JournalFile, parse_journal
 from gpuyard.deployment.kolla.site_inventory import bridges_hypervisors, variables_of
 from gpuyard.deployment.kolla.variables import Variable
-from gpuyard.deployment.planner import EVERYTHING, STAGES, DeployRange, DeployTask, TaskStanding, plan_deployment
+from gpuyard.deployment.planner import STAGES, plan_deployment
 from gpuyard.deployment.runner import Deployment, stop_at_blocked
 from gpuyard.deployment.state import DeploymentState, HostState, KollaState
+from gpuyard.deployment.tasks import EVERYTHING, DeployRange, DeployTask, TaskStanding
 from gpuyard.host.network import HostInterface
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
 from gpuyard.site.load import read_site

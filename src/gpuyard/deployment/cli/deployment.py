@@ -22,9 +22,9 @@ from gpuyard.model.text import printable
 
 if TYPE_CHECKING:
     from gpuyard.deployment.journal import JournalFile
-    from gpuyard.deployment.planner import DeployRange, DeployTask
     from gpuyard.deployment.ports import SitePorts
     from gpuyard.deployment.runner import Deployment
+    from gpuyard.deployment.tasks import DeployRange, DeployTask
     from gpuyard.host.fleet import Event
 
 app = typer.Typer(help="From bare machines to a cloud: hosts, Kolla, and the site, step by step.", no_args_is_help=True)
@@ -168,8 +168,8 @@ def _run(asked: _Asked, deployment: Deployment, doors: SitePorts, screen: _Scree
     import secrets
 
     from gpuyard.console.prompts import confirmed
-    from gpuyard.deployment.planner import TaskStanding
     from gpuyard.deployment.runner import stop_at_blocked
+    from gpuyard.deployment.tasks import TaskStanding
 
     file = _journal_file(asked, deployment)
     with file.writer() as writer:
@@ -236,7 +236,7 @@ def _deployment(asked: _Asked) -> tuple[Deployment, SitePorts]:
 
 
 def _range(asked: _Asked) -> DeployRange:
-    from gpuyard.deployment.planner import DeployRange
+    from gpuyard.deployment.tasks import DeployRange
 
     hosts = tuple(dict.fromkeys(filter(None, (name.strip() for name in asked.limit.split(",")))))
     return DeployRange(asked.first, asked.last, hosts)
@@ -262,7 +262,7 @@ def _row(task: DeployTask) -> dict[str, object]:
 
 def _lines(tasks: Sequence[DeployTask]) -> Iterator[str]:
     """All steps; what is in the way of several is told at the first."""
-    from gpuyard.deployment.planner import TaskStanding
+    from gpuyard.deployment.tasks import TaskStanding
 
     first: dict[tuple[str, ...], str] = {}
     for task in tasks:
@@ -274,7 +274,7 @@ def _lines(tasks: Sequence[DeployTask]) -> Iterator[str]:
 
 def _lines_of(task: DeployTask, says: Sequence[str]) -> list[str]:
     """One step: its sign, what it is and how it stands; if it is not done, why it is a step and what it changes."""
-    from gpuyard.deployment.planner import TaskStanding
+    from gpuyard.deployment.tasks import TaskStanding
 
     says = [printable(text) for text in says]
     head = f"{SIGNS[task.standing.value]:2} {task.title}"
