@@ -77,6 +77,7 @@ def write(change: Change) -> None:
         if change.after is None:
             path.unlink()
         else:
+            path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, change.after.encode())
     except OSError as error:
         raise GpuyardError(f"{change.path}: {error.strerror}; what was written before it stays, run again") from None
@@ -86,7 +87,6 @@ def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
     """Write a file in one piece: readers see the old one or the new one, and after a crash there is one of them.
 
     Its mode and owner stay, unless it is to have a certain `mode`. Raises OSError, and then the old one is there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as stream:
