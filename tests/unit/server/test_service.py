@@ -50,10 +50,14 @@ folder = Path(sys.argv[1])
 control_loops.STUCK = 0.5
 Driver.stuck.__defaults__ = (0.5,)
 
+def wait_while(name):
+    while (folder / name).exists():
+        time.sleep(0.02)
+
 def step():
     if (folder / "busy").exists():
         (folder / "in step").touch()
-        time.sleep(float((folder / "busy").read_text()))
+        wait_while("busy")
         (folder / "finished").touch()
 
 driver = Driver()
@@ -63,7 +67,7 @@ app = create_app(plain_sources(driver=driver))
 @app.get("/slow")
 def slow():
     (folder / "asked").touch()
-    time.sleep(1.5)
+    wait_while("busy")
     return {"answer": "whole"}
 
 with bind("127.0.0.1", 0) as listener:  # as `serving.serve`, which hands it from one site file to the next
@@ -140,7 +144,7 @@ def test_a_signal_lets_requests_and_loops_finish_and_ends_streams(tmp_path: Path
 
     with process(tmp_path) as (started, port, _), closing(page(port)) as stream:
         hear(stream, "event: pulse")
-        (tmp_path / "busy").write_text("2")
+        (tmp_path / "busy").touch()
         asking = threading.Thread(target=ask, args=(port,))
         asking.start()
         until(lambda: (tmp_path / "asked").exists() and (tmp_path / "in step").exists())
@@ -150,6 +154,7 @@ def test_a_signal_lets_requests_and_loops_finish_and_ends_streams(tmp_path: Path
         until(lambda: refused(port))
         assert not answers, "it is refused while others still get their answers, and not when all is over"
         assert started.poll() is None
+        (tmp_path / "busy").unlink()
         asking.join(20)
         assert started.wait(20) == 0
         assert started.stdout
@@ -171,16 +176,15 @@ def test_the_watchdog_is_fed_only_while_loops_go_on(tmp_path: Path) -> None:
         systemd.hear_of("READY=1")
         for _ in range(3):
             systemd.hear_of("WATCHDOG=1")
-        (tmp_path / "busy").write_text("3")
-        until(lambda: (tmp_path / "in step").exists())
-        (tmp_path / "busy").unlink()
+        assert started.stdout
+        (tmp_path / "busy").touch()
+        next(line for line in started.stdout if "loops do not go on: steps" in line)
         until(lambda: systemd.quiet(1.0))
+        (tmp_path / "busy").unlink()
         until(lambda: (tmp_path / "finished").exists())
         systemd.hear_of("WATCHDOG=1")
         started.terminate()
         assert started.wait(20) == 0
-        assert started.stdout
-        assert "loops do not go on: steps" in started.stdout.read()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
