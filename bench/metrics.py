@@ -22,6 +22,7 @@ from bench.table import Measured, finish, show, sized
 from gpuyard.dashboard.sources import Sources
 from gpuyard.health.controllers.agent_service import AgentService
 from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.health_services import HealthServices
 from gpuyard.health.records import GpuHealth, HealthState
 from gpuyard.health.samples import report_of
 from gpuyard.health.store import HealthStore
@@ -62,7 +63,7 @@ def main() -> None:
                     sessions=portal.store,
                     people=portal.people,
                     settings=settings,
-                    health=health,
+                    health=HealthServices(health),
                     agents=agents,
                 ),
                 ["testserver"],

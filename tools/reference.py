@@ -24,6 +24,7 @@ from gpuyard.database.engine import Database
 from gpuyard.health.controllers.acceptance_service import AcceptanceService
 from gpuyard.health.controllers.agent_service import AgentService
 from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.health_services import HealthServices
 from gpuyard.health.maintenance import Maintenance, MaintenanceState
 from gpuyard.health.records import GpuHealth, HealthState, Trial
 from gpuyard.health.samples import report_of
@@ -100,7 +101,7 @@ def metrics() -> str:
             runners, health = _runners(database), _health(database, gpu, ledger)
             settings = PortalSettings(anonymous_details=True)
             nobody: Any = Mock()  # nobody logs in to read metrics
-            agents, tallies, accounts = _agents(health, gpu), _tallies(ledger), _accounts(ledger, gpu.pool)
+            agents, tallies, accounts = _agents(health.gpus, gpu), _tallies(ledger), _accounts(ledger, gpu.pool)
             app = create_app(
                 Sources(
                     inventory=inventory,
@@ -134,7 +135,7 @@ def metrics() -> str:
     return "\n".join([GENERATED, "# Metrics\n", *rows, "", also])
 
 
-def _health(database: Database, gpu: Gpu, ledger: Ledger) -> HealthService:
+def _health(database: Database, gpu: Gpu, ledger: Ledger) -> HealthServices:
     """A GPU whose health is followed, that servers accept, and whose host is to be maintained."""
     service, now = (
         HealthService(
@@ -142,11 +143,10 @@ def _health(database: Database, gpu: Gpu, ledger: Ledger) -> HealthService:
         ),
         utc_now(),
     )
-    service.acceptance = AcceptanceService(service.store, TryStore(database), ledger, utc_now)
     trial = Trial(HealthState.SUSPECT, "link-width", "", now, now)
     service.store.put(GpuHealth(gpu.host, gpu.address, gpu.pool, HealthState.FINE, now, trial=trial))
     service.maintenances.put(Maintenance("m", gpu.host, now, now, "", "", MaintenanceState.PLANNED, now, now))
-    return service
+    return HealthServices(service, acceptance=AcceptanceService(service.store, TryStore(database), ledger, utc_now))
 
 
 def _accounts(ledger: Ledger, pool: str) -> AccountingService:

@@ -13,7 +13,7 @@ import pytest
 
 from gpuyard.bookings.controllers.bookings import bookings_loop
 from gpuyard.health.acceptance import OVER, Try, TryState
-from gpuyard.health.controllers.acceptance import TAG, acceptance_loop, open_acceptance
+from gpuyard.health.controllers.acceptance import TAG, OpenedAcceptance, acceptance_loop, open_acceptance
 from gpuyard.health.controllers.acceptance_service import AcceptanceService
 from gpuyard.health.records import KEPT_BACK, HealthState, Observation
 from gpuyard.model.booking import Lane, Person
@@ -111,13 +111,14 @@ def test_a_gpu_that_was_repaired_is_accepted_by_a_server_on_it_and_no_thief_gets
     booked.ledger.upkeep.on_change(lambda: bookings.wake("a booking changed"))
     driver.register(booked.health.loop(2.0, bookings))
 
-    def controller() -> Any:
-        return open_acceptance(booked.compiled, operator, service, booked.ledger, lambda: sight.sight, booked.clock)
+    def opened_anew() -> OpenedAcceptance:
+        made = open_acceptance(booked.compiled, operator, service, booked.ledger, lambda: sight.sight, booked.clock)
+        assert made is not None
+        return made
 
-    loop = driver.register(acceptance_loop(controller(), 2.0))
-    acceptance = service.acceptance
-    assert acceptance is not None
-    acceptance.wake = loop.wake
+    first = opened_anew()
+    loop, acceptance = driver.register(acceptance_loop(first.controller, 2.0)), first.service
+    acceptance.wake.listen(loop.wake)
     driver.start()
     lane = next(lane for lane in booked.lanes().values() if lane.pool == POOL)
     tree = planted(lab, booked, lane)

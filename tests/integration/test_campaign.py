@@ -72,7 +72,8 @@ class Tenfold(Ward):
         super().open()
         self.now = datetime.now(UTC)
         self.tries = TryStore(self.ledger.database)
-        self.service.acceptance = AcceptanceService(self.service.store, self.tries, self.ledger, lambda: self.now)
+        acceptance = AcceptanceService(self.service.store, self.tries, self.ledger, lambda: self.now)
+        self.services = replace(self.watched.services, acceptance=acceptance)
         self.looks = HostReportIntake(self.service, frozenset(HOSTS))
 
     def hear(self, host: str) -> None:
@@ -154,7 +155,7 @@ def operator(tmp_path: Path, ten: CompiledSite, monkeypatch: pytest.MonkeyPatch)
     world.turn()
     monkeypatch.setattr("gpuyard.drain.cli.campaign.pause", world.wait)
     monkeypatch.delenv("GPUYARD_URL", raising=False)
-    with served(world.ledger, (ROOT,), health=world.service) as url:
+    with served(world.ledger, (ROOT,), health=world.services) as url:
         monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(write_clouds(tmp_path, url, (ROOT,))))
         yield Operator(tmp_path, world)
     world.store.close()

@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 from gpuyard.dashboard.sources import Sources
 from gpuyard.health.controllers.agent_service import AgentService
 from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.health_services import HealthServices
 from gpuyard.health.controllers.maintenance import MaintenanceService
 from gpuyard.health.store import HealthStore
 from gpuyard.health.store.guests import GuestStore
@@ -68,7 +69,7 @@ def site_portal(folder: Path, inventory: InventoryCache | None = None) -> SitePo
     database = ledger.database
     store, runners, board = PortalStore(database), RunnerStore(database), RunnerOverviewCache()
     service = HealthService(HealthStore(database), ledger, SiteHealth.model_validate(ASKS_SERVERS), clock)
-    service.maintenance = MaintenanceService(service, ledger, gpus, lambda: None, NoCloud())
+    services = HealthServices(service, MaintenanceService(service, ledger, gpus, lambda: None, NoCloud()))
     if inventory is None:
         inventory = InventoryCache()
         inventory.publish(clock(), [status_of(gpu) for gpu in gpus])
@@ -87,7 +88,7 @@ def site_portal(folder: Path, inventory: InventoryCache | None = None) -> SitePo
             sessions=store,
             people=who,
             settings=replace(ROOMY, anonymous_details=True),
-            health=service,
+            health=services,
             history=accounting.history,
             accounting=accounting,
             agents=agents,
@@ -97,7 +98,7 @@ def site_portal(folder: Path, inventory: InventoryCache | None = None) -> SitePo
         tallies=tallies,
     )
     return SitePortal(
-        app, ledger, store, who, clock, service, inventory, agents, loops, tallies, accounting, runners, board, site
+        app, ledger, store, who, clock, services, inventory, agents, loops, tallies, accounting, runners, board, site
     )
 
 

@@ -15,6 +15,7 @@ from gpuyard.diagnosis.capacity.facts import CloudResources
 from gpuyard.diagnosis.controllers.capacity import CapacityService
 from gpuyard.health.controllers.agent_service import ENROL, AgentService
 from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.health_services import HealthServices
 from gpuyard.health.controllers.maintenance import MaintenanceService
 from gpuyard.health.controllers.scrubs import ScrubService
 from gpuyard.health.records import HealthState, HealthToken
@@ -75,8 +76,8 @@ def full_portal(folder: Path, others: OthersShown) -> HealthPortal:
         RunnerOverviewCache(),
     )
     health = HealthService(HealthStore(database), ledger, SiteHealth.model_validate(RULES), clock)
-    health.scrubs = ScrubService(health, ledger, gpus, {"v100"})
-    health.maintenance = MaintenanceService(health, ledger, gpus, lambda: None, NoCloud())
+    scrubs = ScrubService(health, ledger, gpus, {"v100"})
+    services = HealthServices(health, MaintenanceService(health, ledger, gpus, lambda: None, NoCloud()), scrubs)
     cloud = Cloud(clock, {"enigma": [gpus[4]]})
     agents = AgentService(health, GuestStore(database), gpus, cloud.snapshot, health.rules, clock)
     accounts = accounting_site({"budget": {"gpu_hours": 1000}}, prices={"v100": 1.5})
@@ -97,7 +98,7 @@ def full_portal(folder: Path, others: OthersShown) -> HealthPortal:
             people=who,
             settings=replace(ROOMY, others=others),
             runners=RunnerSources(site_runners(folder), runners, board, lambda: None),
-            health=health,
+            health=services,
             agents=agents,
             bootable=CapacityService(Knows(_room(loaded)), clock, ledger),
             history=history,
@@ -105,7 +106,7 @@ def full_portal(folder: Path, others: OthersShown) -> HealthPortal:
         ),
         ["testserver"],
     )
-    portal = HealthPortal(app, ledger, store, who, clock, health, inventory, agents)
+    portal = HealthPortal(app, ledger, store, who, clock, services, inventory, agents)
     fill(RunnerPortal(app, ledger, store, who, clock, runners, board))
     _busy(portal)
     inventory.publish(clock(), [_status(gpu) for gpu in gpus])
@@ -148,8 +149,8 @@ def _busy(portal: HealthPortal) -> None:
     )  # fmt: skip
     until = NOON + 6 * HOUR
     ledger.loans.lend(f"gpu-1/{OFTEN}", TURING.project_id, TURING.project, until, "try it", ROOT)
-    assert portal.service.maintenance is not None
-    portal.service.maintenance.plan("gpu-2", NOON + DAY, NOON + DAY + 3 * HOUR, "kernel 6.12", ROOT)
+    assert portal.services.maintenance is not None
+    portal.services.maintenance.plan("gpu-2", NOON + DAY, NOON + DAY + 3 * HOUR, "kernel 6.12", ROOT)
 
 
 def _status(gpu: Gpu) -> GpuStatus:

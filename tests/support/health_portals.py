@@ -10,14 +10,17 @@ from pathlib import Path
 
 from gpuyard.dashboard.sources import Sources
 from gpuyard.diagnosis.controllers.capacity import AsksCapacity, CapacityService
+from gpuyard.health.controllers.acceptance_service import AcceptanceService
 from gpuyard.health.controllers.agent_service import ENROL, AgentService
 from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.health_services import HealthServices
 from gpuyard.health.controllers.maintenance import MaintenanceService
 from gpuyard.health.controllers.scrubs import ScrubService
 from gpuyard.health.records import GpuHealth, HealthEvent, HealthState, HealthToken, HostContact
 from gpuyard.health.samples import report_of
 from gpuyard.health.store import HealthStore
 from gpuyard.health.store.guests import GuestStore
+from gpuyard.health.store.tries import TryStore
 from gpuyard.health.tokens import new_token
 from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.finding import Finding
@@ -47,10 +50,14 @@ MODELS = {"v100": ("Tesla V100 PCIe 16GB", "10de:1db4"), "t4": ("Tesla T4", "10d
 
 @dataclass
 class HealthPortal(BookingPortal):
-    service: HealthService
+    services: HealthServices
     inventory: InventoryCache
     agents: AgentService | None
     """Where servers are asked what their GPUs do; it sees ADA's."""
+
+    @property
+    def service(self) -> HealthService:
+        return self.services.gpus
 
 
 def site_gpus() -> tuple[Gpu, ...]:
@@ -70,20 +77,26 @@ def health_portal(
     folder: Path,
     settings: PortalSettings = ROOMY,
     rules: SiteHealth | None = None,
-    wake: Callable[[str], None] = lambda reason: None,
     runners: SiteRunners | None = None,
     capacity: AsksCapacity | None = None,
     facts: Mapping[str, HostFacts] | None = None,
     checks: Callable[[str], Sequence[Finding]] | None = None,
+    *,
+    scrubs: bool = True,
+    acceptance: bool = False,
 ) -> HealthPortal:
     """Its database is in the folder. ADA has a server on gpu-1/0000:a3:00.0; nothing is known of any GPU. `capacity`:
     what could be started is asked there."""
     clock, gpus = Clock(), site_gpus()
     ledger = open_ledger(folder, None, clock)
     store, who, inventory = PortalStore(ledger.database), people(), InventoryCache()
-    service = HealthService(HealthStore(ledger.database), ledger, rules or SiteHealth.model_validate({}), clock, wake)
-    service.scrubs = ScrubService(service, ledger, gpus, {"v100"})
-    service.maintenance = MaintenanceService(service, ledger, gpus, lambda: None, NoCloud())
+    service = HealthService(HealthStore(ledger.database), ledger, rules or SiteHealth.model_validate({}), clock)
+    services = HealthServices(
+        service,
+        MaintenanceService(service, ledger, gpus, lambda: None, NoCloud()),
+        ScrubService(service, ledger, gpus, {"v100"}) if scrubs else None,
+        AcceptanceService(service.store, TryStore(ledger.database), ledger, clock) if acceptance else None,
+    )
     inventory.publish(clock(), [status_of(gpu) for gpu in gpus])
     agents = None
     if service.rules.agent is not None:
@@ -101,7 +114,7 @@ def health_portal(
             sessions=store,
             people=who,
             settings=settings,
-            health=service,
+            health=services,
             history=History(HistoryStore(ledger.database), "UTC"),
             agents=agents,
             facts=facts or {},
@@ -111,7 +124,7 @@ def health_portal(
         ),
         ["testserver", "127.0.0.1"],
     )
-    return HealthPortal(app, ledger, store, who, clock, service, inventory, agents)
+    return HealthPortal(app, ledger, store, who, clock, services, inventory, agents)
 
 
 ADAS = "0000:a3:00.0"

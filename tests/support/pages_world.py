@@ -68,7 +68,7 @@ def host_look() -> HostReport:
 
 def furnish(portal: HealthPortal) -> None:
     """Bookings of two people, a hold of two pools' GPUs, a maintenance that is planned and one that is on."""
-    ledger, maintenance = portal.ledger, portal.service.maintenance
+    ledger, maintenance = portal.ledger, portal.services.maintenance
     assert maintenance is not None
     ledger.create(ask(2, 5, comment="training, last run"), ADA)
     ledger.create(ask(30, 20, gpus=2, comment="students"), BOB)

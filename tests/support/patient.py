@@ -8,10 +8,10 @@ import sys
 from datetime import timedelta
 
 from gpuyard.cli.main import run
-from gpuyard.server import serving
+from gpuyard.server import site_parts
 from gpuyard.usage import recorder
 
 if __name__ == "__main__":
-    serving.BOOKINGS_PERIOD = serving.HISTORY_PERIOD = 0.4
+    site_parts.PERIOD = 0.4
     recorder.GAP = timedelta(minutes=int(sys.argv.pop(1)))
     run()

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.dashboard.sources import Sources
 from gpuyard.diagnosis.controllers.capacity import AsksCapacity, CapacityService
-from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.health_services import HealthServices
 from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.booking import Person
 from gpuyard.model.gpu import GpuStatus
@@ -77,7 +77,7 @@ def served(
     ledger: Ledger,
     people: Sequence[Person] | People,
     statuses: Sequence[GpuStatus] = STATUSES,
-    health: HealthService | None = None,
+    health: HealthServices | None = None,
     capacity: AsksCapacity | None = None,
 ) -> Iterator[str]:
     """Gives the portal's address. `people`: a few, or where to ask for them. `health`: of a site that follows it.

@@ -21,6 +21,7 @@ from gpuyard.dashboard.sources import Sources
 from gpuyard.guest import agent
 from gpuyard.health.controllers.agent_service import ENROL, AgentService
 from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.health_services import HealthServices
 from gpuyard.health.controllers.scrubs import ScrubService
 from gpuyard.health.records import HealthToken
 from gpuyard.health.store import HealthStore
@@ -119,7 +120,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     ledger = open_ledger(folder, None, clock)
     rules = SiteHealth.model_validate({"agent": {"projects": ["physics"], "period": 1}})
     health = HealthService(HealthStore(ledger.database), ledger, rules, clock)
-    health.scrubs = ScrubService(health, ledger, [GPU], {"v100"})
     server = Server(UUID, "training", "ACTIVE", HOST, "physics", "ada", "gpu", user_id="u", project_id="p-physics")
     snapshot = Snapshot(clock(), {}, frozenset(), {GPU.provider_name: UUID}, frozenset(), {}, {UUID: server})
     agents = AgentService(health, GuestStore(ledger.database), [GPU], lambda: snapshot, rules, clock)
@@ -155,7 +155,7 @@ def served(
             ledger=ledger,
             sessions=PortalStore(ledger.database),
             people=people(),
-            health=health,
+            health=HealthServices(health, scrubs=ScrubService(health, ledger, [GPU], {"v100"})),
             agents=agents,
         ),
         [GATEWAY],

@@ -190,13 +190,13 @@ class GpuPages:
         # Without login whoever gets here may see all.
         admin = self._sources.ledger is None or (who is not None and bool(may(who.person, Verb.REPAIR)))
         (shown,) = present(InventoryView(view.generation, view.taken_at, mine), now, marks).hosts
-        service, gpus = self._sources.health, [status.gpu for status in mine]
-        word = service.store.host(name) if service is not None else None
+        health, gpus = self._sources.health, [status.gpu for status in mine]
+        word = health.gpus.store.host(name) if health is not None else None
         return self._page(
             request, "host_page.html", host=shown, free=free_of(mine), name=name, admin=admin,
             service=service_line(view.services.get(name), details=admin),
             seen=host_seen(gpus, self._sources.facts.get(name), word, now) if admin else None,
-            followed=service is not None,
+            followed=health is not None,
             checks=check_rows(self._sources.checks(name)) if admin and self._sources.checks else [],
             maintenances=self._maintenances(name, now, admin),
         )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.diagnosis.controllers.capacity import CapacityService
 from gpuyard.health.controllers.agent_service import AgentService
-from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.health_services import HealthServices
 from gpuyard.inventory.web.inventory_context import InventoryContext
 from gpuyard.model.finding import Finding
 from gpuyard.model.host import HostFacts
@@ -33,7 +33,7 @@ class Sources(InventoryContext):
     """Flavors of servers on booked GPUs."""
     runners: RunnerSources | None = None
     """None when the site has none."""
-    health: HealthService | None = None
+    health: HealthServices | None = None
     """None when the site does not follow it; with it there is a ledger."""
     agents: AgentService | None = None
     """Reports of guests; None where they are not asked. With it there is a ledger."""

@@ -112,7 +112,7 @@ class Withheld:
 
 def read_withheld(sources: Sources, now: datetime) -> Withheld:
     """Read the records of GPUs that are out of use, or will be. Raises StoreError."""
-    ledger, service = sources.ledger, sources.health
+    ledger, service = sources.ledger, sources.health.gpus if sources.health is not None else None
     if ledger is None:
         return Withheld()
     wanted = Query(

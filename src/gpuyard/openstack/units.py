@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from gpuyard.model.gpu import Gpu
 from gpuyard.model.units import hold_of, seats
@@ -43,8 +44,9 @@ class Seated:
     """The servers that were last seen on units. All readers of one cloud in one process share it, so that they
     agree."""
 
-    def __init__(self) -> None:
-        self.holders: Mapping[str, str] = {}
+    def __init__(self, holders: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`holders`: name of a unit's provider -> server, as of the last observation before this process began."""
+        self.holders = holders
 
 
 class UnitReader:

@@ -42,6 +42,8 @@ class Harness:
     more: dict[str, Any] = field(default_factory=dict)
     """Further keys of the site file."""
     ids: Iterator[int] = field(default_factory=lambda: iter(range(1, 999)))
+    idle_servers: frozenset[str] = frozenset()
+    """Servers that do nothing, as their guests say."""
 
     def __post_init__(self) -> None:
         self.compiled = booked_site(self.folder, self.booking, {"art": {"gpus": {"t4": 4}}}, **self.more)
@@ -55,7 +57,9 @@ class Harness:
         self.store.sync_lanes(site_lanes(self.compiled.gpus))
         self.ledger = Ledger(self.store, book_of(self.compiled), lambda: self.now, lambda: f"b{next(self.ids)}")
         api: Any = self.cloud
-        self.controller = BookingController(api, self.compiled, self.ledger, api, lambda: self.now)
+        self.controller = BookingController(
+            api, self.compiled, self.ledger, api, lambda: self.now, idle_servers=lambda: self.idle_servers
+        )
 
     def book(self, who: Person, hours: float = 8, pool: str = "t4", gpus: int = 1, **more: Any) -> Booking:
         """From now on."""
@@ -352,7 +356,7 @@ def idle_yard(folder: Path, **rules: str) -> Harness:
     health = {"agent": {"projects": ["physics"]}, "idle": {"after": "1 h", **rules}}
     one = Harness(folder, {**MUST, "reclaim": "shelve"}, more={"health": health})
     one.store.take_undelivered("test", NOW, 1)
-    one.controller.cases.idle = lambda: {"s1"}
+    one.idle_servers = frozenset({"s1"})
     return one
 
 
@@ -373,7 +377,7 @@ def test_who_does_nothing_with_a_booked_gpu_is_asked_to_give_it_back(tmp_path: P
         words = "nothing has run on its GPUs for long: use it, or delete or shelve this server, please, "
         assert [warning(case) for case in one.store.open_cases()] == [f"{words}and end its booking"]
         assert [asked for asked in one.cloud.asked if "compute" in asked] == ["POST compute /servers/s1/metadata"]
-        one.controller.cases.idle = frozenset
+        one.idle_servers = frozenset()
         one.controller.run()
         assert one.store.open_cases() == []
         assert one.cloud.asked[-1] == "DELETE compute /servers/s1/metadata/gpuyard"

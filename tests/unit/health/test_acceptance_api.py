@@ -8,7 +8,6 @@ import pytest
 
 from gpuyard.health.acceptance import TryState
 from gpuyard.health.controllers.acceptance_service import AcceptanceService
-from gpuyard.health.store.tries import TryStore
 from tests.support.health_portals import HealthPortal, fine, health_portal
 from tests.support.ledgers import ADA, ROOT
 
@@ -17,30 +16,28 @@ LONE = "gpu-1/0000:a3:00.0"
 
 @pytest.fixture
 def portal(tmp_path: Path) -> HealthPortal:
-    made = health_portal(tmp_path)
+    made = health_portal(tmp_path, acceptance=True)
     fine(made)
     return made
 
 
-def with_project(portal: HealthPortal) -> AcceptanceService:
-    service = portal.service
-    acceptance = service.acceptance = AcceptanceService(
-        service.store, TryStore(portal.ledger.database), portal.ledger, portal.clock
-    )
-    return acceptance
+def service_of(portal: HealthPortal) -> AcceptanceService:
+    assert portal.services.acceptance is not None
+    return portal.services.acceptance
 
 
-def test_without_a_project_it_is_said_what_to_write(portal: HealthPortal) -> None:
+def test_without_a_project_it_is_said_what_to_write(tmp_path: Path) -> None:
+    portal = health_portal(tmp_path)
     answer = portal.browser(ROOT).client.post("/v1/acceptances", json={})
     assert answer.status_code == 409
     assert "write 'project' and 'image' under 'health: acceptance:'" in answer.json()["detail"]
 
 
 def test_what_is_asked_for_is_tried_and_told(portal: HealthPortal) -> None:
-    acceptance = with_project(portal)
+    acceptance = service_of(portal)
     admin = portal.browser(ROOT).client
     woken: list[str] = []
-    acceptance.wake = woken.append
+    acceptance.wake.listen(woken.append)
     answer = admin.post("/v1/acceptances", json={"targets": ["gpu-2", "gpu-3"]})
     assert answer.status_code == 202, answer.text
     tries = answer.json()["tries"]

@@ -137,8 +137,13 @@ def test_where_nothing_resets_gpus_between_tenants_the_pages_say_so(portal: Heal
     assert "released when it came back clean" in kept
     page = root.get("/health").text
     assert "GPUs of pool t4 are given on as they were left" in page
-    portal.service.scrubs = None
-    assert "GPUs of pools t4, v100 are given on as they were left" in root.get("/health").text
+
+
+def test_where_nothing_resets_any_gpu_the_page_names_all_pools(tmp_path: Path) -> None:
+    portal = health_portal(tmp_path, scrubs=False)
+    fine(portal)
+    page = portal.browser(ROOT).client.get("/health").text
+    assert "GPUs of pools t4, v100 are given on as they were left" in page
 
 
 # What people report

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from gpuyard.cli.main import app
 from gpuyard.health.acceptance import TryState
 from gpuyard.health.baseline import Baseline
 from gpuyard.health.cli.health_rows import HEALTH, REPAIRS, REPEATS, TRIES
-from gpuyard.health.controllers.acceptance_service import AcceptanceService
 from gpuyard.health.records import HealthState
 from gpuyard.health.store.tries import TryStore
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
@@ -29,7 +29,6 @@ from tests.support.ledgers import ADA, BOB, NOON, ROOT
 from tests.support.openstack_commands import take
 from tests.support.people import token_of
 from tests.support.served import serving, write_clouds
-from tests.unit.health.test_acceptance_api import with_project
 from tests.unit.health.test_repair_loans import RULES
 
 pytestmark = pytest.mark.filterwarnings("ignore::openstack.warnings.RemovedInSDK60Warning")
@@ -39,14 +38,28 @@ WHY = ("--comment", "it smells of smoke")
 
 @pytest.fixture
 def portal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HealthPortal]:
-    """One that is served."""
-    made = health_portal(tmp_path, rules=SiteHealth.model_validate({"acceptance": {"required": ["repair"]}}))
+    """A portal that is served, of a site that accepts GPUs by servers."""
+    with served_portal(tmp_path, monkeypatch, acceptance=True) as made:
+        yield made
+
+
+@pytest.fixture
+def without_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HealthPortal]:
+    """The same of a site that has no project for that."""
+    with served_portal(tmp_path, monkeypatch, acceptance=False) as made:
+        yield made
+
+
+@contextmanager
+def served_portal(folder: Path, monkeypatch: pytest.MonkeyPatch, *, acceptance: bool) -> Iterator[HealthPortal]:
+    rules = SiteHealth.model_validate({"acceptance": {"required": ["repair"]}})
+    made = health_portal(folder, rules=rules, acceptance=acceptance)
     fill(made)
     for name in ("GPUYARD_URL", "OS_CLOUD", "OS_AUTH_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TZ", "UTC")
     with serving(made.app) as url:
-        path = write_clouds(tmp_path, url, (ADA, BOB, ROOT), lambda one: token_of(one)["X-Auth-Token"])
+        path = write_clouds(folder, url, (ADA, BOB, ROOT), lambda person: token_of(person)["X-Auth-Token"])
         monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(path))
         yield made
 
@@ -184,13 +197,16 @@ def test_the_plugin_does_the_same(portal: HealthPortal) -> None:
         openstack_commands.one("ada", "gpu quarantine", OTHER, *WHY)
 
 
-def test_accepting_needs_a_project_and_an_admin(portal: HealthPortal) -> None:
+def test_accepting_needs_a_project(without_project: HealthPortal) -> None:
     assert "write 'project' and 'image' under 'health: acceptance:'" in refused("root", "accept")
-    portal.service.acceptance = AcceptanceService(
-        portal.service.store, TryStore(portal.ledger.database), portal.ledger, portal.clock
-    )
+    with pytest.raises(BlockedError, match="health: acceptance"):
+        take("root", "gpu accept")
+
+
+def test_accepting_needs_an_admin(portal: HealthPortal) -> None:
+    assert portal.services.acceptance is not None
     refused("ada", "accept", OTHER)
-    assert portal.service.acceptance.batch("") == []
+    assert portal.services.acceptance.batch("") == []
 
 
 @pytest.mark.parametrize("outcome", [TryState.PASSED, TryState.FAILED])
@@ -202,7 +218,6 @@ def test_gpus_are_accepted_and_waited_for(
     said("root", "repair", "done", mended, *WHY)
     assert state(portal, mended) is HealthState.TO_ACCEPT
     tries = TryStore(portal.ledger.database)
-    portal.service.acceptance = AcceptanceService(portal.service.store, tries, portal.ledger, portal.clock)
 
     def all_of_it(seconds: float) -> None:
         """What the loop would come to meanwhile."""
@@ -221,9 +236,6 @@ def test_gpus_are_accepted_and_waited_for(
 
 
 def test_the_plugin_lends_gpus_and_has_them_accepted(portal: HealthPortal) -> None:
-    with pytest.raises(BlockedError, match="health: acceptance"):
-        take("root", "gpu accept")
-    with_project(portal)
     for step in ("quarantine", "repair start", "repair done"):
         openstack_commands.one("root", f"gpu {step}", OTHER, *WHY)
     columns, rows = take("root", "gpu accept", OTHER, "--no-canary")

@@ -36,7 +36,8 @@ def woken() -> list[str]:
 
 @pytest.fixture
 def portal(tmp_path: Path, woken: list[str]) -> HealthPortal:
-    made = health_portal(tmp_path, wake=woken.append)
+    made = health_portal(tmp_path)
+    made.service.wake.listen(woken.append)
     fine(made)
     return made
 

@@ -19,6 +19,7 @@ from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.cli.main import app
 from gpuyard.drain.cli.host_moves import _maintained
 from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.health_services import HealthServices
 from gpuyard.health.controllers.maintenance import MaintenanceService
 from gpuyard.health.maintenance import MaintenanceState, turn
 from gpuyard.health.store import HealthStore
@@ -191,9 +192,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     ledger: Ledger = open_ledger(tmp_path, None, clock)
     SEEN.clear()
     service = HealthService(HealthStore(ledger.database), ledger, SiteHealth.model_validate({}), clock)
-    service.maintenance = MaintenanceService(service, ledger, site_gpus(), lambda: next(iter(SEEN), None), NoCloud())
+    maintenance = MaintenanceService(service, ledger, site_gpus(), lambda: next(iter(SEEN), None), NoCloud())
     STORES[:] = [service.maintenances]
-    with served(ledger, (ROOT,), health=service) as url:
+    with served(ledger, (ROOT,), health=HealthServices(service, maintenance)) as url:
         monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(write_clouds(tmp_path, url, (ROOT,))))
         monkeypatch.setenv("TZ", "UTC")
         monkeypatch.delenv("GPUYARD_URL", raising=False)

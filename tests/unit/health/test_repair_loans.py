@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from gpuyard.cli.main import app
 from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.health_services import HealthServices
 from gpuyard.health.records import GpuHealth, HealthState
 from gpuyard.health.store import HealthStore
 from gpuyard.model.booking import BookingKind, BookingState
@@ -127,7 +128,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert result.exception is None, result.output
         return result.stdout
 
-    with served(ledger, people, health=service) as url:
+    with served(ledger, people, health=HealthServices(service)) as url:
         monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(write_clouds(tmp_path, url, people)))
         monkeypatch.setenv("TZ", "UTC")
         monkeypatch.delenv("GPUYARD_URL", raising=False)

@@ -85,7 +85,7 @@ class World:
             self.service, self.ledger, GPUS, {"v100"}, self._look, lambda gpu: self.given_on
         )
         self.clean: list[str] = []
-        self.scrubs.on_clean = self.clean.append
+        self.scrubs.cleaned.listen(self.clean.append)
 
     def _look(self, gpus: Sequence[Gpu]) -> dict[str, SeenProvider]:
         return {gpu.provider_name: self.placement[gpu.provider_name] for gpu in gpus}

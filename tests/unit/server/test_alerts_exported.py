@@ -75,7 +75,7 @@ def bad(site: Scraped, number: int) -> None:
 
 def maintained(site: Scraped, minutes: int, *, longer: bool = False) -> None:
     """One hour was promised; the loop of maintenances brings it on."""
-    service = site.one.service.maintenance
+    service = site.one.services.maintenance
     assert service is not None
     assert site.one.ledger.upkeep.turns.take_turn("bookings")
     planned = service.plan("gpu-3", NOON, NOON + HOUR, "new kernel", ROOT)

@@ -192,7 +192,7 @@ class Asked:
 
     def _id(self, path: str) -> str:
         if "maintenances" in path:
-            service = self.portal.service.maintenance
+            service = self.portal.services.maintenance
             assert service is not None
             return service.views("gpu-2", past=True)[0].maintenance.id
         return "0" * 64 if "feeds" in path else "b1"

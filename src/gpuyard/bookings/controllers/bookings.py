@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -57,6 +57,7 @@ from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.runtime.control_loops import Loop
 from gpuyard.runtime.leader_roles import BOOKINGS
 from gpuyard.runtime.problems import RunProblems
+from gpuyard.runtime.signal import Signal
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import bookings_mark, gpu_resources, runner_flavors
 from gpuyard.site.schema import Pool
@@ -98,11 +99,12 @@ class BookingController:
         kept_back: Callable[[], Mapping[tuple[str, str], str]] = dict,
         clean: Callable[[], Mapping[str, int]] = dict,
         steady: Callable[[], float] = monotonic,
+        idle_servers: Callable[[], Collection[str]] = frozenset,
     ) -> None:
         """`taker`: one of its own, not the one of the sync loop. `now`: UTC. `kept_back`: (host, address) of GPUs that
         nobody is to get, each with why. `clean`: providers that may be released after a use, in one generation of each.
-        `steady`: seconds by a clock that only goes forward. Raises UsageError for a site whose GPUs neither limits nor
-        holds can reach."""
+        `steady`: seconds by a clock that only goes forward. `idle_servers`: servers that do nothing with their GPUs.
+        Raises UsageError for a site whose GPUs neither limits nor holds can reach."""
         site = compiled.site
         if not site.gpu_quotas or site.pci_in_placement != "on":
             raise UsageError(
@@ -116,15 +118,15 @@ class BookingController:
         self._kept_back, self._clean = kept_back, clean
         self.sight: CloudObservation | None = None
         """The cloud as the last run saw it."""
-        self.on_look: Callable[[], None] = lambda: None
-        """Called when `sight` is new."""
+        self.observed = Signal()
+        """Sent when `sight` is new."""
         acceptance = site.health.acceptance if site.health else None
         self._own = {acceptance.project} if acceptance and acceptance.project else set()
         self._enforcer = Enforcer(api, bookings_mark(site.site))
         self._resources = gpu_resources(site, compiled.limits)
         self._classes = {gpu.provider_name: gpu.resource_class for gpu in compiled.gpus}
         self._limits: Mapping[tuple[str, str], int] | None = None
-        self.cases = OverstayController(site, ledger, Reclaimer(api), now, self._require_turn)
+        self.cases = OverstayController(site, ledger, Reclaimer(api), now, self._require_turn, idle_servers)
         self._sightings = FaultDurations(compiled)
         self._lock = threading.Lock()
         self._words: LedgerWords = {}
@@ -263,7 +265,7 @@ class BookingController:
             drawn = {server: self.bookings_of(server) for server in snapshot.servers}
             words = self._words if self._ran else None
             self.sight = CloudObservation(snapshot, ours, LedgerSeen(bookings, drawn, lanes), words, asked)
-            self.on_look()
+            self.observed("the cloud was looked at")
 
     def _view(
         self, pool: str, snapshot: Snapshot, projects: Mapping[str, str], back: Mapping[tuple[str, str], str]

@@ -35,6 +35,7 @@ from gpuyard.database.errors import StoreError
 from gpuyard.model.booking import Answer, Booking, Reason
 from gpuyard.model.errors import UsageError
 from gpuyard.runtime.control_loops import Loop
+from gpuyard.runtime.signal import Signal
 from gpuyard.site.accounting_rules import ExternalEnforcement
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.encoding import pool_class
@@ -88,8 +89,8 @@ class EnforcementService:
         self._client, self._rules, self._words = client, rules, words
         self._ledger, self._records = ledger, ledger.upkeep.records
         self._now = now
-        self.wake: Callable[[], None] = lambda: None
-        """Called when there is something to take back."""
+        self.wake = Signal()
+        """Sent when there is something to take back."""
 
     @contextmanager
     def making(self, bookings: Sequence[Booking], override: bool) -> Iterator[Sequence[Reason]]:
@@ -133,13 +134,13 @@ class EnforcementService:
         except BaseException:
             for back in promised:
                 self._remember(TakingBack(**{**vars(back), "failed": True}))
-            self.wake()
+            self.wake("a booking was not made")
             raise
         for back in promised:
             try:
                 if back.wanted is None and not self._is_done(back):  # who asked twice at once has got the other booking
                     self._remember(TakingBack(**{**vars(back), "failed": True}))
-                    self.wake()
+                    self.wake("a booking was not made")
                 else:
                     self._forget(back)
             except StoreError as error:  # what is done is found to be done later, and what was asked for was done
@@ -287,7 +288,7 @@ def open_enforcement(
     service = EnforcementService(client, rules, words, ledger, now)
     ledger.outside = service
     loop = Loop("external enforcement", "Takes back what was asked for and not booked.", period, service.take_back)
-    service.wake = lambda: loop.wake("a booking was not made")
+    service.wake.listen(loop.wake)
     return OpenedEnforcement(service, EnforcementChannel(client, rules, words), loop)
 
 

@@ -44,8 +44,10 @@ class OverstayController:
         reclaimer: Reclaimer,
         now: Callable[[], datetime],
         require_turn: Callable[[], None] = lambda: None,
+        idle_servers: Callable[[], Collection[str]] = frozenset,
     ) -> None:
-        """`require_turn`: raises when another process may be at the same work; asked before each thing that is done."""
+        """`require_turn`: raises when another process may be at the same work; asked before each thing that is done.
+        `idle_servers`: returns servers that do nothing with their GPUs, as their guests report."""
         self._site = site
         self._ledger = ledger
         self._records = ledger.upkeep.records
@@ -54,9 +56,7 @@ class OverstayController:
         self._require_turn = require_turn
         self.counted = Counts((do.value, rule, outcome) for do in Do for rule in RULES for outcome in OUTCOMES)
         """(step, rule, outcome) of what was tried."""
-        self.idle: Callable[[], Collection[str]] = frozenset
-        """Returns servers that do nothing with their GPUs, as their guests report
-        (health/controllers/agent_service.py)."""
+        self._idle_servers = idle_servers
         rules = site.health.idle if site.health else None
         self._only_warn = frozenset({IDLE}) if rules is not None and rules.action == "warn" else frozenset()
         self.addresses = Addresses(reclaimer.address, ledger, now)
@@ -100,7 +100,7 @@ class OverstayController:
             for booking in view.bookings
         )
         view = replace(view, bookings=begun)
-        idle = idle_ones(view, self.idle())
+        idle = idle_ones(view, self._idle_servers())
         return {**idle, **reasons(view, self._ended(view), shortage(view, now).yielding)}
 
     def _carry_out(self, step: CaseStep, view_now: Callable[[], PoolView], taken_at: datetime) -> None:

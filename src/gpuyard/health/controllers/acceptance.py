@@ -463,6 +463,14 @@ def acceptance_loop(controller: AcceptanceController, period: float) -> Loop:
     )
 
 
+@dataclass(frozen=True)
+class OpenedAcceptance:
+    """The parts of acceptance that the serving process runs."""
+
+    service: AcceptanceService
+    controller: AcceptanceController
+
+
 def open_acceptance(
     compiled: CompiledSite,
     api: CloudApi,
@@ -470,8 +478,8 @@ def open_acceptance(
     ledger: Ledger,
     sight: Callable[[], CloudObservation | None],
     now: Callable[[], datetime],
-) -> AcceptanceController | None:
-    """Return the loop, and give the service its part of it; None for a site without a project for acceptance."""
+) -> OpenedAcceptance | None:
+    """Return the service and the controller; None for a site without a project for acceptance."""
     rules = service.rules.acceptance
     if rules is None or rules.project is None:
         return None
@@ -489,5 +497,5 @@ def open_acceptance(
         return AcceptancePorts(GuardedServers(servers), project_id, sight)
 
     tries = TryStore(ledger.database)
-    service.acceptance = AcceptanceService(service.store, tries, ledger, now)
-    return AcceptanceController(compiled, service, tries, ledger, doors, now)
+    controller = AcceptanceController(compiled, service, tries, ledger, doors, now)
+    return OpenedAcceptance(AcceptanceService(service.store, tries, ledger, now), controller)

@@ -20,6 +20,7 @@ from gpuyard.health.store import HealthStore
 from gpuyard.health.store.tries import TryStore
 from gpuyard.model.booking import Lane, Person
 from gpuyard.model.errors import BlockedError
+from gpuyard.runtime.signal import Signal
 
 LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 ABLE = frozenset({HealthState.FINE, HealthState.TO_ACCEPT})
@@ -48,8 +49,8 @@ class AcceptanceService:
 
     def __init__(self, store: HealthStore, tries: TryStore, ledger: Ledger, now: Callable[[], datetime]) -> None:
         self._store, self.tries, self._ledger, self._now = store, tries, ledger, now
-        self.wake: Callable[[str], None] = lambda reason: None
-        """Is called with a reason when there is something to do."""
+        self.wake = Signal()
+        """Sent when there is something to do."""
 
     def ask(
         self, targets: Sequence[str], person: Person, *, canary: bool = True, fresh: bool = False

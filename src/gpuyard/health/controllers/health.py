@@ -9,8 +9,8 @@ and then tells the booking loop and the owners of servers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from time import monotonic
@@ -20,8 +20,11 @@ from gpuyard.bookings.controllers.enforce import Enforcer
 from gpuyard.bookings.enforcement import SeenProvider
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.health.cloud_signals import CloudSignals
+from gpuyard.health.controllers.acceptance import OpenedAcceptance, acceptance_loop, open_acceptance
+from gpuyard.health.controllers.agent_controller import AgentController, agents_loop, open_agents
 from gpuyard.health.controllers.faults import FaultTeller
 from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.health_services import HealthServices
 from gpuyard.health.controllers.maintenance import MaintenanceService, maintenance_loop
 from gpuyard.health.controllers.scrubs import ScrubController, ScrubService, clean_providers, scrubs_loop
 from gpuyard.health.limits import SitePlace
@@ -38,11 +41,13 @@ from gpuyard.health.records import GpuHealth, HealthState
 from gpuyard.health.store import HealthStore
 from gpuyard.model.errors import GpuyardError
 from gpuyard.model.gpu import Gpu, provider_name
+from gpuyard.model.world import Snapshot
 from gpuyard.openstack.api import CloudApi
 from gpuyard.openstack.host_maintenance import MaintenanceCloud
 from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.runtime.control_loops import Loop
 from gpuyard.runtime.leader_roles import BOOKINGS
+from gpuyard.runtime.signal import Signal
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.health_rules import SiteHealth
 from gpuyard.site.objects import bookings_mark
@@ -87,8 +92,8 @@ class HealthController:
         self._faults = FaultTeller(
             service.store, ledger, bookings.cases.addresses, bookings.bookings_of, runners, now, service.verdicts
         )
-        self.on_kept: Callable[[str], None] = lambda reason: None
-        """Is called when other GPUs are kept back than before."""
+        self.kept_back_others = Signal()
+        """Sent when other GPUs are kept back than before."""
         self.asked: tuple[str, ...] = ()
         """GPUs for which a person must decide, as of the last run."""
 
@@ -174,7 +179,7 @@ class HealthController:
         if self._told != back:
             news = sorted(f"{host}/{address}" for host, address in back.keys() ^ (self._told or {}).keys())
             self._told = back
-            self.on_kept(f"other GPUs are kept back: {', '.join(news[:3])}")
+            self.kept_back_others(f"other GPUs are kept back: {', '.join(news[:3])}")
 
     def _generations(self, records: list[GpuHealth], sight: CloudObservation) -> None:
         """Of GPUs that Nova keeps reserved after a use: they are released in this very generation, or not at all. One
@@ -200,35 +205,57 @@ class HealthController:
             self._pruned = now
 
 
-@dataclass
+@dataclass(frozen=True)
 class Watched:
-    """The health of a site's GPUs with its loops, and the bookings that follow it."""
+    """The health of a site's GPUs, with its controllers, and the bookings that follow it."""
 
-    service: HealthService
+    services: HealthServices
     controller: HealthController
     bookings: BookingController
     scrubs: ScrubController
     scrub_desk: ScrubService
     """The service from which hosts fetch scrub orders."""
     maintenance: MaintenanceService
-    on_kept: Callable[[str], None] = lambda reason: None
-    """Is called when other GPUs are kept back than before, and those are held: to wake who has servers on them."""
+    agents: AgentController | None
+    """None: the site does not ask guests how their GPUs are."""
+    acceptance: OpenedAcceptance | None
+    """None: the site has no project for servers that accept GPUs."""
+    held: Signal = field(default_factory=Signal)
+    """Sent when other GPUs are kept back than before, and those are held: to wake who has servers on them."""
+
+    @property
+    def service(self) -> HealthService:
+        """The service of GPUs."""
+        return self.services.gpus
+
+    def loops(self, period: float, bookings: Loop) -> Iterator[Loop]:
+        """Yield all loops of health, each `period` seconds apart. `bookings`: the booking loop, which they wake."""
+        yield self.loop(period, bookings)
+        yield self.scrubs_loop(period, bookings)
+        yield self.maintenance_loop(period)
+        if self.agents is not None:
+            yield agents_loop(self.agents)
+        if self.acceptance is not None:
+            loop = acceptance_loop(self.acceptance.controller, period)
+            self.acceptance.service.wake.listen(loop.wake)
+            yield loop
 
     def loop(self, period: float, bookings: Loop) -> Loop:
         """Return the loop of health; it and the booking loop wake each other."""
         loop = health_loop(self.controller, period)
-        self.service.wake = loop.wake
-        self.controller.on_kept = partial(self._kept, bookings)
-        self.bookings.on_look = lambda: loop.wake("the cloud was looked at")
+        self.service.wake.listen(loop.wake)
+        self.controller.kept_back_others.listen(partial(self._hold_others, bookings))
+        self.bookings.observed.listen(loop.wake)
         return loop
 
-    def _kept(self, bookings: Loop, reason: str) -> None:
+    def _hold_others(self, bookings: Loop, reason: str) -> None:
+        """Hold the GPUs that are kept back now, before anybody is woken who could give them away."""
         try:
             self.bookings.hold_at_once()
         except GpuyardError as error:
             LOG.info("%s: %s; the loop of bookings does it", reason, error)
         bookings.wake(reason)
-        self.on_kept(reason)
+        self.held(reason)
 
     def maintenance_loop(self, period: float) -> Loop:
         """Return the loop of maintenances. A change there wakes the one of health, which tells the one of bookings."""
@@ -236,18 +263,29 @@ class Watched:
 
     def scrubs_loop(self, period: float, bookings: Loop) -> Loop:
         """Return the loop of scrubs. A GPU that came back clean wakes the one of bookings, which releases it."""
-        self.scrub_desk.on_clean = bookings.wake
+        self.scrub_desk.cleaned.listen(bookings.wake)
         return scrubs_loop(self.scrubs, period)
+
+    def close(self) -> None:
+        """Write what agents have said since the last time."""
+        if self.agents is not None:
+            self.agents.close()
 
 
 def open_health(
     compiled: CompiledSite, rules: SiteHealth, api: CloudApi, ledger: Ledger, taker: SnapshotTaker,
-    now: Callable[[], datetime], steady: Callable[[], float] = monotonic,
+    now: Callable[[], datetime], steady: Callable[[], float] = monotonic, portal: str = "",
 ) -> Watched:  # fmt: skip
     """Return the health of a site that has it; its tables are in the ledger's database. `now` is UTC and may jump,
-    `steady` only goes forward. Raises StoreError, UsageError."""
+    `steady` only goes forward. `portal`: its address for guests, for a site that asks them. Raises StoreError,
+    UsageError."""
     service = HealthService(HealthStore(ledger.database), ledger, rules, now)
     store = service.store
+
+    def snapshot() -> Snapshot | None:
+        return bookings.sight.snapshot if bookings.sight else None
+
+    agents = open_agents(service, ledger, compiled.gpus, api, snapshot, portal, now) if rules.agent else None
     bookings = BookingController(
         api,
         compiled,
@@ -257,6 +295,7 @@ def open_health(
         service.kept_back,
         lambda: clean_providers(store.gpus([HealthState.CHECKED, HealthState.TO_ACCEPT])),
         steady,
+        agents.service.idle_servers if agents else frozenset,
     )
     enforcer = Enforcer(api, bookings_mark(compiled.site.site))
     once = {name for name, pool in compiled.site.pools.items() if pool.one_time_use}
@@ -271,12 +310,12 @@ def open_health(
         return provider is not None and enforcer.is_given_on_as_it_is(provider.id)
 
     controller = HealthController(compiled, service, ledger, bookings, enforcer, now)
-    scrub_desk = service.scrubs = ScrubService(service, ledger, compiled.gpus, once)
-    maintenance = service.maintenance = MaintenanceService(
-        service, ledger, compiled.gpus, lambda: bookings.sight, MaintenanceCloud(api)
-    )
+    scrub_desk = ScrubService(service, ledger, compiled.gpus, once)
+    maintenance = MaintenanceService(service, ledger, compiled.gpus, lambda: bookings.sight, MaintenanceCloud(api))
+    acceptance = open_acceptance(compiled, api, service, ledger, lambda: bookings.sight, now)
     scrubs = ScrubController(service, ledger, compiled.gpus, once, look, is_given_on)
-    return Watched(service, controller, bookings, scrubs, scrub_desk, maintenance)
+    services = HealthServices(service, maintenance, scrub_desk, acceptance.service if acceptance else None)
+    return Watched(services, controller, bookings, scrubs, scrub_desk, maintenance, agents, acceptance)
 
 
 def site_places(compiled: CompiledSite) -> tuple[SitePlace, ...]:

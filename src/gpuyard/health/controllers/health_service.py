@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.health.baseline import OF_SIGNALS, Baseline, Facts, facts_words, renewed
@@ -37,12 +36,8 @@ from gpuyard.model.errors import BlockedError, GpuyardError
 from gpuyard.model.host_report import LinkReport
 from gpuyard.model.moments import minute_text
 from gpuyard.model.signals import SIGNALS, Judgement, Source
+from gpuyard.runtime.signal import Signal
 from gpuyard.site.health_rules import SiteHealth
-
-if TYPE_CHECKING:
-    from gpuyard.health.controllers.acceptance_service import AcceptanceService
-    from gpuyard.health.controllers.maintenance import MaintenanceService
-    from gpuyard.health.controllers.scrubs import ScrubService
 
 LENT_FROM = frozenset({HealthState.QUARANTINED, HealthState.IN_REPAIR})
 """States in which a GPU can be lent for its repair."""
@@ -82,20 +77,14 @@ class HealthService:
         ledger: Ledger,
         rules: SiteHealth,
         now: Callable[[], datetime],
-        wake: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """`ledger`: its audit log records people's actions. `wake` is called with a reason after every change."""
+        """`ledger`: its audit log records people's actions."""
         self.store, self.rules, self.now = store, rules, now
         self.verdicts = SignalVerdicts(rules)
         """The verdicts on signals of this site."""
-        self.wake = wake
+        self.wake = Signal()
+        """Sent after every change."""
         self.maintenances = MaintenanceStore(store.database)
-        self.maintenance: MaintenanceService | None = None
-        """The service that plans maintenances of hosts."""
-        self.scrubs: ScrubService | None = None
-        """The service from which hosts fetch scrub orders."""
-        self.acceptance: AcceptanceService | None = None
-        """The service that takes requests to accept GPUs by a server; None: the site has no project for that."""
         self._ledger = ledger
         self._uses: dict[str, HostUse] = {}
 

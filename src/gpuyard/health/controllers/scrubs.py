@@ -28,6 +28,7 @@ from gpuyard.model.gpu import Gpu, provider_name
 from gpuyard.model.scrub import ScrubOrder, ScrubResult
 from gpuyard.runtime.control_loops import Loop
 from gpuyard.runtime.leader_roles import BOOKINGS
+from gpuyard.runtime.signal import Signal
 
 LOG = logging.getLogger(__name__)
 EVENTS = 200
@@ -50,8 +51,8 @@ class ScrubService:
         """`gpus`: all of the site. `once`: pools whose GPUs are used once."""
         self._service, self._store, self._ledger = service, service.store, ledger
         self._rules, self._new_id = service.rules.scrub, new_id
-        self.on_clean: Callable[[str], None] = lambda reason: None
-        """Is called when something has come back clean: somebody may wait for it."""
+        self.cleaned = Signal()
+        """Sent when a GPU has come back clean: somebody may wait for it."""
         self._slots, self.pools = slots_of(gpus), frozenset(once)
         self.hosts = frozenset(gpu.host for gpu in gpus)
 
@@ -76,7 +77,7 @@ class ScrubService:
             LOG.info("scrub of GPU %s: %s %s", gpu.name, result.outcome.value, result.reason)
             write(self._service, verdict)
             if verdict.gpu.state in (HealthState.CHECKED, HealthState.TO_ACCEPT):
-                self.on_clean(f"GPU {gpu.name} came back clean")
+                self.cleaned(f"GPU {gpu.name} came back clean")
 
     def _order(self, host: str, gpus: Sequence[GpuHealth]) -> list[ScrubOrder]:
         once = [gpu for gpu in gpus if gpu.host == host and gpu.pool in self.pools]

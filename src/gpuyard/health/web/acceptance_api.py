@@ -9,7 +9,6 @@ from pydantic import BaseModel, Field
 
 from gpuyard.health.acceptance import OVER, Try, TryState
 from gpuyard.health.controllers.acceptance_service import AcceptanceService
-from gpuyard.health.controllers.health_service import HealthService
 from gpuyard.model.rights import Verb, require
 from gpuyard.web.api_requests import Who, responses
 from gpuyard.web.documents import Line, Moment, Sent
@@ -73,11 +72,11 @@ class AcceptanceList(BaseModel):
     left_out: list[LeftOut] = Field(description="What was asked for and is not tried, and why.")
 
 
-def install(app: FastAPI, service: HealthService) -> None:
+def install(app: FastAPI, service: AcceptanceService | None) -> None:
     def acceptance() -> AcceptanceService:
-        if service.acceptance is None:
+        if service is None:
             raise Refusal(409, "refused", MISSING, [MISSING], codes=["no_project"])
-        return service.acceptance
+        return service
 
     @app.post(PATH, tags=[TAG], status_code=202, responses=responses(409, headers=False))
     def accept_gpus(who: Who, wanted: AcceptanceRequest) -> AcceptanceList:

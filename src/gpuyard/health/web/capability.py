@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.bookings.web.booking_documents import BookingRows
 from gpuyard.health.controllers.agent_service import AgentService
-from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.health_services import HealthServices
 from gpuyard.health.controllers.host_report_intake import HostReportIntake
 from gpuyard.health.web import (
     acceptance_api,
@@ -42,32 +42,32 @@ class HealthCapability(Capability):
     def __init__(
         self,
         context: InventoryContext,
-        service: HealthService,
+        services: HealthServices,
         ledger: Ledger,
         people: People,
         rows: BookingRows,
         of_guests: Sequence[Outcomes],
     ) -> None:
         """`of_guests`: outcomes of guests' reports, for the metrics."""
-        self._context, self._service, self._ledger, self._people, self._rows = context, service, ledger, people, rows
-        self.reader = HealthReader(context, service, ledger)
-        self.faults = FaultReports(self.reader, service)
+        self._context, self._services, self._ledger, self._people, self._rows = context, services, ledger, people, rows
+        self.reader = HealthReader(context, services, ledger)
+        self.faults = FaultReports(self.reader, services.gpus)
         self._outcomes = [*of_guests]
 
     def install(self, app: FastAPI) -> None:
-        context, service = self._context, self._service
+        context, services, service = self._context, self._services, self._services.gpus
         health_api.install(app, self.reader, service, self.faults, self._people, self._rows)
-        acceptance_api.install(app, service)
-        health_pages.install(app, context, self.reader, service)
-        if service.maintenance is not None:
-            maintenance_api.install(app, service.maintenance)
+        acceptance_api.install(app, services.acceptance)
+        health_pages.install(app, context, self.reader, services.maintenance)
+        if services.maintenance is not None:
+            maintenance_api.install(app, services.maintenance)
         hosts = HostReportIntake(service, {gpu.host for gpu in context.gpus})
         self._outcomes.append(health_intake.install(app, context, hosts, service.store, self._ledger))
-        if service.scrubs is not None:
-            self._outcomes.append(scrub_intake.install(app, context, service.scrubs, service.store))
+        if services.scrubs is not None:
+            self._outcomes.append(scrub_intake.install(app, context, services.scrubs, service.store))
 
     def collectors(self) -> Iterable[Collector]:
-        yield HealthCollector(self._service, self._context.settings.anonymous_details, self._outcomes)
+        yield HealthCollector(self._services, self._context.settings.anonymous_details, self._outcomes)
 
 
 class GuestsCapability(Capability):

@@ -12,7 +12,8 @@ from prometheus_client.registry import Collector
 
 from gpuyard.database.errors import StoreError
 from gpuyard.health.acceptance import TryState
-from gpuyard.health.controllers.health_service import GpuView, HealthService
+from gpuyard.health.controllers.health_service import GpuView
+from gpuyard.health.controllers.health_services import HealthServices
 from gpuyard.health.records import HealthEvent, HealthState
 from gpuyard.health.repeats import is_failure
 from gpuyard.model.counts import Durations
@@ -26,11 +27,13 @@ LONGEST_SCRUB = timedelta(hours=1)
 
 
 class HealthCollector(Collector):
-    def __init__(self, service: HealthService, details: bool, intakes: Sequence[Outcomes] = ()) -> None:
+    def __init__(self, services: HealthServices, details: bool, intakes: Sequence[Outcomes] = ()) -> None:
         """`details`: whether hosts and GPUs are named; else all of a pool count together. `intakes`: outcomes of the
         reports of hosts and agents."""
-        self._service, self._details, self._intakes = service, details, intakes
-        self._quarantines, self._scrubs = Tally[str](service.now()), Tally[float](service.now())
+        self._service, self._acceptance = services.gpus, services.acceptance
+        self._details, self._intakes = details, intakes
+        now = services.gpus.now()
+        self._quarantines, self._scrubs = Tally[str](now), Tally[float](now)
         self._by_signal: Counter[str] = Counter()
         self._seconds = Durations(BOUNDS)
 
@@ -46,7 +49,7 @@ class HealthCollector(Collector):
         yield requests
         try:
             views, now = self._service.view(), self._service.now()
-            counts = self._service.acceptance.tries.counts() if self._service.acceptance is not None else None
+            counts = self._acceptance.tries.counts() if self._acceptance is not None else None
             begin = self._quarantines.since(now)
             events = self._service.store.events(limit=MOST_EVENTS, since=begin - LONGEST_SCRUB)
         except StoreError:  # the other metrics say that something is wrong

@@ -10,7 +10,7 @@ from dataclasses import replace
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse
 
-from gpuyard.health.controllers.health_service import HealthService
+from gpuyard.health.controllers.maintenance import MaintenanceService
 from gpuyard.health.repeats import By
 from gpuyard.health.web.health_presenter import health_page
 from gpuyard.health.web.health_reader import HealthReader
@@ -24,7 +24,7 @@ from gpuyard.web.portal_context import PortalContext
 from gpuyard.web.search import Sought, matching
 
 
-def install(app: FastAPI, sources: PortalContext, book: HealthReader, service: HealthService) -> None:
+def install(app: FastAPI, sources: PortalContext, book: HealthReader, maintenance: MaintenanceService | None) -> None:
     def page(request: Request, template: str, **values: object) -> HTMLResponse:
         nav = navigation_of(require_page_visitor(request), request)
         html = render(template, site=sources.site_name, nav=nav, **values)
@@ -38,7 +38,7 @@ def install(app: FastAPI, sources: PortalContext, book: HealthReader, service: H
         shown = health_page(book.rows(who), book.out(who), book.repeats(by), by.value, sources.now())
         out, others, repeats = matching(shown.out, q), matching(shown.others, q), matching(shown.repeats, q)
         shown = replace(shown, out=out, others=others, repeats=repeats)
-        views = service.maintenance.views() if service.maintenance is not None else []
+        views = maintenance.views() if maintenance is not None else []
         maintenances = [maintenance_card(maintenance_row(view), sources.now()) for view in views]
         ways = [one.value for one in By]
         return page(request, "health.html", page=shown, ways=ways, maintenances=maintenances, q=q)

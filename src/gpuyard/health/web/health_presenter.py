@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from gpuyard.health.controllers.health_service import GpuView, HealthService
+from gpuyard.health.controllers.health_service import GpuView
+from gpuyard.health.controllers.health_services import HealthServices
 from gpuyard.health.records import HealthState
 from gpuyard.health.web.health_documents import HealthEventRow, HealthRow, RepairRow, RepeatRow
 from gpuyard.inventory.web.presenter import Marks, Since, duration, gpu_href, since
@@ -166,11 +167,11 @@ class HealthPage:
     """GPUs that signals on trial would have kept back."""
 
 
-def marks_of(service: HealthService | None) -> Marks | None:
+def marks_of(services: HealthServices | None) -> Marks | None:
     """Return the words that the map adds to GPUs; None where their health is not followed. Raises StoreError."""
-    if service is None:
+    if services is None:
         return None
-    return {(view.health.host, view.health.address): _mark(view) for view in service.view()}
+    return {(view.health.host, view.health.address): _mark(view) for view in services.gpus.view()}
 
 
 def _mark(view: GpuView) -> str:

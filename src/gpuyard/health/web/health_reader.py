@@ -10,7 +10,8 @@ from gpuyard.bookings.records import Query
 from gpuyard.bookings.web.booking_documents import gpus_of
 from gpuyard.bookings.web.shown_bookings import project_for
 from gpuyard.health.acceptance import told
-from gpuyard.health.controllers.health_service import LENT_FROM, GpuView, HealthService
+from gpuyard.health.controllers.health_service import LENT_FROM, GpuView
+from gpuyard.health.controllers.health_services import HealthServices
 from gpuyard.health.records import KEPT_BACK, GpuHealth, HealthEvent, HealthState
 from gpuyard.health.repeats import By, repeats
 from gpuyard.health.web.health_documents import (
@@ -51,8 +52,8 @@ STEPS: dict[str, frozenset[HealthState]] = {
 
 
 class HealthReader:
-    def __init__(self, sources: InventoryContext, service: HealthService, ledger: Ledger) -> None:
-        self._sources, self._service, self._ledger = sources, service, ledger
+    def __init__(self, sources: InventoryContext, services: HealthServices, ledger: Ledger) -> None:
+        self._sources, self._services, self._service, self._ledger = sources, services, services.gpus, ledger
 
     def eyes(self, who: Visitor) -> Viewer:
         """Return what a person may see."""
@@ -116,10 +117,10 @@ class HealthReader:
         eyes, admin = self.eyes(who), bool(may(who.person, Verb.REPAIR))
         bad = self._service.store.became(HealthState.QUARANTINED, BEGINNING)
         theirs = frozenset() if admin else self._theirs(who)
-        scrubbed = self._service.scrubs.pools if self._service.scrubs else frozenset()
-        service, host = self._service.acceptance, views[0].health.host if len(views) == 1 else ""
-        tries = service.latest(host) if admin and service is not None else {}
-
+        scrubs, acceptance_service = self._services.scrubs, self._services.acceptance
+        scrubbed = scrubs.pools if scrubs else frozenset()
+        host = views[0].health.host if len(views) == 1 else ""
+        tries = acceptance_service.latest(host) if admin and acceptance_service is not None else {}
         loans, others = self._loans(), self._sources.settings.others
         repair = admin and self._service.rules.repair is not None
 

@@ -31,6 +31,7 @@ from gpuyard.runners.github.scale_sets import ScaleSetClient
 from gpuyard.runners.records import JobState
 from gpuyard.runners.store import RunnerStore
 from gpuyard.runtime.control_loops import Loop
+from gpuyard.runtime.signal import Signal
 from gpuyard.runtime.worker_pool import WorkerPool
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.runner_rules import Enrolment
@@ -73,14 +74,17 @@ class Runners:
         """`executor` makes one of a name that does so many things at once. `portal`: its address, for links to
         jobs."""
         self._now = now
+        self.webhook_stored = Signal()
+        """To be sent after a webhook was written down."""
         self._executors = [executor("runners", CREW), executor("jobs", ASKERS)]
-        self.controller = RunnerController(site, doors, partial(WorkerPool, self._executors[0]), now)
         self.site, self.doors = site, doors
         repositories = Repositories(
             site.compiled.site, doors.clients, now,
             lambda scope: doors.store.repositories_with_jobs(scope, now() - FAMILIAR),
         )  # fmt: skip
-        self.controller.configurations = repositories.known
+        self.controller = RunnerController(
+            site, doors, partial(WorkerPool, self._executors[0]), now, repositories.known
+        )
         visibility = RepositoryVisibility(doors.clients, doors.store, now)
         self.intake = JobIntake(
             site, doors.store, self.controller.book, self.controller.live, repositories, self._executors[1], now,
@@ -124,14 +128,14 @@ class Runners:
         main = Loop("runners", "Makes runners for jobs, and deletes those that are done.", PERIOD, controller.run)
         intake = Loop("jobs", "Takes in what GitHub says of jobs, and what they may have.", INTAKE_PERIOD, self.take_in)
 
-        def wake(reason: str) -> None:
-            main.wake(reason)
+        def wake_intake(reason: str) -> None:
             if reason == A_JOB:
                 intake.wake(reason)
 
-        controller.wake = wake
-        controller.after_plan = self._capacities_changed
-        self.wake_intake = lambda: intake.wake("a webhook")
+        controller.wake.listen(main.wake)
+        controller.wake.listen(wake_intake)
+        controller.planned_anew.listen(self._capacities_changed)
+        self.webhook_stored.listen(intake.wake)
         found = [
             main,
             intake,
@@ -153,12 +157,9 @@ class Runners:
             found.append(Loop(f"set {label}", what, SET_PERIOD, listener.run, halt=listener.stop))
         return found
 
-    def _capacities_changed(self) -> None:
+    def _capacities_changed(self, reason: str) -> None:
         for listener in self.listeners:
             listener.capacity_changed()
-
-    wake_intake: Callable[[], None] = staticmethod(lambda: None)
-    """To be called after a webhook was written down."""
 
     def take_in(self) -> float | None:
         return self.intake.run() if self.controller.has_turn else None

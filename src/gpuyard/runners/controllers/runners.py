@@ -60,6 +60,7 @@ from gpuyard.runners.view import (
 )
 from gpuyard.runtime.leader_roles import RUNNERS
 from gpuyard.runtime.problems import RunProblems
+from gpuyard.runtime.signal import Signal
 from gpuyard.runtime.worker_pool import WorkerPool
 from gpuyard.site.runner_rules import CPU
 
@@ -119,13 +120,15 @@ class RunnerController:
         doors: RunnerPorts,
         workers: Callable[[Callable[[], None]], WorkerPool],
         now: Callable[[], datetime],
+        configurations: Callable[[], Mapping[tuple[str, str], Configuration]] = dict,
     ) -> None:
-        """`workers` makes one that calls its argument after each piece of work."""
+        """`workers` makes one that calls its argument after each piece of work. `configurations`: repositories'
+        configurations when they were last read, by enrolment and ``owner/name``."""
         self.site, self.doors, self._now = site, doors, now
-        self.wake: Callable[[str], None] = lambda reason: None
-        """Set by whoever runs the loop."""
-        self.after_plan: Callable[[], None] = lambda: None
-        """The same; called after each plan, when what scale sets can have may have changed."""
+        self.wake = Signal()
+        """Sent when another run of the loop has something to do; A_JOB is the reason that concerns the intake, too."""
+        self.planned_anew = Signal()
+        """Sent after each plan, when what scale sets can have may have changed."""
         self.overview = RunnerOverviewCache()
         self.book = JobRepository(doors.store, now, lambda: self.wake(A_JOB))
         self.live = LiveReader(doors.store, now)
@@ -163,8 +166,7 @@ class RunnerController:
         """Whether there was a plan: before, nobody knows what scale sets can have."""
         self.waits = ""
         """Why this process does not keep the runners, when it does not."""
-        self.configurations: Callable[[], Mapping[tuple[str, str], Configuration]] = dict
-        """Repositories' configurations when they were last read; set by whoever reads them."""
+        self._configurations = configurations
         self._last_jobs: dict[tuple[str, str], datetime] | None = None
         """(repository in lower case, kind) -> when a runner of the kind last got a job; under "" anybody's."""
 
@@ -204,7 +206,7 @@ class RunnerController:
             self.plan = plan(view, self._now())
             self._spare.keep(self.plan.since, {runner.name for runner in runners})
             self.planned = True
-            self.after_plan()
+            self.planned_anew("a plan")
             by_name = {runner.name: runner for runner in runners}
             for step in self.plan.steps:
                 self._require_turn()
@@ -340,7 +342,7 @@ class RunnerController:
         )
 
     def _idle(self, now: datetime) -> list[IdleRunners]:
-        wished = idle_runners(self.site.compiled.site, self.configurations(), self._last_job, now)
+        wished = idle_runners(self.site.compiled.site, self._configurations(), self._last_job, now)
         kinds = {(one.scope, one.repository, one.scale_set, one.wanted.kind): one for one in wished}
         pauses = self._pauses.idle_until(kinds)
         return [replace(one, not_before=pauses.get(kind)) for kind, one in kinds.items()]

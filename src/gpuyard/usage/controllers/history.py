@@ -88,11 +88,6 @@ class HistoryController:
         sum_up(self._store, self._zone, self._tariffs, DAYS_AT_ONCE)
         self._prune()
 
-    def seats(self) -> dict[str, str]:
-        """Return the server on each unit at the last observation: the first one after a restart begins with it."""
-        held = [one for one in self._store.open() if one.state in WITH_SERVER and is_unit(one.address)]
-        return {provider_name(one.host, one.address): one.tenure.server for one in held}
-
     def look(self, sight: CloudObservation) -> bool:
         """Write what was observed. False when another process has written a later observation. Raises HistoryError when
         the clock has gone back, or the cloud shows another time."""
@@ -190,6 +185,12 @@ def applied(open: dict[GpuKey, Interval], plan: HistoryWrites) -> dict[GpuKey, I
     """Return the intervals that go on after a plan was written."""
     left = {key: one for key, one in open.items() if key not in plan.ends} if plan.ends else dict(open)
     return left | {(one.host, one.address, one.pool): one for one in plan.adds if one.end is None}
+
+
+def last_seated(store: HistoryStore) -> dict[str, str]:
+    """Return the server on each unit at the last observation: the first one after a restart begins with it."""
+    on_units = [tenure for tenure in store.open() if tenure.state in WITH_SERVER and is_unit(tenure.address)]
+    return {provider_name(entry.host, entry.address): entry.tenure.server for entry in on_units}
 
 
 def open_history(
